@@ -1,0 +1,97 @@
+"""Lowers one operator on CPU tensors without a device, and compares it with PyTorch's CPU kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_xla.ops import call as call_module
+from torch_xla.ops import dtypes, fallback
+from torch_xla.ops.decompositions import bind
+from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
+
+
+def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: Any) -> list[torch.Tensor | None]:
+    """Runs `op` through its lowering; tensors in, tensors out.
+
+    Args:
+        op: Operator overload, for example ``torch.ops.aten.add.Tensor``.
+        *args: Arguments as PyTorch takes them, CPU tensors.
+        lift: Pass `Scalar` arguments as program inputs, the way the recorder does.
+        **kwargs: Keyword arguments.
+    """
+    meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
+    results = op(*meta[0], **{k: (torch.device("meta") if isinstance(v, torch.device) else v) for k, v in meta[1].items()})
+    flat = list(results) if isinstance(results, (tuple, list)) else [results]
+    flat = [y for x in flat for y in (x if isinstance(x, (tuple, list)) else [x])]
+    outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
+    positional, keywords = bind(op, args, kwargs)
+    numeric = {a.name for a in op._schema.arguments if str(a.type) in ("number", "Optional[number]", "List[number]")}
+    names = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    seeded = torch.Tag.nondeterministic_seeded in op.tags
+    with jax.enable_x64(True):
+        arrays: list[Any] = []
+
+        def slot(x: Any, number: bool) -> Any:
+            if isinstance(x, torch.Tensor):
+                arrays.append(jnp.asarray(fallback.to_numpy(x)))
+                return ("array", len(arrays) - 1)
+            # Numbers 0 and 1 that are Python ints stay constants; so do bools.
+            if number and lift and isinstance(x, (int, float, complex)) and not isinstance(x, bool) and not (
+                isinstance(x, int) and x in (0, 1)
+            ):
+                arrays.append(jnp.asarray(x, dtype={int: np.int64, float: np.float64, complex: np.complex128}[type(x)]))
+                return ("lifted", len(arrays) - 1, type(x))
+            if isinstance(x, (list, tuple)):
+                return [slot(e, number) for e in x]
+            return ("plain", x)
+
+        template = (
+            [slot(a, n in numeric) for a, n in zip(positional, names, strict=True)],
+            {k: slot(v, k in numeric) for k, v in keywords.items()},
+        )
+
+        def program(values: list[Any], seed: Any) -> Any:
+            def fill(x: Any) -> Any:
+                if isinstance(x, list):
+                    return [fill(e) for e in x]
+                if x[0] == "array":
+                    return values[x[1]]
+                return Lifted(values[x[1]], x[2]) if x[0] == "lifted" else x[1]
+
+            return call_module.call(
+                op, [fill(a) for a in template[0]], {k: fill(v) for k, v in template[1].items()}, outs, seed
+            )
+
+        seed = (jnp.asarray(7, jnp.int64), jnp.asarray(3, jnp.int64)) if seeded else None
+        try:
+            values = jax.jit(program)(arrays, seed)
+        except StaticNumbers:
+            return lower(op, *args, lift=False, **kwargs)
+        return [
+            None if m is None else fallback.from_numpy(np.asarray(v), m.dtype) for v, m in zip(values, outs, strict=True)
+        ]
+
+
+def check(op: torch._ops.OpOverload, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any) -> None:
+    """Asserts that the lowering of `op` gives the CPU kernel's values, shapes and dtypes, by a rule."""
+    assert call_module.way_of(str(op)) == "rule", f"{op} is lowered by {call_module.way_of(str(op))}"
+    compare(op, *args, rtol=rtol, atol=atol, **kwargs)
+
+
+def compare(op: torch._ops.OpOverload, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any) -> None:
+    """As `check`, however the operator is lowered."""
+    expected = op(*args, **kwargs)
+    expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+    expected = [y for x in expected for y in (x if isinstance(x, (tuple, list)) else [x])]
+    got = lower(op, *args, **kwargs)
+    assert len(got) == len(expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        if ours is None:
+            continue
+        torch.testing.assert_close(ours, theirs.detach(), rtol=rtol, atol=atol, check_stride=False, equal_nan=True)

@@ -1,0 +1,92 @@
+"""Counters and timed metrics of the process, shared by every stage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_SAMPLES = 1024
+
+_lock = threading.Lock()
+_counters: dict[str, int] = {}
+_metrics: dict[str, Metric] = {}
+
+
+@dataclass(slots=True)
+class Metric:
+    """A measured quantity.
+
+    Attributes:
+        unit: ``"seconds"`` or ``"bytes"``.
+        count: Number of samples ever added.
+        total: Sum of all samples.
+        samples: The latest samples as (time in seconds since the epoch, value).
+    """
+
+    unit: str
+    count: int = 0
+    total: float = 0.0
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+
+
+def count(name: str, by: int = 1) -> None:
+    """Adds to a counter."""
+    with _lock:
+        _counters[name] = _counters.get(name, 0) + by
+
+
+def add_sample(name: str, value: float, unit: str = "seconds") -> None:
+    """Adds one sample to a metric."""
+    with _lock:
+        metric = _metrics.get(name)
+        if metric is None:
+            metric = _metrics[name] = Metric(unit)
+        metric.count += 1
+        metric.total += value
+        metric.samples.append((time.time(), value))
+
+
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Adds the block's duration in seconds to a metric, also when it raises."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        add_sample(name, time.perf_counter() - start)
+
+
+def counter(name: str) -> int | None:
+    """A counter's value, or None if nothing was ever counted under that name."""
+    return _counters.get(name)
+
+
+def metric(name: str) -> Metric | None:
+    """A metric, or None."""
+    return _metrics.get(name)
+
+
+def counter_names() -> list[str]:
+    """Names of all counters, sorted."""
+    return sorted(_counters)
+
+
+def metric_names() -> list[str]:
+    """Names of all metrics, sorted."""
+    return sorted(_metrics)
+
+
+def clear_counters() -> None:
+    """Forgets all counters."""
+    with _lock:
+        _counters.clear()
+
+
+def clear_metrics() -> None:
+    """Forgets all metrics."""
+    with _lock:
+        _metrics.clear()

@@ -1,0 +1,118 @@
+"""One operator under JAX tracing: its rule, else PyTorch's decomposition, else a host callback.
+
+`call` is the only door from an operator's name to JAX code; the lowering stage calls it once per node signature.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla import _metrics
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for
+
+_FAMILIES = (
+    "attention",
+    "conv",
+    "elementwise",
+    "indexing",
+    "linalg",
+    "loss",
+    "matmul",
+    "norm",
+    "pool",
+    "random",
+    "reduction",
+    "shape",
+    "sort",
+)
+
+
+@functools.cache
+def _load_rules() -> None:
+    for family in _FAMILIES:
+        importlib.import_module(f"torch_xla.ops.{family}")
+
+
+def find_overload(name: str) -> torch._ops.OpOverload:
+    """The PyTorch overload called ``namespace.op.overload``."""
+    namespace, op, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload)
+
+
+def way_of(name: str) -> str:
+    """How an operator is lowered: ``"rule"``, ``"decomposition"`` or ``"callback"``."""
+    from torch_xla.ops import decompositions
+
+    _load_rules()
+    if rule_for(name) is not None:
+        return "rule"
+    if decompositions.find(find_overload(name)) is not None:
+        return "decomposition"
+    return "callback"
+
+
+def call(
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    out: Sequence[Meta | None],
+    seed: tuple[jax.Array, jax.Array] | None = None,
+) -> tuple[jax.Array | None, ...]:
+    """Computes `op` on JAX arrays.
+
+    Args:
+        op: The operator overload.
+        args: Positional arguments: arrays for tensors, numbers or `Lifted` for numbers.
+        kwargs: Keyword arguments, likewise.
+        out: What PyTorch promises for each result.
+        seed: Seed and offset of an operator that draws random numbers.
+
+    Returns:
+        One array per promised result, of the promised shape and dtype.
+
+    Raises:
+        StaticNumbers: The operator's numbers must be recorded as constants.
+        RuntimeError: A rule returned another shape or another number of results than PyTorch promises.
+    """
+    from torch_xla.ops import decompositions, fallback
+
+    _load_rules()
+    name = str(op)
+    rule = rule_for(name)
+    if rule is not None:
+        with jax.named_scope(op.name().split("::")[-1]):
+            results = rule(Context(name, tuple(out), seed), *args, **kwargs)
+    elif _has_lifted(args) or _has_lifted(kwargs.values()):
+        raise StaticNumbers(name)
+    elif (decomposition := decompositions.find(op)) is not None:
+        results = decompositions.run(decomposition, args, kwargs)
+    else:
+        _metrics.count(op._schema.name)
+        results = fallback.run(op, args, kwargs, out)
+    if not isinstance(results, (tuple, list)):
+        results = (results,)
+    if len(results) != len(out):
+        raise RuntimeError(f"[lower {name}] gave {len(results)} results, PyTorch promises {len(out)}")
+    return tuple(_conform(name, x, meta) for x, meta in zip(results, out, strict=True))
+
+
+def _has_lifted(values: Iterable[Any]) -> bool:
+    return any(isinstance(x, Lifted) or (isinstance(x, (list, tuple)) and _has_lifted(x)) for x in values)
+
+
+def _conform(name: str, x: Any, meta: Meta | None) -> jax.Array | None:
+    if meta is None:
+        return None
+    if x is None:
+        raise RuntimeError(f"[lower {name}] gave no value where PyTorch promises {meta.dtype}{list(meta.shape)}")
+    x = dtypes.cast(x.value if isinstance(x, Lifted) else x, meta.dtype)
+    if x.shape != meta.shape:
+        raise RuntimeError(f"[lower {name}] gave shape {list(x.shape)}, PyTorch promises {list(meta.shape)}")
+    return x

@@ -1,0 +1,180 @@
+"""PyTorch's own decompositions, run over JAX arrays for operators that have no rule."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Meta
+
+_EXCLUDED = frozenset(
+    {
+        # Their decompositions read values or call back into themselves.
+        "aten.nonzero.default",
+        "aten.item.default",
+        "aten._local_scalar_dense.default",
+    }
+)
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's decomposition of `op`, or None."""
+    if str(op) in _EXCLUDED:
+        return None
+    decomposition = _table().get(op)
+    if decomposition is None and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return op.decompose
+    return decomposition
+
+
+class _Array(torch.Tensor):
+    """A meta tensor that carries the JAX array it stands for."""
+
+    array: jax.Array
+
+    @staticmethod
+    def wrap(array: jax.Array, strides: Sequence[int] | None = None) -> _Array:
+        dtype = dtypes.torch_dtype(array.dtype)
+        if strides is None:
+            meta = torch.empty(array.shape, dtype=dtype, device="meta")
+        else:
+            meta = torch.empty_strided(array.shape, strides, dtype=dtype, device="meta")
+        wrapped = torch.Tensor._make_subclass(_Array, meta)
+        wrapped.array = array
+        return wrapped
+
+
+class _LowerMode(TorchDispatchMode):
+    """Sends every operator a decomposition calls back to `call`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch_xla.ops.call import call
+
+        kwargs = kwargs or {}
+        meta_of = lambda x: _meta_like(x)  # noqa: E731
+        with torch.utils._python_dispatch._disable_current_modes():
+            metas = func(
+                *pytree.tree_map_only(torch.Tensor, meta_of, args),
+                **{
+                    k: torch.device("meta") if k == "device" else pytree.tree_map_only(torch.Tensor, meta_of, v)
+                    for k, v in kwargs.items()
+                },
+            )
+        flat, spec = pytree.tree_flatten(metas)
+        tensors = [m for m in flat if isinstance(m, torch.Tensor)]
+        if not tensors:
+            return metas
+        unwrap = lambda x: x.array if isinstance(x, _Array) else _constant(x)  # noqa: E731
+        args, kwargs = pytree.tree_map_only(torch.Tensor, unwrap, (tuple(args), kwargs))
+        positional, keywords = bind(func, args, kwargs)
+        target = _functional(func)
+        outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
+        arrays = call(target, positional, keywords, outs)
+        wrapped = [
+            _Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)
+        ]
+        return pytree.tree_unflatten(wrapped, spec)
+
+
+def _meta_like(x: torch.Tensor) -> torch.Tensor:
+    if isinstance(x, _Array) or x.device.type == "meta":
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return x if x.dim() == 0 else x.to("meta")
+
+
+def _constant(x: torch.Tensor) -> Any:
+    """A tensor the decomposition made itself on the host."""
+    if x.dim() == 0 and x.device.type == "cpu":
+        number = x.item()
+        return number if _is_wrapped(x) else dtypes.cast(number, x.dtype)
+    import jax.numpy as jnp
+
+    return jnp.asarray(x.numpy())
+
+
+def _is_wrapped(x: torch.Tensor) -> bool:
+    return x.dtype in (torch.float64, torch.int64, torch.bool, torch.complex128)
+
+
+@functools.cache
+def _functional(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    if not func._schema.is_mutable:
+        return func
+    raise RuntimeError(
+        f"[lower {func}] a decomposition wrote in place, which lowering cannot follow; give the operator a rule in ops/"
+    )
+
+
+def bind(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Fills in the schema's defaults, and separates positional from keyword-only arguments.
+
+    Raises:
+        TypeError: A required argument is missing.
+    """
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    supplied = iter(args)
+    for argument in op._schema.arguments:
+        if argument.name in kwargs:
+            value = kwargs[argument.name]
+        else:
+            nothing = object()
+            value = next(supplied, nothing) if not argument.kwarg_only else nothing
+            if value is nothing:
+                if not argument.has_default_value() and not argument.is_out:
+                    raise TypeError(f"[lower {op}] missing argument {argument.name!r}")
+                value = argument.default_value
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords
+
+
+def run(decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Runs a decomposition over arrays.
+
+    Args:
+        decomposition: A function over tensors.
+        args: Positional arguments with arrays for tensors.
+        kwargs: Keyword arguments, likewise.
+
+    Returns:
+        The flat results as arrays.
+    """
+
+    def enter(x: Any) -> Any:
+        return _Array.wrap(x) if isinstance(x, jax.Array) else x
+
+    args, kwargs = _map(enter, args, kwargs)
+    with _LowerMode(), torch.no_grad():
+        results = decomposition(*args, **kwargs)
+    flat = results if isinstance(results, (tuple, list)) else (results,)
+    flat = tuple(itertools.chain.from_iterable(x if isinstance(x, (tuple, list)) else (x,) for x in flat))
+    return tuple(x.array if isinstance(x, _Array) else x for x in flat)
+
+
+def _map(fn: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def walk(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(walk(e) for e in x)
+        return fn(x)
+
+    return [walk(a) for a in args], {k: walk(v) for k, v in kwargs.items()}

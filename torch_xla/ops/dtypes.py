@@ -1,0 +1,135 @@
+"""Types: PyTorch's dtypes in JAX, and PyTorch's promotion rules over JAX arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+
+from torch_xla.ops.registry import Lifted
+
+_TO_NUMPY: dict[torch.dtype, np.dtype] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
+    torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+_FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in _TO_NUMPY.items()}
+_OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_PYTHON_KINDS: dict[type, Any] = {bool: True, int: 1, float: 1.0, complex: 1j}
+
+Number = bool | int | float | complex | Lifted
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """The NumPy (and JAX) dtype of a PyTorch dtype.
+
+    Raises:
+        TypeError: XLA has no such type (quantized and complex32 tensors).
+    """
+    try:
+        return _TO_NUMPY[dtype]
+    except KeyError:
+        raise TypeError(f"[dtype] {dtype} has no XLA type; convert the tensor first, e.g. .to(torch.float32)") from None
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The PyTorch dtype of a NumPy or JAX dtype."""
+    return _FROM_NUMPY[np.dtype(dtype)]
+
+
+def is_number(x: Any) -> bool:
+    """Whether `x` is a Python number, constant or lifted."""
+    return isinstance(x, (bool, int, float, complex, Lifted))
+
+
+def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
+    """`x` as an array of PyTorch type `dtype`, with PyTorch's conversion (complex drops its imaginary part)."""
+    target = numpy_dtype(dtype)
+    if isinstance(x, Lifted):
+        x = x.value
+    if not hasattr(x, "dtype"):
+        return jnp.asarray(x, dtype=target)
+    if x.dtype == target:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(target, jnp.complexfloating):
+        x = x.real if target != np.bool_ else x != 0
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(target, jnp.unsignedinteger):
+        # XLA saturates; PyTorch's CPU kernels wrap through a signed integer.
+        x = x.astype(np.int64)
+    return x.astype(target)
+
+
+def result_type(*operands: Any) -> torch.dtype:
+    """PyTorch's promoted dtype of arrays and numbers; None operands are ignored.
+
+    See https://pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc.
+    """
+    kinds = {"dims": None, "scalars": None, "numbers": None}
+
+    def merge(slot: str, dtype: torch.dtype) -> None:
+        kinds[slot] = dtype if kinds[slot] is None else torch.promote_types(kinds[slot], dtype)
+
+    number_dtypes = {
+        bool: torch.bool,
+        int: torch.int64,
+        float: torch.get_default_dtype(),
+        complex: torch.promote_types(torch.get_default_dtype(), torch.complex64),
+    }
+    for x in operands:
+        if x is None:
+            continue
+        if is_number(x):
+            merge("numbers", number_dtypes[x.kind if isinstance(x, Lifted) else type(x)])
+        else:
+            merge("dims" if x.ndim else "scalars", torch_dtype(x.dtype))
+    result: torch.dtype | None = None
+    for slot in ("dims", "scalars", "numbers"):
+        lower = kinds[slot]
+        if lower is None:
+            continue
+        if result is None:
+            result = lower
+        elif _category(lower) > _category(result):
+            if _category(lower) == 3 and result.is_floating_point:
+                lower = {torch.float64: torch.complex128}.get(result, torch.complex64)
+            result = torch.promote_types(result, lower) if _category(lower) == 3 else lower
+    assert result is not None, "result_type of no operands"
+    return result
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return 0 if dtype == torch.bool else 1
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The type PyTorch computes in for values of `dtype`: float32 for the half types, else `dtype`."""
+    return _OPMATH.get(dtype, dtype)
+
+
+def to_float(dtype: torch.dtype) -> torch.dtype:
+    """The floating type of an operator that promotes integers to the default float type (`sin`, `mean`, …)."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
