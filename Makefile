@@ -1,0 +1,86 @@
+# Every target sets up what it needs in .venv; a second run starts at once. See CONTRIBUTING.md.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH ?= torch==2.13.0
+MAX_JOBS ?= $(shell nproc)
+WORKERS ?= $(shell nproc)
+PYTEST_ARGS ?=
+export MAX_JOBS
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+CSRC := $(wildcard torch_xla/csrc/*.cpp torch_xla/csrc/*.h)
+PY := torch_xla tests benchmarks examples setup.py
+
+.PHONY: demo test test-fast fuzz lint format bench build dev size clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo "make demo       train a small CNN on handwritten digits on device xla"
+	@echo "make test       all tests (under 15 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make lint       ruff, clang-format, mypy"
+	@echo "make bench      the figures of benchmarks/, with targets; writes benchmarks/results/"
+	@echo "make build      (re)build the C++ extension;  make dev  everything a developer needs;  make size  lines by file"
+
+# torch comes first and pinned: whatever is resolved later then agrees with it.
+$(STAMPS)/torch:
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	$(BIN)/python -m pip install -q --upgrade "pip>=23.2" "setuptools>=77" wheel ninja
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q "jax>=0.10"
+	@touch $@
+
+$(STAMPS)/install: $(STAMPS)/torch pyproject.toml setup.py
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[demo]"
+	@touch $@
+
+# The install compiles too; this rule is for sources that changed after it.
+$(STAMPS)/build: $(STAMPS)/install $(CSRC)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/build pyproject.toml
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[demo,dev,workloads]"
+	@touch $@
+
+build: $(STAMPS)/build
+
+dev: $(STAMPS)/dev
+	@test ! -d .git || $(BIN)/pre-commit install
+
+demo: $(STAMPS)/build
+	$(BIN)/python examples/digits.py
+
+test: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-fast: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+
+fuzz: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check $(PY)
+	$(BIN)/ruff format --check $(PY)
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	$(BIN)/mypy
+
+format: $(STAMPS)/dev
+	$(BIN)/ruff check --fix $(PY)
+	$(BIN)/ruff format $(PY)
+	$(BIN)/clang-format -i $(CSRC)
+
+bench: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m benchmarks.run
+
+size:
+	@for kind in 'torch_xla/*.py' 'torch_xla/csrc/*' 'tests/*.py' 'benchmarks/*.py' 'examples/*.py'; do \
+		printf '%7d  %s\n' "$$(git ls-files -- "$$kind" | xargs -r cat | wc -l)" "$$kind"; \
+	done
+	@git ls-files -- '*.py' '*.cpp' '*.h' | xargs -r wc -l | sort -rn | sed -n '2,11p'
+
+clean:
+	rm -rf build torch_xla/*.so torch_xla.egg-info $(STAMPS)/build $(STAMPS)/install

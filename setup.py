@@ -1,0 +1,28 @@
+"""Builds the recorder, one C++ extension against the installed torch. Everything else is in pyproject.toml."""
+
+import os
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).parent
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("torch_xla/csrc/*.cpp"))
+
+
+class Build(BuildExtension):
+    """Keeps object files in one place, so that editable installs compile only what changed."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = str(Path("build", "temp"))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    setup(
+        ext_modules=[
+            CppExtension("torch_xla._C", SOURCES, extra_compile_args=["-O2", "-std=c++20", "-fvisibility=hidden"])
+        ],
+        cmdclass={"build_ext": Build},
+    )
