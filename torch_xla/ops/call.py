@@ -18,19 +18,26 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for
 
 _FAMILIES = (
+    "activation",
     "attention",
     "conv",
+    "creation",
     "elementwise",
     "indexing",
     "linalg",
     "loss",
     "matmul",
     "norm",
+    "pad",
     "pool",
     "random",
     "reduction",
+    "scan",
+    "resize",
     "shape",
     "sort",
+    "special",
+    "unary",
 )
 
 

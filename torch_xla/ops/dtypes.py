@@ -68,15 +68,23 @@ def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     if isinstance(x, Lifted):
         x = x.value
     if not hasattr(x, "dtype"):
-        return jnp.asarray(x, dtype=target)
+        # NumPy wraps a Python number that the type cannot hold, as PyTorch does; JAX would raise.
+        with np.errstate(all="ignore"):
+            return jnp.asarray(_real(np.asarray(x), target).astype(target))
     if x.dtype == target:
         return x
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(target, jnp.complexfloating):
-        x = x.real if target != np.bool_ else x != 0
-    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(target, jnp.unsignedinteger):
-        # XLA saturates; PyTorch's CPU kernels wrap through a signed integer.
+    x = _real(x, target)
+    narrow = jnp.issubdtype(target, jnp.unsignedinteger) or target.itemsize < 4
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(target, jnp.integer) and narrow:
+        # XLA saturates; PyTorch's CPU kernels wrap through a wide signed integer.
         x = x.astype(np.int64)
     return x.astype(target)
+
+
+def _real(x: Any, target: np.dtype) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(target, jnp.complexfloating):
+        return x.real if target != np.bool_ else x != 0
+    return x
 
 
 def result_type(*operands: Any) -> torch.dtype:
@@ -133,3 +141,51 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 def to_float(dtype: torch.dtype) -> torch.dtype:
     """The floating type of an operator that promotes integers to the default float type (`sin`, `mean`, …)."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def dtype_of(x: jax.Array) -> torch.dtype:
+    """The PyTorch dtype of an array."""
+    return torch_dtype(x.dtype)
+
+
+def compute_type(*operands: Any, floating: bool = False) -> torch.dtype:
+    """The type an elementwise operator computes in: the promoted type, float32 for the half types.
+
+    Args:
+        *operands: Arrays and numbers; None is ignored.
+        floating: Promote integers to the default float type.
+    """
+    dtype = result_type(*operands)
+    return opmath(to_float(dtype) if floating else dtype)
+
+
+def promote(*operands: Any, floating: bool = False) -> list[jax.Array]:
+    """Operands of an elementwise operator, in their `compute_type` and broadcast to one shape.
+
+    Args:
+        *operands: Arrays and numbers.
+        floating: Promote integers to the default float type.
+    """
+    return broadcast(*operands, dtype=compute_type(*operands, floating=floating))
+
+
+def broadcast(*operands: Any, dtype: torch.dtype) -> list[jax.Array]:
+    """Operands as arrays of `dtype`, broadcast to one shape."""
+    arrays = [cast(x, dtype) for x in operands]
+    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in arrays]
+
+
+def widen(x: jax.Array, floating: bool = False) -> jax.Array:
+    """One array in its `compute_type`."""
+    return cast(x, compute_type(x, floating=floating))
+
+
+def is_complex(x: jax.Array) -> bool:
+    """Whether the array holds complex numbers."""
+    return jnp.issubdtype(x.dtype, jnp.complexfloating)
+
+
+def is_floating(x: jax.Array) -> bool:
+    """Whether the array holds real floating-point numbers."""
+    return jnp.issubdtype(x.dtype, jnp.floating)

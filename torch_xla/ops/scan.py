@@ -1,0 +1,57 @@
+"""Running sums, products and extremes along one dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Context, lowers
+
+
+@lowers("aten.cumsum.default")
+def _cumsum(ctx: Context, x: jax.Array, dim: int, *, dtype: Any) -> jax.Array:
+    x = dtypes.cast(x, dtypes.opmath(ctx.meta.dtype))
+    return lax.cumsum(x, axis=dim % x.ndim) if x.ndim else x
+
+
+@lowers("aten.cumprod.default")
+def _cumprod(ctx: Context, x: jax.Array, dim: int, *, dtype: Any) -> jax.Array:
+    x = dtypes.cast(x, dtypes.opmath(ctx.meta.dtype))
+    return lax.cumprod(x, axis=dim % x.ndim) if x.ndim else x
+
+
+@lowers("aten.logcumsumexp.default", "aten._logcumsumexp.default")
+def _logcumsumexp(ctx: Context, x: jax.Array, dim: int) -> jax.Array:
+    x = dtypes.widen(x, floating=True)
+    return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
+
+
+def _running(
+    x: jax.Array, dim: int, wins: Callable[[jax.Array, jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Best value so far and its place: of equal values the later one, and NaN for good once it occurred."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+
+    def pick(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        later = (right[0] != right[0]) | ((left[0] == left[0]) & wins(right[0], left[0]))
+        return jnp.where(later, right[0], left[0]), jnp.where(later, right[1], left[1])
+
+    return lax.associative_scan(pick, (x, places), axis=dim) if x.size else (x, places)
+
+
+@lowers("aten.cummax.default")
+def _cummax(ctx: Context, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    return _running(x, dim, lax.ge)
+
+
+@lowers("aten.cummin.default")
+def _cummin(ctx: Context, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    return _running(x, dim, lax.le)

@@ -1,0 +1,67 @@
+"""Special functions: error functions, gamma family, Bessel functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy import special
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.elementwise import binary
+from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.unary import Unary, floating
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    # A pole whose sign depends on the sign of zero; XLA gives NaN.
+    return jnp.where(x == 0, jnp.copysign(jnp.full_like(x, math.inf), -x), lax.digamma(x))
+
+
+def _entropy(x: jax.Array) -> jax.Array:
+    safe = jnp.where(x > 0, x, jnp.ones_like(x))
+    below = jnp.where(x < 0, jnp.full_like(x, -math.inf), jnp.where(x == 0, jnp.zeros_like(x), x))
+    return jnp.where(x > 0, -x * lax.log(safe), below)
+
+
+_FLOATING: dict[str, Unary] = {
+    "digamma": _digamma,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "i0": special.i0,
+    "lgamma": lax.lgamma,
+    "special_entr": _entropy,
+    "special_i0e": lax.bessel_i0e,
+    "special_i1": special.i1,
+    "special_i1e": lax.bessel_i1e,
+    "special_log_ndtr": special.log_ndtr,
+    "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1,
+    "special_ndtri": special.ndtri,
+}
+for _name, _fn in _FLOATING.items():
+    lowers(f"aten.{_name}.default")(floating(_fn))
+
+lowers("aten.igamma.default")(binary(lax.igamma, floating=True))
+lowers("aten.igammac.default")(binary(lax.igammac, floating=True))
+lowers("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar")(
+    binary(lax.zeta, floating=True)
+)
+
+
+@lowers("aten.polygamma.default")
+def _polygamma(ctx: Context, order: int, x: jax.Array) -> Any:
+    x = dtypes.widen(x, floating=True)
+    if order == 0:
+        return _digamma(x)
+    if order == 1:
+        # Reflection for the negative half line, where the series does not converge.
+        reflected = jnp.where(x < 0.5, 1 - x, x)
+        positive = lax.zeta(jnp.full_like(x, 2), reflected)
+        return jnp.where(x < 0.5, (math.pi / lax.sin(math.pi * x)) ** 2 - positive, positive)
+    sign = -1.0 if order % 2 == 0 else 1.0
+    return sign * math.factorial(order) * lax.zeta(jnp.full_like(x, order + 1), x)
