@@ -1,0 +1,1 @@
+"""Workloads and measurements; `python -m benchmarks.run` prints them all."""

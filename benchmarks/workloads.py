@@ -1,0 +1,286 @@
+"""The five programs that tests compare with the CPU and that benchmarks time.
+
+They are plain PyTorch: nothing here knows which device it runs on. Weights are made on the CPU from a fixed seed and
+moved, the data is real and fixed, so every device sees the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Device = torch.device | str
+
+
+@dataclass
+class Workload:
+    """A program that advances by one step at a time.
+
+    Attributes:
+        name: Key in `WORKLOADS`.
+        model: The module that the step runs.
+        step: Runs one step and returns its loss, a scalar tensor on the device.
+    """
+
+    name: str
+    model: nn.Module
+    step: Callable[[], Tensor]
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's handwritten digits: images (1797, 8, 8) float32 in [0, 1], labels (1797,) int64."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return torch.tensor(data.images, dtype=torch.float32) / 16, torch.tensor(data.target, dtype=torch.int64)
+
+
+def licence_tokens(batch: int, length: int) -> Tensor:
+    """The bytes of this project's licence text as (batches, batch, length) int64 tokens below 256."""
+    text = (Path(__file__).parent.parent / "LICENSE").read_bytes()
+    count = len(text) // (batch * length)
+    return torch.tensor(list(text[: count * batch * length])).view(count, batch, length)
+
+
+def _training(
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[tuple[Tensor, ...]],
+    loss_of: Callable[..., Tensor],
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+) -> Workload:
+    """A training loop that goes round `batches`, which are on the device."""
+    source = cycle(batches)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(*next(source))
+        loss.backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return loss.detach()
+
+    return Workload(name, model, step)
+
+
+# (a) ------------------------------------------------------------------------------------------------------------------
+
+
+def mlp(device: Device) -> Workload:
+    """20 x (Linear 32, LayerNorm, GELU), batch 16: the upper half of a digit's pixels predicts the lower half."""
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(20))
+    model = nn.Sequential(*blocks).to(device)
+    pixels = digits()[0].flatten(1)
+    batches = [
+        (pixels[i : i + 16, :32].contiguous().to(device), pixels[i : i + 16, 32:].contiguous().to(device))
+        for i in range(0, 128, 16)
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return _training("mlp", model, optimizer, batches, lambda x, y: F.mse_loss(model(x), y))
+
+
+# (b) ------------------------------------------------------------------------------------------------------------------
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """The 18-layer residual network with its ImageNet stem: (N, 3, H, W) float32 to (N, classes) scores.
+
+    Residual branches start at zero, as is usual for training. It matters for comparisons: from torch's default start
+    the first steps amplify a rounding error ten-thousand-fold.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        blocks: list[nn.Module] = []
+        inputs = 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(512, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock):
+                nn.init.zeros_(module.bn2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))
+        return self.fc(self.blocks(x).mean((2, 3)))
+
+
+RESNET_RATE = 2e-4
+
+
+def photo_patches(size: int = 64) -> tuple[Tensor, Tensor]:
+    """scikit-learn's two sample photographs cut into patches, shuffled.
+
+    Returns:
+        Patches (120, 3, 64, 64) float32, normalised by channel, and which photograph each is from, (120,) int64.
+    """
+    from sklearn.datasets import load_sample_images
+
+    photos = torch.stack([torch.tensor(image) for image in load_sample_images().images]).permute(0, 3, 1, 2) / 255
+    patches = photos.unfold(2, size, size).unfold(3, size, size).permute(0, 2, 3, 1, 4, 5)
+    labels = torch.arange(len(photos)).repeat_interleave(patches[0, :, :, 0, 0, 0].numel())
+    patches = patches.reshape(-1, 3, size, size)
+    patches = (patches - patches.mean((0, 2, 3), keepdim=True)) / patches.std((0, 2, 3), keepdim=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return patches[order], labels[order]
+
+
+def resnet(device: Device) -> Workload:
+    """ResNet-18 in training mode (batch normalisation included), 8 patches of 64x64 a step, told apart by photograph."""
+    torch.manual_seed(0)
+    model = ResNet18().to(device)
+    patches, labels = photo_patches()
+    batches = [(x.to(device), y.to(device)) for x, y in zip(patches.split(8), labels.split(8), strict=True)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=RESNET_RATE, momentum=0.9, weight_decay=5e-4)
+    return _training("resnet", model, optimizer, batches, lambda x, y: F.cross_entropy(model(x), y))
+
+
+# (c) ------------------------------------------------------------------------------------------------------------------
+
+GPT2_STEPS = 1000
+GPT2_RATE = 3e-4
+
+
+def gpt2_model(attention: str = "sdpa") -> nn.Module:
+    """A 6-layer, width-256 GPT-2 over bytes with random weights and no dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=128,
+        n_embd=256,
+        n_layer=6,
+        n_head=8,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_implementation=attention,
+    )
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def gpt2(device: Device) -> Workload:
+    """GPT-2 from transformers, AdamW and a cosine learning rate, 4 sequences of 128 bytes a step."""
+    model = gpt2_model().to(device)
+    batches = [(tokens.to(device),) for tokens in licence_tokens(4, 128)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=GPT2_RATE)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=GPT2_STEPS)
+    return _training(
+        "gpt2", model, optimizer, batches, lambda tokens: model(input_ids=tokens, labels=tokens).loss, scheduler
+    )
+
+
+# (d) ------------------------------------------------------------------------------------------------------------------
+
+
+def unet(device: Device) -> Workload:
+    """20 denoising steps of a small UNet2DConditionModel under DDIMScheduler, from fixed noise, then again from it.
+
+    The "loss" of a step is the mean square of the latents after it.
+    """
+    from diffusers import DDIMScheduler, UNet2DConditionModel
+
+    torch.manual_seed(0)
+    model = UNet2DConditionModel(
+        sample_size=16,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        norm_num_groups=8,
+    )
+    noise = torch.randn(1, 4, 16, 16)
+    condition = torch.randn(1, 8, 32).to(device)
+    model = model.to(device).eval()
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(20, device=device)
+    times = cycle(range(20))
+    latents = noise
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        nonlocal latents
+        index = next(times)
+        if index == 0:
+            latents = noise.to(device)
+        time = scheduler.timesteps[index]
+        predicted = model(scheduler.scale_model_input(latents, time), time, encoder_hidden_states=condition).sample
+        latents = scheduler.step(predicted, time, latents).prev_sample
+        return latents.square().mean()
+
+    return Workload("unet", model, step)
+
+
+# (e) ------------------------------------------------------------------------------------------------------------------
+
+
+def digits_cnn(device: Device) -> Workload:
+    """The network of `examples/digits.py` with its optimizer, 32 images a step."""
+    from examples.digits import DigitsNet
+
+    torch.manual_seed(0)
+    model = DigitsNet().to(device)
+    images, labels = digits()
+    batches = [
+        (images[i : i + 32].unsqueeze(1).to(device), labels[i : i + 32].to(device)) for i in range(0, 20 * 32, 32)
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    return _training("digits", model, optimizer, batches, lambda x, y: F.cross_entropy(model(x), y))
+
+
+WORKLOADS: dict[str, Callable[[Device], Workload]] = {
+    "mlp": mlp,
+    "resnet": resnet,
+    "gpt2": gpt2,
+    "unet": unet,
+    "digits": digits_cnn,
+}
+
+
+def build(name: str, device: Device) -> Workload:
+    """The workload of that name with its weights and data on `device`."""
+    return WORKLOADS[name](device)
