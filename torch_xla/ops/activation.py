@@ -23,8 +23,6 @@ def _numbers(x: jax.Array, *numbers: Any) -> list[jax.Array]:
 # Rectifiers and clipped lines.
 
 
-
-
 @lowers("aten.threshold.default")
 def _threshold(ctx: Context, x: jax.Array, threshold: Any, value: Any) -> jax.Array:
     threshold, value = _numbers(x, threshold, value)
@@ -59,9 +57,7 @@ def _prelu(ctx: Context, x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 @lowers("aten._prelu_kernel_backward.default")
-def _prelu_backward(
-    ctx: Context, grad: jax.Array, x: jax.Array, weight: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _prelu_backward(ctx: Context, grad: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     grad, x, weight = dtypes.promote(grad, x, weight)
     return jnp.where(x > 0, grad, grad * weight), jnp.where(x > 0, jnp.zeros_like(x), x * grad)
 

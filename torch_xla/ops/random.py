@@ -1,1 +1,255 @@
-"""Lowering rules: random."""
+"""Random numbers. Every operator call draws from its own key, made from the program's seed and a running offset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Context, lowers
+
+# Random integers of a floating type fill the range where every whole number has a representation.
+_MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+
+
+def _wide(ctx: Context) -> np.dtype:
+    """The type to draw in: float32 for half types and integers."""
+    return dtypes.numpy_dtype(dtypes.opmath(dtypes.to_float(ctx.meta.dtype)))
+
+
+def _unit(ctx: Context, dtype: Any = None) -> jax.Array:
+    """Uniform numbers in [0, 1)."""
+    return jax.random.uniform(ctx.key(), ctx.meta.shape, _wide(ctx) if dtype is None else dtype)
+
+
+def _open_unit(ctx: Context) -> jax.Array:
+    """Uniform numbers in (0, 1)."""
+    dtype = _wide(ctx)
+    return jax.random.uniform(ctx.key(), ctx.meta.shape, dtype, minval=jnp.finfo(dtype).tiny)
+
+
+def _normal(ctx: Context) -> jax.Array:
+    dtype = dtypes.numpy_dtype(dtypes.opmath(ctx.meta.dtype))
+    return jax.random.normal(ctx.key(), ctx.meta.shape, dtype)
+
+
+# Uniform.
+
+
+@lowers("aten.rand.default", "aten.rand.generator", "aten.rand_like.default", "aten.rand_like.generator")
+def _rand(ctx: Context, like: Any, **_: Any) -> jax.Array:
+    # Drawn in the promised type: rounding a float32 below 1 to a half type could give 1.
+    dtype = dtypes.numpy_dtype(ctx.meta.dtype)
+    if ctx.meta.dtype.is_complex:
+        pair = jax.random.uniform(ctx.key(), (*ctx.meta.shape, 2), np.zeros(0, dtype).real.dtype)
+        return lax.complex(pair[..., 0], pair[..., 1])
+    return _unit(ctx, dtype)
+
+
+@lowers("aten.uniform.default")
+def _uniform(ctx: Context, x: jax.Array, low: Any, high: Any, *, generator: Any) -> jax.Array:
+    dtype = ctx.meta.dtype
+    low, high = dtypes.cast(low, dtype), dtypes.cast(high, dtype)
+    drawn = low + _unit(ctx, dtypes.numpy_dtype(dtype)) * (high - low)
+    # The upper end is excluded, but rounding may reach it.
+    return jnp.where(drawn == high, low, drawn)
+
+
+# Normal.
+
+
+@lowers("aten.randn.default", "aten.randn.generator", "aten.randn_like.default", "aten.randn_like.generator")
+def _randn(ctx: Context, like: Any, **_: Any) -> jax.Array:
+    return _normal(ctx)
+
+
+@lowers("aten.normal_functional.default")
+def _normal_functional(ctx: Context, x: jax.Array, mean: Any, std: Any, *, generator: Any) -> jax.Array:
+    drawn = _normal(ctx)
+    dtype = dtypes.dtype_of(drawn)
+    return dtypes.cast(mean, dtype) + dtypes.cast(std, dtype) * drawn
+
+
+@lowers("aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor")
+def _normal_of(ctx: Context, mean: Any, std: Any, *, generator: Any) -> jax.Array:
+    return _normal_functional(ctx, ctx, mean, std, generator=generator)
+
+
+@lowers("aten.normal.float_float")
+def _normal_sized(ctx: Context, mean: Any, std: Any, size: Sequence[int], *, generator: Any, **_: Any) -> jax.Array:
+    return _normal_functional(ctx, ctx, mean, std, generator=generator)
+
+
+@lowers("aten.log_normal.default")
+def _log_normal(ctx: Context, x: jax.Array, mean: Any, std: Any, *, generator: Any) -> jax.Array:
+    return lax.exp(_normal_functional(ctx, x, mean, std, generator=generator))
+
+
+# Integers.
+
+
+def _integers(ctx: Context, low: Any, high: Any) -> jax.Array:
+    return jax.random.randint(ctx.key(), ctx.meta.shape, low, high, dtype=jnp.int64)
+
+
+@lowers("aten.randint.default", "aten.randint.generator")
+def _randint(ctx: Context, high: int, size: Sequence[int], **_: Any) -> jax.Array:
+    return _integers(ctx, 0, high)
+
+
+@lowers("aten.randint.low", "aten.randint.low_generator")
+def _randint_between(ctx: Context, low: int, high: int, size: Sequence[int], **_: Any) -> jax.Array:
+    return _integers(ctx, low, high)
+
+
+@lowers(
+    "aten.randint_like.default",
+    "aten.randint_like.generator",
+    "aten.randint_like.Tensor",
+    "aten.randint_like.Tensor_generator",
+)
+def _randint_like(ctx: Context, x: jax.Array, high: Any, **_: Any) -> jax.Array:
+    return _integers(ctx, 0, dtypes.cast(high, torch.int64))
+
+
+@lowers("aten.randint_like.low_dtype", "aten.randint_like.low_generator_dtype")
+def _randint_like_between(ctx: Context, x: jax.Array, low: int, high: int, **_: Any) -> jax.Array:
+    return _integers(ctx, low, high)
+
+
+@lowers("aten.random.default")
+def _random(ctx: Context, x: jax.Array, *, generator: Any) -> jax.Array:
+    return _integers(ctx, 0, _end_of(ctx.meta.dtype))
+
+
+@lowers("aten.random.to")
+def _random_to(ctx: Context, x: jax.Array, end: int, *, generator: Any) -> jax.Array:
+    return _integers(ctx, 0, end)
+
+
+@lowers("aten.random.from")
+def _random_from(ctx: Context, x: jax.Array, start: int, end: int | None, *, generator: Any) -> jax.Array:
+    return _integers(ctx, start, _end_of(ctx.meta.dtype) if end is None else end)
+
+
+def _end_of(dtype: torch.dtype) -> int:
+    """Excluded end of the integers that `random_` draws for a type."""
+    if dtype == torch.bool:
+        return 2
+    if dtype in _MANTISSA_BITS:
+        return 2 ** _MANTISSA_BITS[dtype] + 1
+    return min(torch.iinfo(dtype).max + 1, 2**63 - 1)
+
+
+@lowers("aten.randperm.default", "aten.randperm.generator")
+def _randperm(ctx: Context, n: int, **_: Any) -> jax.Array:
+    return jax.random.permutation(ctx.key(), jnp.arange(n, dtype=jnp.int64))
+
+
+# Coins and dropout.
+
+
+@lowers("aten.bernoulli.default")
+def _bernoulli(ctx: Context, p: jax.Array, *, generator: Any) -> jax.Array:
+    p = dtypes.widen(p, floating=True)
+    return _unit(ctx, p.dtype) < p
+
+
+@lowers("aten.bernoulli.p", "aten.bernoulli.Tensor")
+def _bernoulli_of(ctx: Context, x: jax.Array, p: Any, *, generator: Any) -> jax.Array:
+    return _unit(ctx) < dtypes.cast(p, dtypes.torch_dtype(_wide(ctx)))
+
+
+@lowers("aten.native_dropout.default")
+def _native_dropout(ctx: Context, x: jax.Array, p: float, train: bool | None) -> tuple[jax.Array, jax.Array]:
+    if train is False or p == 0:
+        return x, jnp.ones(x.shape, bool)
+    if p == 1:
+        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
+    keep = jax.random.uniform(ctx.key(), x.shape, jnp.float32) >= p
+    return jnp.where(keep, dtypes.widen(x) * (1.0 / (1.0 - p)), 0), keep
+
+
+@lowers("aten.native_dropout_backward.default")
+def _native_dropout_backward(ctx: Context, grad: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+    return jnp.where(mask, dtypes.widen(grad) * scale, 0)
+
+
+@lowers("aten.rrelu_with_noise_functional.default")
+def _rrelu(
+    ctx: Context, x: jax.Array, noise: jax.Array, lower: Any, upper: Any, training: bool, generator: Any
+) -> tuple[jax.Array, jax.Array]:
+    wide = dtypes.widen(x)
+    lower, upper = (dtypes.cast(v, dtypes.dtype_of(wide)) for v in (lower, upper))
+    if not training:
+        return jnp.where(wide <= 0, wide * (lower + upper) / 2, wide), noise
+    slope = lower + jax.random.uniform(ctx.key(), x.shape, wide.dtype) * (upper - lower)
+    slope = jnp.where(wide <= 0, slope, jnp.ones_like(slope))
+    return wide * slope, slope
+
+
+# Other distributions.
+
+
+@lowers("aten.exponential.default")
+def _exponential(ctx: Context, x: jax.Array, rate: Any, *, generator: Any) -> jax.Array:
+    # Never 0: samplers divide by the result.
+    drawn = -lax.log(_open_unit(ctx))
+    return lax.max(drawn, jnp.full_like(drawn, jnp.finfo(drawn.dtype).tiny)) / drawn.dtype.type(rate)
+
+
+@lowers("aten.geometric.default")
+def _geometric(ctx: Context, x: jax.Array, p: float, *, generator: Any) -> jax.Array:
+    drawn = _open_unit(ctx)
+    return jnp.ones_like(drawn) if p == 1 else lax.max(lax.ceil(lax.log(drawn) / math.log1p(-p)), jnp.ones_like(drawn))
+
+
+@lowers("aten.cauchy.default")
+def _cauchy(ctx: Context, x: jax.Array, median: float, sigma: float, *, generator: Any) -> jax.Array:
+    return median + sigma * lax.tan(math.pi * (_open_unit(ctx) - 0.5))
+
+
+@lowers("aten.multinomial.default")
+def _multinomial(ctx: Context, weights: jax.Array, count: int, replacement: bool, *, generator: Any) -> jax.Array:
+    logits = lax.log(dtypes.widen(weights, floating=True))
+    if replacement or count == 1:
+        drawn = jax.random.categorical(ctx.key(), logits, axis=-1, shape=(count, *logits.shape[:-1]))
+        return jnp.moveaxis(drawn, 0, -1)
+    # The places of the largest perturbed logits are a draw without replacement.
+    noise = jax.random.gumbel(ctx.key(), logits.shape, logits.dtype)
+    return lax.top_k(logits + noise, count)[1]
+
+
+@lowers("aten.poisson.default")
+def _poisson(ctx: Context, rate: jax.Array, generator: Any) -> jax.Array:
+    return jax.random.poisson(ctx.key(), dtypes.widen(rate), dtype=jnp.int64)
+
+
+@lowers("aten.binomial.default")
+def _binomial(ctx: Context, count: jax.Array, p: jax.Array, generator: Any) -> jax.Array:
+    count, p = dtypes.promote(count, p, floating=True)
+    return jax.random.binomial(ctx.key(), count, p, dtype=p.dtype)
+
+
+@lowers("aten._standard_gamma.default")
+def _standard_gamma(ctx: Context, shape: jax.Array, generator: Any) -> jax.Array:
+    shape = dtypes.widen(shape)
+    return jax.random.gamma(ctx.key(), shape, dtype=shape.dtype)
+
+
+@lowers("aten._standard_gamma_grad.default")
+def _standard_gamma_grad(ctx: Context, shape: jax.Array, sample: jax.Array) -> jax.Array:
+    return lax.random_gamma_grad(*dtypes.promote(shape, sample))
+
+
+@lowers("aten._sample_dirichlet.default")
+def _sample_dirichlet(ctx: Context, concentration: jax.Array, generator: Any) -> jax.Array:
+    drawn = _standard_gamma(ctx, concentration, generator)
+    return drawn / jnp.sum(drawn, axis=-1, keepdims=True)

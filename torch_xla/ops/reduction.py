@@ -234,16 +234,12 @@ def _std(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: boo
 
 
 @lowers("aten.var_mean.correction")
-def _var_mean(
-    ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool
-) -> tuple[jax.Array, jax.Array]:
+def _var_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     return _moments(x, dim, correction, keepdim)
 
 
 @lowers("aten.std_mean.correction")
-def _std_mean(
-    ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool
-) -> tuple[jax.Array, jax.Array]:
+def _std_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     variance, mean = _moments(x, dim, correction, keepdim)
     return lax.sqrt(variance), mean
 

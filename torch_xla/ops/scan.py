@@ -31,9 +31,7 @@ def _logcumsumexp(ctx: Context, x: jax.Array, dim: int) -> jax.Array:
     return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
 
 
-def _running(
-    x: jax.Array, dim: int, wins: Callable[[jax.Array, jax.Array], jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _running(x: jax.Array, dim: int, wins: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Best value so far and its place: of equal values the later one, and NaN for good once it occurred."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)

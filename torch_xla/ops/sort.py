@@ -1,1 +1,184 @@
-"""Lowering rules: sort."""
+"""Sorting, selection by rank, and search in sorted sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Context, lowers
+
+
+def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
+    """Stable sort with the places the values came from; NaN counts as the largest value."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    keys = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    if descending:
+        # Reversed before and after, so that equal values keep their order.
+        keys, places = lax.rev(keys, (dim,)), lax.rev(places, (dim,))
+    keys, places = lax.sort((keys, places), dimension=dim, is_stable=True, num_keys=1)
+    if descending:
+        keys, places = lax.rev(keys, (dim,)), lax.rev(places, (dim,))
+    return keys.astype(x.dtype), places
+
+
+@lowers("aten.sort.default")
+def _sort(ctx: Context, x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
+    return _sorted(x, dim, descending)
+
+
+@lowers("aten.sort.stable")
+def _sort_stable(
+    ctx: Context, x: jax.Array, *, stable: bool | None, dim: int, descending: bool
+) -> tuple[jax.Array, jax.Array]:
+    return _sorted(x, dim, descending)
+
+
+@lowers("aten.topk.default")
+def _topk(ctx: Context, x: jax.Array, k: int, dim: int, largest: bool, sorted: bool) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    if largest and x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) and 0 < k < x.shape[dim]:
+        values, places = lax.top_k(jnp.moveaxis(x, dim, -1), k)
+        return jnp.moveaxis(values, -1, dim), jnp.moveaxis(places, -1, dim)
+    values, places = _sorted(x, dim, largest)
+    return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(places, 0, k, axis=dim)
+
+
+# One value per row.
+
+
+def _at(x: jax.Array, places: jax.Array, dim: int, keepdim: bool) -> jax.Array:
+    taken = jnp.take_along_axis(x, places, axis=dim)
+    return taken if keepdim else jnp.squeeze(taken, dim)
+
+
+def _ranked(x: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    """Value and place at a rank, which has size 1 in `dim`."""
+    values, places = _sorted(x, dim, False)
+    return _at(values, rank, dim, keepdim), _at(places, rank, dim, keepdim)
+
+
+def _row_shape(x: jax.Array, dim: int) -> tuple[int, ...]:
+    return tuple(1 if d == dim else size for d, size in enumerate(x.shape))
+
+
+@lowers("aten.kthvalue.default")
+def _kthvalue(ctx: Context, x: jax.Array, k: int, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    return _ranked(x, jnp.full(_row_shape(x, dim), k - 1, jnp.int64), dim, keepdim)
+
+
+def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.Array, jax.Array]:
+    """The lower median. NaN sorts last: skipped ones shorten the row, others are the answer."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    numbers = jnp.sum(x == x, axis=dim, keepdims=True, dtype=jnp.int64)
+    middle = lax.max((numbers - 1) // 2, jnp.zeros_like(numbers))
+    if not skip_nan:
+        whole = numbers == x.shape[dim]
+        middle = jnp.where(whole, middle, numbers)
+    return _ranked(x, middle, dim, keepdim)
+
+
+@lowers("aten.median.dim")
+def _median_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    return _median(x, dim, keepdim, skip_nan=False)
+
+
+@lowers("aten.nanmedian.dim")
+def _nanmedian_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    return _median(x, dim, keepdim, skip_nan=True)
+
+
+def _median_of_all(x: jax.Array, skip_nan: bool) -> jax.Array:
+    if x.size == 0:
+        empty = jnp.nan if dtypes.is_floating(x) else jnp.iinfo(x.dtype).min
+        return jnp.asarray(empty, x.dtype)
+    return _median(x.reshape(-1), 0, False, skip_nan)[0]
+
+
+@lowers("aten.median.default")
+def _median_all(ctx: Context, x: jax.Array) -> jax.Array:
+    return _median_of_all(x, skip_nan=False)
+
+
+@lowers("aten.nanmedian.default")
+def _nanmedian_all(ctx: Context, x: jax.Array) -> jax.Array:
+    return _median_of_all(x, skip_nan=True)
+
+
+@lowers("aten.mode.default")
+def _mode(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    values, places = _sorted(x, dim, False)
+    ranks = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    previous = jnp.roll(values, 1, axis=dim)
+    starts = jnp.where((values != previous) | (ranks == 0), ranks, jnp.zeros_like(ranks))
+    run = ranks - lax.cummax(starts, axis=dim)
+    # The first longest run holds the smallest of the most frequent values, its end their last place.
+    best = jnp.expand_dims(lax.argmax(run, dim, jnp.int64), dim)
+    return _at(values, best, dim, keepdim), _at(places, best, dim, keepdim)
+
+
+# Search.
+
+
+def _search(sequence: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+    dtype = dtypes.result_type(sequence, values)
+    sequence, values = dtypes.cast(sequence, dtype), dtypes.cast(values, dtype)
+    side = "right" if right else "left"
+    if sequence.ndim == 1:
+        return jnp.searchsorted(sequence, values, side=side)
+    rows = jax.vmap(lambda row, wanted: jnp.searchsorted(row, wanted, side=side))
+    flat = rows(sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1]))
+    return flat.reshape(values.shape)
+
+
+@lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+def _searchsorted(
+    ctx: Context, sequence: jax.Array, values: Any, *, out_int32: bool, right: bool, side: str | None, sorter: Any
+) -> jax.Array:
+    if sorter is not None:
+        sequence = jnp.take_along_axis(sequence, sorter, axis=-1)
+    if dtypes.is_number(values):
+        values = dtypes.cast(values, dtypes.result_type(sequence, values))
+    return _search(sequence, values, right if side is None else side == "right")
+
+
+@lowers("aten.bucketize.Tensor", "aten.bucketize.Scalar")
+def _bucketize(ctx: Context, values: Any, boundaries: jax.Array, *, out_int32: bool, right: bool) -> jax.Array:
+    return _searchsorted(ctx, boundaries, values, out_int32=out_int32, right=right, side=None, sorter=None)
+
+
+@lowers("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor")
+def _isin(ctx: Context, elements: Any, candidates: Any, *, assume_unique: bool, invert: bool) -> jax.Array:
+    dtype = dtypes.result_type(elements, candidates)
+    elements, candidates = dtypes.cast(elements, dtype), dtypes.cast(candidates, dtype)
+    return jnp.isin(elements, candidates, invert=invert)
+
+
+@lowers("aten.histc.default")
+def _histc(ctx: Context, x: jax.Array, bins: int, low: Any, high: Any) -> jax.Array:
+    x = x.reshape(-1)
+    low, high = (dtypes.cast(v, dtypes.dtype_of(x)) for v in (low, high))
+    if x.size:
+        automatic = low == high
+        low, high = jnp.where(automatic, jnp.min(x), low), jnp.where(automatic, jnp.max(x), high)
+    flat = low == high
+    low, high = jnp.where(flat, low - 1, low), jnp.where(flat, high + 1, high)
+    places = jnp.minimum(((x - low) * bins / (high - low)).astype(jnp.int64), bins - 1)
+    inside = (x >= low) & (x <= high)
+    return jnp.zeros(bins, x.dtype).at[jnp.where(inside, places, bins)].add(1, mode="drop")

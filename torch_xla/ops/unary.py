@@ -140,9 +140,7 @@ def _round_decimals(ctx: Context, x: jax.Array, *, decimals: int) -> jax.Array:
 
 
 @lowers("aten.nan_to_num.default")
-def _nan_to_num(
-    ctx: Context, x: jax.Array, nan: float | None, posinf: float | None, neginf: float | None
-) -> jax.Array:
+def _nan_to_num(ctx: Context, x: jax.Array, nan: float | None, posinf: float | None, neginf: float | None) -> jax.Array:
     if dtypes.is_complex(x):
         return lax.complex(_nan_to_num(ctx, x.real, nan, posinf, neginf), _nan_to_num(ctx, x.imag, nan, posinf, neginf))
     if not dtypes.is_floating(x):
