@@ -1,1 +1,227 @@
-"""Lowering rules: conv."""
+"""Rules for convolutions in one to three dimensions, transposed ones included, and their gradients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.args import along, ints
+from torch_xla.ops.matmul import contract
+from torch_xla.ops.registry import Context, lowers
+
+Three = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The spatial arguments of a convolution, one entry per spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+def _geometry(
+    ndim: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> _Geometry:
+    n = ndim - 2
+    return _Geometry(ints(stride, n), ints(padding, n), ints(dilation, n), ints(output_padding, n, (0,) * n), groups)
+
+
+def _forward(x: jax.Array, weight: jax.Array, g: _Geometry) -> jax.Array:
+    """Correlation of ``x [N, C, ...]`` with ``weight [O, C/groups, ...]``."""
+    return lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=g.stride,
+        padding=[(p, p) for p in g.padding],
+        rhs_dilation=g.dilation,
+        feature_group_count=g.groups,
+    )
+
+
+def _swap_io(weight: jax.Array, groups: int) -> jax.Array:
+    """Input and output channels exchanged within each group, and the kernel flipped."""
+    o, i, *kernel = weight.shape
+    weight = lax.rev(weight, tuple(range(2, weight.ndim)))
+    weight = jnp.reshape(weight, (groups, o // groups, i, *kernel))
+    return jnp.reshape(jnp.swapaxes(weight, 1, 2), (groups * i, o // groups, *kernel))
+
+
+def _input_grad(grad: jax.Array, weight: jax.Array, sizes: Sequence[int], g: _Geometry) -> jax.Array:
+    """Gradient of `_forward` by its input, whose spatial extents are `sizes`; also the transposed convolution."""
+    padding = []
+    for d, size in enumerate(sizes):
+        reach = g.dilation[d] * (weight.shape[d + 2] - 1)
+        spread = (grad.shape[d + 2] - 1) * g.stride[d] + 1
+        before = reach - g.padding[d]
+        padding.append((before, size + reach - spread - before))
+    return lax.conv_general_dilated(
+        grad,
+        _swap_io(weight, g.groups),
+        window_strides=(1,) * len(g.stride),
+        padding=padding,
+        lhs_dilation=g.stride,
+        rhs_dilation=g.dilation,
+        feature_group_count=g.groups,
+    )
+
+
+def _weight_grad(x: jax.Array, grad: jax.Array, kernel: Sequence[int], g: _Geometry) -> jax.Array:
+    """Gradient of `_forward` by its weight."""
+    as_convolution = functools.partial(_weight_grad_convolution, kernel=kernel, g=g)
+    as_products = functools.partial(_weight_grad_products, kernel=kernel, g=g)
+    # XLA's CPU convolution is slow with a dilated or image-sized kernel: measured 13.0 against 1.7 ms for a 1x1
+    # kernel with stride 2, 29 against 12 ms for 3x3 with stride 2, 28 against 18 ms for 256 channels of 14x14.
+    channels = x.shape[1]
+    gains = math.prod(kernel) == 1 or max(g.stride) > 1 or channels >= 128
+    if g.groups == 1 and channels >= 16 and math.prod(kernel) <= 49 and gains:
+        return lax.platform_dependent(x, grad, cpu=as_products, default=as_convolution)
+    return as_convolution(x, grad)
+
+
+def _weight_grad_products(x: jax.Array, grad: jax.Array, kernel: Sequence[int], g: _Geometry) -> jax.Array:
+    """One matrix product for each position of the kernel."""
+    zero = jnp.zeros((), x.dtype)
+    x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *((p, p, 0) for p in g.padding)])
+    rows = (0, *range(2, x.ndim))
+    products = []
+    for position in itertools.product(*(range(k) for k in kernel)):
+        first = [i * d for i, d in zip(position, g.dilation, strict=True)]
+        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, grad.shape[2:], g.stride, strict=True)]
+        seen = lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *g.stride))
+        products.append(contract(grad, seen, (rows, rows)))
+    return jnp.reshape(jnp.stack(products, axis=-1), (grad.shape[1], x.shape[1], *kernel))
+
+
+def _weight_grad_convolution(x: jax.Array, grad: jax.Array, kernel: Sequence[int], g: _Geometry) -> jax.Array:
+    """A convolution in which batch and channels change places."""
+    n = len(kernel)
+    padding = []
+    for d, k in enumerate(kernel):
+        window = (k - 1) * g.dilation[d] + 1
+        spread = (grad.shape[d + 2] - 1) * g.stride[d] + 1
+        padding.append((g.padding[d], window - 1 + spread - x.shape[d + 2] - g.padding[d]))
+    spatial = tuple(range(2, n + 2))
+    layout = lax.ConvDimensionNumbers((1, 0, *spatial), (1, 0, *spatial), (1, 0, *spatial))
+    out = lax.conv_general_dilated(
+        x,
+        grad,
+        window_strides=g.dilation,
+        padding=padding,
+        rhs_dilation=g.stride,
+        dimension_numbers=layout,
+        batch_group_count=g.groups,
+    )
+    return dtypes.cast(out, dtypes.opmath(dtypes.dtype_of(out)))
+
+
+def _convolve(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, transposed: bool, g: _Geometry, sizes: Sequence[int]
+) -> jax.Array:
+    """The convolution; `sizes` are the spatial extents of the result."""
+    if x.size == 0 or weight.size == 0:
+        channels = weight.shape[1] * g.groups if transposed else weight.shape[0]
+        out = jnp.zeros((x.shape[0], channels, *sizes), x.dtype)
+    else:
+        out = _input_grad(x, weight, sizes, g) if transposed else _forward(x, weight, g)
+    return out if bias is None else out + along(bias.astype(out.dtype), 1, out.ndim)
+
+
+def _batched(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return x if x.ndim == weight.ndim else x[None]
+
+
+@lowers("aten.convolution.default", "aten.convolution_overrideable.default")
+def _convolution(
+    ctx: Context,
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
+    sizes = ctx.meta.shape[-(weight.ndim - 2) :]
+    out = _convolve(_batched(x, weight), weight, bias, transposed, g, sizes)
+    return jnp.reshape(out, ctx.meta.shape)
+
+
+@lowers("aten._convolution.default")
+def _convolution_flags(ctx: Context, *args: object) -> jax.Array:
+    return _convolution(ctx, *args[:9])
+
+
+@lowers("aten.mkldnn_convolution.default")
+def _convolution_plain(
+    ctx: Context,
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    return _convolution(ctx, x, weight, bias, stride, padding, dilation, False, (), groups)
+
+
+@lowers("aten.convolution_backward.default")
+def _convolution_backward(
+    ctx: Context,
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Three:
+    g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
+    shape = x.shape
+    x, grad = _batched(x, weight), _batched(grad, weight)
+    grad_x = grad_weight = grad_bias = None
+    empty = math.prod(grad.shape) == 0 or x.size == 0 or weight.size == 0
+    if output_mask[0]:
+        if empty:
+            grad_x = jnp.zeros(shape, x.dtype)
+        elif transposed:
+            grad_x = jnp.reshape(_forward(grad, weight, g), shape)
+        else:
+            grad_x = jnp.reshape(_input_grad(grad, weight, x.shape[2:], g), shape)
+    if output_mask[1]:
+        source, cotangent = (grad, x) if transposed else (x, grad)
+        grad_weight = jnp.zeros_like(weight) if empty else _weight_grad(source, cotangent, weight.shape[2:], g)
+    if output_mask[2]:
+        grad_bias = jnp.sum(dtypes.widen(grad), axis=(0, *range(2, grad.ndim)))
+    return grad_x, grad_weight, grad_bias
+
+
+@lowers("aten.convolution_backward_overrideable.default")
+def _convolution_backward_overrideable(
+    ctx: Context, grad: jax.Array, x: jax.Array, weight: jax.Array, *rest: object
+) -> Three:
+    return _convolution_backward(ctx, grad, x, weight, None, *rest)

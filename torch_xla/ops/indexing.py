@@ -1,1 +1,349 @@
-"""Lowering rules: indexing."""
+"""Rules for reading and writing at positions that are data: `index`, `gather`, `scatter`, `embedding` and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.args import along, axis, is_constant, scale
+from torch_xla.ops.registry import Context, lowers
+
+Indices = Sequence[jax.Array | None]
+
+# Along a dimension with at most so many writes, a comparison with every position beats a scatter.
+_FEW_WRITES = 4
+
+
+def _is_mask(index: jax.Array | None) -> bool:
+    return index is not None and index.dtype in (np.bool_, np.uint8)
+
+
+def _subscript(x: jax.Array, indices: Indices, hits: int | None = None) -> tuple[Any, ...]:
+    """A NumPy subscript for PyTorch's list of indices.
+
+    Args:
+        x: The indexed array.
+        indices: None for a full slice.
+        hits: How many elements each mask selects; needed when there are masks.
+    """
+    subscript: list[Any] = []
+    for index in indices:
+        if index is None:
+            subscript.append(slice(None))
+        elif _is_mask(index):
+            first = sum(1 if not isinstance(s, list) else len(s) for s in subscript)
+            # Surplus slots point outside the array, so a write there is dropped.
+            fill = tuple(x.shape[first + d] for d in range(index.ndim))
+            subscript.extend(jnp.nonzero(index, size=hits, fill_value=fill))
+        else:
+            subscript.append(index.astype(np.int64))
+    return tuple(subscript)
+
+
+@lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def _index(ctx: Context, x: jax.Array, indices: Indices) -> jax.Array:
+    hits = None
+    if any(_is_mask(i) for i in indices):
+        hits = ctx.meta.shape[next(d for d, i in enumerate(indices) if i is not None)]
+    return x.at[_subscript(x, indices, hits)].get(mode="clip")
+
+
+def _index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
+    values = dtypes.cast(values, dtypes.torch_dtype(x.dtype))
+    masks = [i for i in indices if i is not None]
+    hits = None
+    if len(masks) == 1 and _is_mask(masks[0]):
+        mask = masks[0]
+        first = next(d for d, i in enumerate(indices) if i is not None)
+        after = x.ndim - first - mask.ndim
+        if values.ndim <= after or (values.shape[-after - 1] == 1 and values.ndim == after + 1):
+            # One value (or one slice) for all selected positions: a choice between two arrays.
+            if values.ndim == after + 1:
+                values = jnp.squeeze(values, 0)
+            mask = jnp.reshape(mask, (*mask.shape, *[1] * after)) != 0
+            written = _add(x, values) if accumulate else values
+            return jnp.where(mask, written, x)
+        hits = values.shape[-after - 1]
+    elif any(_is_mask(i) for i in masks):
+        hits = max((d for d in values.shape), default=1)
+    target = x.at[_subscript(x, indices, hits)]
+    if not accumulate:
+        return target.set(values, mode="drop")
+    return target.max(values, mode="drop") if x.dtype == np.bool_ else target.add(values, mode="drop")
+
+
+def _add(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x | y if x.dtype == np.bool_ else x + y
+
+
+@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+def _index_put_rule(
+    ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool
+) -> jax.Array:
+    return _index_put(x, indices, values, accumulate)
+
+
+@lowers("aten._index_put_impl.default")
+def _index_put_impl(
+    ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool, unsafe: bool
+) -> jax.Array:
+    return _index_put(x, indices, values, accumulate)
+
+
+@lowers("aten._unsafe_masked_index.default")
+def _masked_index(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, fill: Any) -> jax.Array:
+    value = x.at[_subscript(x, indices)].get(mode="clip")
+    return jnp.where(mask, value, dtypes.cast(fill, ctx.meta.dtype))
+
+
+@lowers("aten._unsafe_masked_index_put_accumulate.default")
+def _masked_index_put(
+    ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array
+) -> jax.Array:
+    values = jnp.where(mask, values, jnp.zeros((), values.dtype)).astype(x.dtype)
+    return x.at[_subscript(x, indices)].add(values, mode="clip")
+
+
+@lowers("aten.index_select.default")
+def _index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+    index = jnp.reshape(index, (-1,))
+    if x.ndim == 0:
+        return x
+    return jnp.take(x, index, axis=axis(dim, x.ndim), mode="clip")
+
+
+@lowers("aten.gather.default")
+def _gather(ctx: Context, x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool) -> jax.Array:
+    if x.ndim == 0 or index.ndim == 0 or index.size == 0:
+        return jnp.broadcast_to(jnp.reshape(x, (-1,))[0] if index.size else x.sum(), ctx.meta.shape)
+    dim = axis(dim, x.ndim)
+    # The index may cover only a corner of the other dimensions.
+    corner = [n if d == dim else index.shape[d] for d, n in enumerate(x.shape)]
+    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, corner), index, axis=dim, mode="clip")
+
+
+def _scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array | None, value: Any, reduce: str) -> jax.Array:
+    """Writes `src` (or the 0-d array `value`) along `dim` at `index`; `reduce` is a method of ``x.at[...]``."""
+    if index.size == 0:
+        return x
+    shape = x.shape
+    x, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
+    dim = axis(dim, x.ndim)
+    if src is not None:
+        src = lax.slice(jnp.atleast_1d(src), [0] * x.ndim, index.shape)
+        update = dtypes.cast(src, dtypes.torch_dtype(x.dtype))
+    else:
+        update = jnp.broadcast_to(value, index.shape)
+    whole = all(index.shape[d] == x.shape[d] for d in range(x.ndim) if d != dim)
+    if whole and index.shape[dim] <= _FEW_WRITES and reduce in ("set", "add"):
+        return jnp.reshape(_scatter_few(x, dim, index, update, reduce), shape)
+    grid = [lax.broadcasted_iota(np.int64, index.shape, d) for d in range(x.ndim)]
+    grid[dim] = index.astype(np.int64)
+    target = x.at[tuple(grid)]
+    if x.dtype == np.bool_ and reduce in ("add", "multiply"):
+        reduce = "max" if reduce == "add" else "min"
+    return jnp.reshape(getattr(target, reduce)(update, mode="drop"), shape)
+
+
+def _scatter_few(x: jax.Array, dim: int, index: jax.Array, update: jax.Array, reduce: str) -> jax.Array:
+    position = along(jnp.arange(x.shape[dim], dtype=index.dtype), dim, x.ndim)
+    for i in range(index.shape[dim]):
+        hit = position == lax.slice_in_dim(index, i, i + 1, 1, dim)
+        new = lax.slice_in_dim(update, i, i + 1, 1, dim)
+        x = jnp.where(hit, new if reduce == "set" else _add(x, new), x)
+    return x
+
+
+@lowers("aten.scatter.src")
+def _scatter_src(ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    return _scatter(x, dim, index, src, None, "set")
+
+
+@lowers("aten.scatter.value")
+def _scatter_value(ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
+    return _scatter(x, dim, index, None, dtypes.cast(value, ctx.meta.dtype), "set")
+
+
+@lowers("aten.scatter.reduce")
+def _scatter_src_reduce(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str
+) -> jax.Array:
+    return _scatter(x, dim, index, src, None, reduce)
+
+
+@lowers("aten.scatter.value_reduce")
+def _scatter_value_reduce(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any, *, reduce: str
+) -> jax.Array:
+    return _scatter(x, dim, index, None, dtypes.cast(value, ctx.meta.dtype), reduce)
+
+
+@lowers("aten.scatter_add.default")
+def _scatter_add(ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    return _scatter(x, dim, index, src, None, "add")
+
+
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
+
+
+def _identity_of(reduce: str, dtype: Any) -> Any:
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtype == np.bool_:
+        return reduce == "amin"
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return limits.min if reduce == "amax" else limits.max
+    return -np.inf if reduce == "amax" else np.inf
+
+
+def _scatter_reduce_into(
+    x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, include_self: bool
+) -> jax.Array:
+    if index.size == 0:
+        return x
+    one = jnp.ones((), np.int32)
+    counts = None
+    if reduce == "mean" or not include_self:
+        counts = _scatter(jnp.zeros(x.shape, np.int32), dim, index, None, one, "add")
+    start = x
+    if not include_self:
+        assert counts is not None
+        start = jnp.where(counts > 0, jnp.asarray(_identity_of(reduce, x.dtype), x.dtype), x)
+    out = _scatter(start, dim, index, src, None, _REDUCTIONS[reduce])
+    if reduce != "mean":
+        return out
+    assert counts is not None
+    counts = jnp.maximum(counts + 1 if include_self else counts, 1)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return jnp.floor_divide(out, counts.astype(x.dtype))
+    return out / counts.astype(x.dtype)
+
+
+@lowers("aten.scatter_reduce.two")
+def _scatter_reduce(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, *, include_self: bool
+) -> jax.Array:
+    return _scatter_reduce_into(x, dim, index, src, reduce, include_self)
+
+
+def _rows(x: jax.Array, dim: int, index: jax.Array) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Subscript of whole slices along `dim`, and the shape of what is written there."""
+    index = jnp.reshape(index, (-1,))
+    subscript = (slice(None),) * dim + (index.astype(np.int64),)
+    return subscript, (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+
+
+@lowers("aten.index_add.default")
+def _index_add(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any
+) -> jax.Array:
+    if x.dtype == np.bool_:
+        source = source if is_constant(alpha, 1) else source & dtypes.cast(alpha, ctx.meta.dtype)
+    else:
+        source = scale(source.astype(x.dtype), alpha)
+    flat = jnp.atleast_1d(x)
+    subscript, shape = _rows(flat, axis(dim, flat.ndim), index)
+    target = flat.at[subscript]
+    source = jnp.reshape(source, shape)
+    out = target.max(source, mode="drop") if x.dtype == np.bool_ else target.add(source, mode="drop")
+    return jnp.reshape(out, x.shape)
+
+
+@lowers("aten.index_copy.default")
+def _index_copy(ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
+    flat = jnp.atleast_1d(x)
+    subscript, shape = _rows(flat, axis(dim, flat.ndim), index)
+    return jnp.reshape(flat.at[subscript].set(jnp.reshape(source, shape), mode="drop"), x.shape)
+
+
+@lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
+def _index_fill(ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
+    flat = jnp.atleast_1d(x)
+    subscript, _ = _rows(flat, axis(dim, flat.ndim), index)
+    return jnp.reshape(flat.at[subscript].set(dtypes.cast(value, ctx.meta.dtype), mode="drop"), x.shape)
+
+
+@lowers("aten.index_reduce.default")
+def _index_reduce(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, *, include_self: bool
+) -> jax.Array:
+    flat = jnp.atleast_1d(x)
+    dim = axis(dim, flat.ndim)
+    _, shape = _rows(flat, dim, index)
+    wide = jnp.broadcast_to(along(jnp.reshape(index, (-1,)), dim, flat.ndim), shape)
+    out = _scatter_reduce_into(flat, dim, wide, jnp.reshape(source, shape), reduce, include_self)
+    return jnp.reshape(out, x.shape)
+
+
+@lowers("aten.take.default")
+def _take(ctx: Context, x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.reshape(x, (-1,)).at[index].get(mode="clip") if index.size else jnp.zeros(index.shape, x.dtype)
+
+
+@lowers("aten.put.default")
+def _put(ctx: Context, x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool) -> jax.Array:
+    target = jnp.reshape(x, (-1,)).at[index]
+    source = jnp.reshape(source, index.shape)
+    return jnp.reshape(target.add(source, mode="drop") if accumulate else target.set(source, mode="drop"), x.shape)
+
+
+@lowers("aten.masked_scatter.default")
+def _masked_scatter(ctx: Context, x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
+    if source.size == 0:
+        return jnp.broadcast_to(x, ctx.meta.shape)
+    mask, x = jnp.broadcast_to(mask, ctx.meta.shape), jnp.broadcast_to(x, ctx.meta.shape)
+    order = jnp.cumsum(jnp.reshape(mask, (-1,)), dtype=np.int64) - 1
+    values = jnp.take(jnp.reshape(source, (-1,)), jnp.reshape(order, mask.shape), mode="clip")
+    return jnp.where(mask, values, x)
+
+
+@lowers("aten.masked_scatter_backward.default")
+def _masked_scatter_backward(ctx: Context, grad: jax.Array, mask: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    count = int(np.prod(sizes, dtype=np.int64))
+    flat_mask = jnp.reshape(jnp.broadcast_to(mask, grad.shape), (-1,))
+    slot = jnp.where(flat_mask, jnp.cumsum(flat_mask, dtype=np.int64) - 1, count)
+    out = jnp.zeros((count,), grad.dtype).at[slot].set(jnp.reshape(grad, (-1,)), mode="drop")
+    return jnp.reshape(out, tuple(sizes))
+
+
+@lowers("aten.nonzero_static.default")
+def _nonzero_static(ctx: Context, x: jax.Array, *, size: int, fill_value: int) -> jax.Array:
+    if x.ndim == 0:
+        return jnp.zeros(ctx.meta.shape, np.int64)
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=1)
+
+
+@lowers("aten.embedding.default")
+def _embedding(
+    ctx: Context, weight: jax.Array, indices: jax.Array, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
+) -> jax.Array:
+    return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@lowers("aten.embedding_dense_backward.default")
+def _embedding_backward(
+    ctx: Context,
+    grad: jax.Array,
+    indices: jax.Array,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> jax.Array:
+    width = grad.shape[indices.ndim :]
+    rows = dtypes.widen(jnp.reshape(grad, (-1, *width)))
+    flat = jnp.reshape(indices, (-1,)).astype(np.int64)
+    if scale_grad_by_freq:
+        counts = jnp.zeros((num_weights,), rows.dtype).at[flat].add(1, mode="drop")
+        rows = rows / jnp.maximum(jnp.take(counts, flat, mode="clip"), 1)[:, None]
+    # Rows of the padding index go outside the array, where writes are dropped.
+    flat = jnp.where(flat == padding_idx, num_weights, flat) if padding_idx >= 0 else flat
+    return jnp.zeros((num_weights, *width), rows.dtype).at[flat].add(rows, mode="drop")

@@ -1,1 +1,141 @@
-"""Lowering rules: matmul."""
+"""Rules for products of matrices and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.args import is_constant, scale
+from torch_xla.ops.registry import Context, lowers
+
+
+def contract(
+    a: jax.Array,
+    b: jax.Array,
+    contracting: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> jax.Array:
+    """``lax.dot_general`` that accumulates half types in float32 and returns the accumulator's type."""
+    wide = dtypes.numpy_dtype(dtypes.opmath(dtypes.torch_dtype(a.dtype)))
+    return lax.dot_general(a, b, (contracting, batch), preferred_element_type=wide)
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A product over the last dimension of `a` and the last but one of `b` (the last, if `b` is a vector)."""
+    batch = tuple(range(a.ndim - 2)) if b.ndim > 2 else ()
+    return contract(a, b, ((a.ndim - 1,), (max(b.ndim - 2, 0),)), (batch, batch))
+
+
+def _accumulate(ctx: Context, x: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+    """``beta * x + alpha * product``, where a zero `beta` ignores NaN and infinity in `x`."""
+    product = scale(product, alpha)
+    if is_constant(beta, 0):
+        return jnp.broadcast_to(product, ctx.meta.shape)
+    x = x.astype(product.dtype)
+    if not is_constant(beta, 1):
+        factor = dtypes.cast(beta, dtypes.torch_dtype(product.dtype))
+        x = jnp.where(factor == 0, jnp.zeros((), x.dtype), factor * x)
+    return x + product
+
+
+@lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default")
+def _mm(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    return _matmul(a, b)
+
+
+@lowers("aten.mm.dtype", "aten.bmm.dtype")
+def _mm_dtype(ctx: Context, a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return _matmul(a, b)
+
+
+@lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
+def _addmm(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any) -> jax.Array:
+    return _accumulate(ctx, x, _matmul(a, b), beta, alpha)
+
+
+@lowers("aten.addmm.dtype", "aten.baddbmm.dtype")
+def _addmm_dtype(
+    ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, *, beta: Any, alpha: Any
+) -> jax.Array:
+    return _accumulate(ctx, x, _matmul(a, b), beta, alpha)
+
+
+@lowers("aten._addmm_activation.default")
+def _addmm_activation(
+    ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any, use_gelu: bool
+) -> jax.Array:
+    value = _accumulate(ctx, x, _matmul(a, b), beta, alpha)
+    return jax.nn.gelu(value, approximate=False) if use_gelu else jnp.maximum(value, 0)
+
+
+@lowers("aten.addbmm.default")
+def _addbmm(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any) -> jax.Array:
+    return _accumulate(ctx, x, contract(a, b, ((0, 2), (0, 1))), beta, alpha)
+
+
+@lowers("aten.ger.default", "aten.outer.default")
+def _outer(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    return dtypes.cast(a, ctx.meta.dtype)[:, None] * dtypes.cast(b, ctx.meta.dtype)[None, :]
+
+
+@lowers("aten.dot.default")
+def _dot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(a, b, ((0,), (0,)))
+
+
+@lowers("aten.vdot.default")
+def _vdot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(jnp.conj(a), b, ((0,), (0,)))
+
+
+@lowers("aten.linear.default")
+def _linear(ctx: Context, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+    out = contract(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)))
+    return out if bias is None else out + bias.astype(out.dtype)
+
+
+@lowers("aten.linear_backward.default")
+def _linear_backward(
+    ctx: Context, x: jax.Array, grad: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+    rows = tuple(range(grad.ndim - 1))
+    grad_x = contract(grad, weight, ((grad.ndim - 1,), (0,))) if output_mask[0] else None
+    grad_weight = contract(grad, x, (rows, rows)) if output_mask[1] else None
+    grad_bias = jnp.sum(grad, axis=rows) if output_mask[2] else None
+    return grad_x, grad_weight, grad_bias
+
+
+@lowers("aten.matmul.default")
+def _matmul_broadcast(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    wide = dtypes.numpy_dtype(dtypes.opmath(dtypes.torch_dtype(a.dtype)))
+    return jnp.matmul(a, b, preferred_element_type=wide)
+
+
+@lowers("aten._trilinear.default")
+def _trilinear(
+    ctx: Context,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int,
+) -> jax.Array:
+    a, b, c = (jnp.expand_dims(x, tuple(d)) for x, d in ((a, expand1), (b, expand2), (c, expand3)))
+    subscripts = list(range(a.ndim))
+    shape = jnp.broadcast_shapes(a.shape, b.shape, c.shape)
+    operands: list[Any] = []
+    for x in (a, b, c):
+        # Broadcast dimensions are left out of a term instead of being expanded.
+        kept = [d for d in subscripts if x.shape[d] == shape[d]]
+        operands += [jnp.reshape(x, [x.shape[d] for d in kept]), kept]
+    kept = [d for d in subscripts if d not in sumdim]
+    return jnp.einsum(*operands, kept)

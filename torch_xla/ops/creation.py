@@ -1,0 +1,125 @@
+"""Rules for operators that make a tensor from numbers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Context, lowers
+
+
+def _filled(ctx: Context, number: Any) -> jax.Array:
+    return jnp.broadcast_to(dtypes.cast(number, ctx.meta.dtype), ctx.meta.shape)
+
+
+@lowers(
+    "aten.zeros.default",
+    "aten.zeros_like.default",
+    "aten.new_zeros.default",
+    "aten.empty.memory_format",
+    "aten.empty_strided.default",
+    "aten.empty_like.default",
+    "aten.new_empty.default",
+    "aten.new_empty_strided.default",
+)
+def _zeros(ctx: Context, *_: Any, **__: Any) -> jax.Array:
+    return _filled(ctx, 0)
+
+
+@lowers("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+def _ones(ctx: Context, *_: Any, **__: Any) -> jax.Array:
+    return _filled(ctx, 1)
+
+
+@lowers("aten.full.default", "aten.full_like.default")
+def _full(ctx: Context, _: Any, value: Any, **__: Any) -> jax.Array:
+    return _filled(ctx, value)
+
+
+@lowers("aten.new_full.default")
+def _new_full(ctx: Context, x: jax.Array, size: Any, value: Any, **_: Any) -> jax.Array:
+    return _filled(ctx, value)
+
+
+@lowers("aten.scalar_tensor.default")
+def _scalar_tensor(ctx: Context, value: Any, **_: Any) -> jax.Array:
+    return _filled(ctx, value)
+
+
+def _range(ctx: Context, start: Any, step: Any) -> jax.Array:
+    """``start + i * step``; the length is the promised one, so both numbers may be program inputs."""
+    wide = torch.float64 if ctx.meta.dtype.is_floating_point else torch.int64
+    index = lax.iota(dtypes.numpy_dtype(wide), ctx.meta.shape[0])
+    return dtypes.cast(start, wide) + index * dtypes.cast(step, wide)
+
+
+@lowers("aten.arange.default")
+def _arange(ctx: Context, end: Any, **_: Any) -> jax.Array:
+    return _range(ctx, 0, 1)
+
+
+@lowers("aten.arange.start")
+def _arange_start(ctx: Context, start: Any, end: Any, **_: Any) -> jax.Array:
+    return _range(ctx, start, 1)
+
+
+@lowers("aten.arange.start_step")
+def _arange_step(ctx: Context, start: Any, end: Any, step: Any, **_: Any) -> jax.Array:
+    return _range(ctx, start, step)
+
+
+def _between(ctx: Context, start: Any, end: Any, steps: int) -> jax.Array:
+    """Evenly spaced values, counted from the nearer end so that both ends are exact."""
+    dtype = ctx.meta.dtype
+    wide = dtype if dtype.is_complex else torch.float64
+    start, end = dtypes.cast(start, wide), dtypes.cast(end, wide)
+    if steps == 1:
+        return jnp.reshape(start, (1,))
+    index = jnp.arange(steps)
+    step = (end - start) / max(steps - 1, 1)
+    return jnp.where(index < steps // 2, start + step * index, end - step * (steps - 1 - index))
+
+
+@lowers(
+    "aten.linspace.default",
+    "aten.linspace.Tensor_Tensor",
+    "aten.linspace.Tensor_Scalar",
+    "aten.linspace.Scalar_Tensor",
+)
+def _linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> jax.Array:
+    return _between(ctx, start, end, steps)
+
+
+@lowers(
+    "aten.logspace.default",
+    "aten.logspace.Tensor_Tensor",
+    "aten.logspace.Tensor_Scalar",
+    "aten.logspace.Scalar_Tensor",
+)
+def _logspace(ctx: Context, start: Any, end: Any, steps: int, base: float, **_: Any) -> jax.Array:
+    return jnp.power(base, _between(ctx, start, end, steps))
+
+
+@lowers("aten.eye.default")
+def _eye(ctx: Context, n: int, **_: Any) -> jax.Array:
+    return jnp.eye(n, dtype=dtypes.numpy_dtype(ctx.meta.dtype))
+
+
+@lowers("aten.eye.m")
+def _eye_m(ctx: Context, n: int, m: int, **_: Any) -> jax.Array:
+    return jnp.eye(n, m, dtype=dtypes.numpy_dtype(ctx.meta.dtype))
+
+
+@lowers("aten.tril_indices.default")
+def _tril_indices(ctx: Context, rows: int, columns: int, offset: int, **_: Any) -> jax.Array:
+    return jnp.asarray(torch.tril_indices(rows, columns, offset).numpy())
+
+
+@lowers("aten.triu_indices.default")
+def _triu_indices(ctx: Context, rows: int, columns: int, offset: int, **_: Any) -> jax.Array:
+    return jnp.asarray(torch.triu_indices(rows, columns, offset).numpy())
