@@ -185,6 +185,16 @@ def _arctan2(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.atan2(x, y)
 
 
+def logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``log(exp(x) + exp(y))``; of complex numbers without folding the result's angle into one turn."""
+    if not dtypes.is_complex(x):
+        return jnp.logaddexp(x, y)
+    first = x.real >= y.real
+    high, low = jnp.where(first, x, y), jnp.where(first, y, x)
+    same_infinity = (x == y) & ~jnp.isfinite(x.real)
+    return jnp.where(same_infinity, x, high + jnp.log1p(lax.exp(low - high)))
+
+
 _TENSOR_SCALAR = ("Tensor", "Scalar")
 _BITWISE = ("Tensor", "Scalar", "Scalar_Tensor")
 _SHIFT = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
@@ -233,7 +243,7 @@ _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("div", _TENSOR_SCALAR, lax.div),
     ("hypot", _DEFAULT, jnp.hypot),
     ("ldexp", ("Tensor",), lambda x, y: x * lax.exp2(y)),
-    ("logaddexp", _DEFAULT, jnp.logaddexp),
+    ("logaddexp", _DEFAULT, logaddexp),
     ("logaddexp2", _DEFAULT, jnp.logaddexp2),
     ("special_xlog1py", ("default", "other_scalar", "self_scalar"), _xlog1py),
     ("xlogy", ("Tensor", "Scalar_Other", "Scalar_Self"), _xlogy),

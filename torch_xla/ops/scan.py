@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.elementwise import logaddexp
 from torch_xla.ops.registry import Context, lowers
 
 
@@ -28,7 +29,11 @@ def _cumprod(ctx: Context, x: jax.Array, dim: int, *, dtype: Any) -> jax.Array:
 @lowers("aten.logcumsumexp.default", "aten._logcumsumexp.default")
 def _logcumsumexp(ctx: Context, x: jax.Array, dim: int) -> jax.Array:
     x = dtypes.widen(x, floating=True)
-    return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
+    if x.size <= 1:
+        return x
+    if dtypes.is_complex(x):
+        return lax.associative_scan(logaddexp, x, axis=dim % x.ndim)
+    return lax.cumlogsumexp(x, axis=dim % x.ndim)
 
 
 def _running(x: jax.Array, dim: int, wins: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -140,6 +140,8 @@ def _search(sequence: jax.Array, values: jax.Array, right: bool) -> jax.Array:
     dtype = dtypes.result_type(sequence, values)
     sequence, values = dtypes.cast(sequence, dtype), dtypes.cast(values, dtype)
     side = "right" if right else "left"
+    if sequence.size == 0 or values.size == 0:
+        return jnp.zeros(values.shape, jnp.int64)
     if sequence.ndim == 1:
         return jnp.searchsorted(sequence, values, side=side)
     rows = jax.vmap(lambda row, wanted: jnp.searchsorted(row, wanted, side=side))

@@ -27,6 +27,25 @@ def _entropy(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0, -x * lax.log(safe), below)
 
 
+def _zeta(order: jax.Array, x: jax.Array) -> jax.Array:
+    """Hurwitz zeta function. Left of 0, where XLA loses accuracy, terms are added until the rest lies right of it."""
+
+    def left(x: jax.Array) -> jax.Array:
+        # Far left every step would be lost to rounding.
+        return (x < 0) & (x > -(2.0**20))
+
+    def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        total, x = carry
+        term = jnp.where(left(x), lax.pow(x, -order), jnp.zeros_like(x))
+        return total + term, jnp.where(left(x), x + 1, x)
+
+    total, rest = lax.while_loop(lambda carry: jnp.any(left(carry[1])), step, (jnp.zeros_like(x), x))
+    infinite = (order == 1) | ((order > 1) & (x <= 0) & (x == lax.floor(x)))
+    undefined = (order < 1) | ((x < 0) & (order != lax.floor(order)))
+    value = jnp.where(undefined, jnp.full_like(x, math.nan), total + lax.zeta(order, rest))
+    return jnp.where(infinite, jnp.full_like(x, math.inf), value)
+
+
 _FLOATING: dict[str, Unary] = {
     "digamma": _digamma,
     "erf": lax.erf,
@@ -49,7 +68,7 @@ for _name, _fn in _FLOATING.items():
 lowers("aten.igamma.default")(binary(lax.igamma, floating=True))
 lowers("aten.igammac.default")(binary(lax.igammac, floating=True))
 lowers("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar")(
-    binary(lax.zeta, floating=True)
+    binary(_zeta, floating=True)
 )
 
 
@@ -64,4 +83,4 @@ def _polygamma(ctx: Context, order: int, x: jax.Array) -> Any:
         positive = lax.zeta(jnp.full_like(x, 2), reflected)
         return jnp.where(x < 0.5, (math.pi / lax.sin(math.pi * x)) ** 2 - positive, positive)
     sign = -1.0 if order % 2 == 0 else 1.0
-    return sign * math.factorial(order) * lax.zeta(jnp.full_like(x, order + 1), x)
+    return sign * math.factorial(order) * _zeta(jnp.full_like(x, order + 1), x)
