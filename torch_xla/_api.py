@@ -1,0 +1,132 @@
+"""The functions of the package's top level that deal with devices, barriers, seeds and processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings, _config, _metrics
+from torch_xla._core import backend, closures
+from torch_xla._core import sync as _barrier
+from torch_xla._errors import message
+
+logger = logging.getLogger("torch_xla")
+
+
+def device(index: int | None = None) -> torch.device:
+    """Returns an XLA device.
+
+    Args:
+        index: Index into `torch_xla.devices()`; that device also becomes the current one. By default the current
+            device is returned, which is ``xla:0`` unless another was chosen.
+
+    Returns:
+        The device, always with its index: ``torch.device("xla", 0)``.
+
+    Raises:
+        IndexError: there is no such device.
+    """
+    if index is None:
+        return torch.device("xla", _bindings.current_device())
+    count = backend.device_count()
+    if not 0 <= index < count:
+        raise IndexError(
+            message("device", f"Device index {index} out of range", expected=f"0 to {count - 1}: {devices()}")
+        )
+    _bindings.set_current_device(index)
+    return torch.device("xla", index)
+
+
+def devices() -> list[torch.device]:
+    """All XLA devices of this process, ``xla:0`` first."""
+    return [torch.device("xla", index) for index in range(backend.device_count())]
+
+
+def real_devices() -> list[str]:
+    """Names of the hardware behind `torch_xla.devices()`, such as ``["CPU:0", "CPU:1"]``."""
+    return [backend.hardware(index) for index in range(backend.device_count())]
+
+
+def device_count() -> int:
+    """Number of XLA devices of this process."""
+    return backend.device_count()
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """Compiles what was recorded so far, unless it is known already, and dispatches it to the devices.
+
+    Afterwards the step closures that were added since the last barrier run. Without pending work and closures this is
+    nearly free.
+
+    Args:
+        wait: Whether to return only when the devices have finished.
+        reset_scope: Accepted for compatibility; nodes have no scopes here.
+
+    Raises:
+        RuntimeError: a graph could not be compiled or run; tensors then keep the values they had.
+    """
+    _metrics.count("MarkStep")
+    _barrier.sync(None, wait or _config.XLA_SYNC_WAIT.get())
+    if _config.XLA_METRICS_FILE.get() is not None:
+        from torch_xla.debug import metrics_saver
+
+        metrics_saver.save_metrics()
+    if closures.pending():
+        closures.run()
+
+
+def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:
+    """Seeds the random numbers of one XLA device.
+
+    ``torch.manual_seed`` seeds all XLA devices too; this call wins until the next one of either.
+
+    Args:
+        seed: Any integer of 64 bits.
+        device: The device; the current one by default.
+    """
+    import torch_xla.core.xla_model as xm
+
+    xm.set_rng_state(seed, None if device is None else str(_device_of(device)))
+
+
+def _device_of(device: torch.device | str | int) -> torch.device:
+    return torch.device("xla", device) if isinstance(device, int) else torch.device(device)
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Runs ``fn(index, *args)`` for each process of the job.
+
+    Under ``torchrun`` the processes exist already, and ``fn`` is called in this one with its local rank.
+
+    Args:
+        fn: Function whose first argument is the index of its process.
+        args: Further arguments.
+        start_method: How `multiprocessing` would start processes: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        debug_single_process: Whether to stay in this process.
+
+    Raises:
+        NotImplementedError: the job has more than one process.
+    """
+    from torch_xla.distributed import xla_multiprocessing
+
+    if torch.distributed.is_torchelastic_launched():
+        if _config.WORLD_SIZE.get() > 1:
+            raise NotImplementedError(
+                message(
+                    "launch",
+                    f"torchrun started {_config.WORLD_SIZE.get()} processes",
+                    expected="one process",
+                    do="use torchrun --nproc-per-node=1, and CPU_NUM_DEVICES for several devices in one process",
+                )
+            )
+        fn(_config.LOCAL_RANK.get(), *args)
+        return
+    xla_multiprocessing.spawn(fn, args=args, nprocs=1 if debug_single_process else None, start_method=start_method)

@@ -1,0 +1,214 @@
+"""Every environment variable the package reads: name, type, default, meaning.
+
+An option is read from the environment at each `Option.get`, so a script may set it after the import and before its
+first use; options with ``once=True`` sit on a hot path and keep what the first read found. A value that does not parse
+raises `ValueError` with the accepted ones. `Option.override` replaces a value for a block, in every thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from torch_xla._errors import listing, message
+
+T = TypeVar("T")
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off", "")
+_UNSET: Any = object()
+
+_options: dict[str, Option[Any]] = {}
+
+
+class Option(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: Name in the environment.
+        kind: What values look like, in words.
+        default: Value when the variable is not set.
+        doc: What it does, in one sentence.
+    """
+
+    def __init__(
+        self, name: str, kind: str, default: T, doc: str, parse: Callable[[str], T], *, once: bool = False
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.default = default
+        self.doc = doc
+        self._parse = parse
+        self._once = once
+        self._value: Any = _UNSET
+        self._override: Any = _UNSET
+        if name in _options:
+            raise ValueError(message("config", f"{name} is declared twice", do="declare it in one place"))
+        _options[name] = self
+
+    def get(self) -> T:
+        """The value in force.
+
+        Raises:
+            ValueError: the variable holds something else than its type allows.
+        """
+        if self._override is not _UNSET:
+            return self._override
+        if self._value is not _UNSET:
+            return self._value
+        raw = os.environ.get(self.name)
+        value = self.default if raw is None else self.parse(raw)
+        if self._once:
+            self._value = value
+        return value
+
+    def parse(self, raw: str) -> T:
+        """Reads a value from text; `ValueError` names the accepted ones."""
+        try:
+            return self._parse(raw.strip())
+        except (ValueError, KeyError):
+            raise ValueError(
+                message("config", f"{self.name}={raw!r}", expected=self.kind, do=f"unset it for {self.default!r}")
+            ) from None
+
+    def is_set(self) -> bool:
+        """Whether the environment, or an override, gives a value."""
+        return self._override is not _UNSET or self.name in os.environ
+
+    def set(self, value: T | None) -> None:
+        """Writes the value into the environment, for this process and its children; None removes it."""
+        self._value = _UNSET
+        if value is None:
+            os.environ.pop(self.name, None)
+        else:
+            os.environ[self.name] = str(int(value)) if isinstance(value, bool) else str(value)
+
+    @contextmanager
+    def override(self, value: T) -> Iterator[None]:
+        """Replaces the value inside a ``with`` block; nesting restores the outer one."""
+        saved = self._override
+        self._override = value
+        try:
+            yield
+        finally:
+            self._override = saved
+
+
+def _bool(name: str, default: bool, doc: str, **kwargs: Any) -> Option[bool]:
+    def parse(raw: str) -> bool:
+        low = raw.lower()
+        if low in _TRUE:
+            return True
+        if low in _FALSE:
+            return False
+        raise ValueError(raw)
+
+    return Option(
+        name, "a switch: '1', 'true', 'yes', 'on' or '0', 'false', 'no', 'off'", default, doc, parse, **kwargs
+    )
+
+
+def _int(name: str, default: int, doc: str, low: int = 0, high: int | None = None, **kwargs: Any) -> Option[int]:
+    def parse(raw: str) -> int:
+        value = int(raw)
+        if value < low or (high is not None and value > high):
+            raise ValueError(raw)
+        return value
+
+    kind = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
+    return Option(name, kind, default, doc, parse, **kwargs)
+
+
+def _float(name: str, default: float, doc: str, low: float, high: float) -> Option[float]:
+    def parse(raw: str) -> float:
+        value = float(raw)
+        if not low <= value <= high:
+            raise ValueError(raw)
+        return value
+
+    return Option(name, f"a number from {low} to {high}", default, doc, parse)
+
+
+def _text(name: str, default: str | None, doc: str, **kwargs: Any) -> Option[str | None]:
+    return Option(name, "text", default, doc, lambda raw: raw or None, **kwargs)
+
+
+def _choice(name: str, choices: tuple[str, ...], default: str, doc: str) -> Option[str]:
+    table = {choice.lower(): choice for choice in choices}
+    return Option(name, listing(choices), default, doc, lambda raw: table[raw.lower()])
+
+
+def _fractions(raw: str) -> tuple[float, ...]:
+    values = tuple(float(part) for part in raw.split(":"))
+    if not all(0.0 <= value < 1.0 for value in values):
+        raise ValueError(raw)
+    return values
+
+
+# Device and processes.
+PJRT_DEVICE = _text("PJRT_DEVICE", None, "Kind of device to run on: CPU, CUDA, TPU or the name of an installed plugin.")
+CPU_NUM_DEVICES = _int("CPU_NUM_DEVICES", 1, "Number of CPU devices xla:0, xla:1, … in one process.", low=1)
+PJRT_LOCAL_PROCESS_COUNT = _int("PJRT_LOCAL_PROCESS_COUNT", 1, "Processes of the job on this host.", low=1)
+PJRT_LOCAL_PROCESS_RANK = _int("PJRT_LOCAL_PROCESS_RANK", 0, "Rank of this process on its host.")
+LOCAL_RANK = _int("LOCAL_RANK", 0, "Rank on this host, set by torchrun.")
+WORLD_SIZE = _int("WORLD_SIZE", 1, "Number of processes, set by torchrun.", low=1)
+XLA_USE_SPMD = _bool("XLA_USE_SPMD", False, "Asks for SPMD mode.")
+
+# Recording and graphs.
+XLA_NO_SPECIAL_SCALARS = _bool(
+    "XLA_NO_SPECIAL_SCALARS", False, "Makes the scalars 0 and 1 graph inputs like all others."
+)
+XLA_IR_DEBUG = _bool("XLA_IR_DEBUG", False, "Keeps the Python line that recorded each node, for messages and dumps.")
+XLA_HLO_DEBUG = _bool("XLA_HLO_DEBUG", False, "Puts the Python lines into the StableHLO that is compiled.")
+XLA_SAVE_TENSORS_FILE = _text("XLA_SAVE_TENSORS_FILE", None, "File to which every cut graph is appended.")
+XLA_SAVE_TENSORS_FMT = _choice(
+    "XLA_SAVE_TENSORS_FMT", ("text", "hlo", "stablehlo", "dot"), "text", "Form of the graphs in XLA_SAVE_TENSORS_FILE."
+)
+XLA_USE_EAGER_DEBUG_MODE = _bool(
+    "XLA_USE_EAGER_DEBUG_MODE", False, "Starts in eager mode: each operation runs at once."
+)
+
+# Barrier and metrics.
+XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait for the device.", once=True)
+XLA_METRICS_FILE = _text(
+    "XLA_METRICS_FILE", None, "File (or STDOUT, STDERR) to which each barrier appends the metrics report.", once=True
+)
+XLA_METRICS_PERCENTILES = Option(
+    "XLA_METRICS_PERCENTILES",
+    "fractions from 0 to below 1 joined by ':', such as '0.01:0.5:0.99'",
+    (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),
+    "Percentiles in the metrics report.",
+    _fractions,
+)
+PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "Explains compilations and executions as they happen.")
+PT_XLA_DEBUG_LEVEL = _int("PT_XLA_DEBUG_LEVEL", 0, "1 explains compilations, 2 also each execution.", low=0, high=100)
+PT_XLA_DEBUG_FILE = _text("PT_XLA_DEBUG_FILE", None, "File for what PT_XLA_DEBUG prints; standard error if unset.")
+XLA_MAX_ASYNC_QUEUE = _int(
+    "XLA_MAX_ASYNC_QUEUE", 100, "Asynchronous step closures that may wait before a step blocks.", low=1
+)
+RATE_TRACKER_SMOOTHING = _float("RATE_TRACKER_SMOOTHING", 0.4, "Weight of the past in RateTracker.rate().", 0.0, 1.0)
+
+# Compilation cache.
+XLA_PERSISTENT_CACHE_PATH = _text("XLA_PERSISTENT_CACHE_PATH", None, "Folder that keeps compiled graphs between runs.")
+XLA_PERSISTENT_CACHE_READ_ONLY = _bool(
+    "XLA_PERSISTENT_CACHE_READ_ONLY", False, "Reads that folder, never writes to it."
+)
+
+
+def options() -> list[Option[Any]]:
+    """All options, by name."""
+    return [_options[name] for name in sorted(_options)]
+
+
+def describe() -> str:
+    """A table of all options: name, value in force, default, meaning."""
+    rows = []
+    for option in options():
+        try:
+            value = repr(option.get())
+        except ValueError as error:
+            value = str(error)
+        rows.append(f"{option.name}={value} (default {option.default!r}; {option.kind})\n    {option.doc}")
+    return "\n".join(rows)

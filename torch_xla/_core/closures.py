@@ -1,0 +1,92 @@
+"""Functions that run after the next barrier, when the values they look at exist."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from torch_xla import _config
+from torch_xla._errors import message
+
+Closure = Callable[[], Any]
+
+_blocking: list[Closure] = []
+_background: list[Closure] = []
+
+
+class _Runner:
+    """Runs closures in order in one thread, which lives only while there is something to run.
+
+    The thread is no daemon: the interpreter waits for closures that were accepted before it ended.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Closure] = deque()
+        self._active = False
+        self._error: BaseException | None = None
+
+    def submit(self, closure: Closure) -> None:
+        with self._changed:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise RuntimeError(
+                    message("sync", "an asynchronous step closure failed earlier", do="see the cause above")
+                ) from error
+            limit = _config.XLA_MAX_ASYNC_QUEUE.get()
+            self._changed.wait_for(lambda: len(self._waiting) < limit)
+            self._waiting.append(closure)
+            if not self._active:
+                self._active = True
+                threading.Thread(target=self._run, name="torch_xla-step-closures").start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting or self._error is not None:
+                    # What was queued behind a failure would act on a state its author did not expect.
+                    self._waiting.clear()
+                    self._active = False
+                    self._changed.notify_all()
+                    return
+                closure = self._waiting.popleft()
+                self._changed.notify_all()
+            try:
+                closure()
+            except BaseException as error:
+                self._error = error
+
+    def drain(self) -> None:
+        """Returns when nothing is queued or running."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._active)
+
+
+_runner = _Runner()
+
+
+def add(closure: Callable[..., Any], args: tuple[Any, ...], background: bool) -> None:
+    """Queues ``closure(*args)`` for the next barrier."""
+    (_background if background else _blocking).append(lambda: closure(*args))
+
+
+def pending() -> bool:
+    """Whether the next barrier has closures to run."""
+    return bool(_blocking or _background)
+
+
+def run() -> None:
+    """Runs what was queued before this barrier; a closure may queue others for the next one."""
+    blocking, background = _blocking[:], _background[:]
+    del _blocking[: len(blocking)], _background[: len(background)]
+    for closure in background:
+        _runner.submit(closure)
+    for closure in blocking:
+        closure()
+
+
+def drain() -> None:
+    """Waits for asynchronous closures that were started."""
+    _runner.drain()

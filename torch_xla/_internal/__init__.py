@@ -1,0 +1,1 @@
+"""Paths inside the original package that other libraries read."""

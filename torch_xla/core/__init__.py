@@ -1,0 +1,1 @@
+"""Public path of `torch_xla.core.xla_model`."""

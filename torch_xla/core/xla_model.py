@@ -1,0 +1,596 @@
+"""The classic API, imported as ``xm``: devices, barriers, optimizer steps, saving, random state, collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import torch
+
+import torch_xla
+from torch_xla import _bindings, _config, runtime
+from torch_xla._core import backend, closures
+from torch_xla._core import sync as _barrier
+from torch_xla._errors import message
+from torch_xla.core._collectives import (
+    REDUCE_AND,
+    REDUCE_MAX,
+    REDUCE_MIN,
+    REDUCE_MUL,
+    REDUCE_OR,
+    REDUCE_SUM,
+    all_gather,
+    all_gather_bucketized,
+    all_reduce,
+    all_reduce_bucketized_gradients,
+    all_to_all,
+    broadcast_master_param,
+    collective_broadcast,
+    collective_permute,
+    reduce_gradients,
+    reduce_scatter,
+    reduce_scatter_bucketized,
+)
+from torch_xla.core._collectives import fetch_gradients as _fetch_gradients
+from torch_xla.utils import utils as xu
+
+__all__ = [
+    "REDUCE_AND",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "REDUCE_MUL",
+    "REDUCE_OR",
+    "REDUCE_SUM",
+    "RateTracker",
+    "ToXlaTensorArena",
+    "_fetch_gradients",
+    "_maybe_convert_to_cpu",
+    "add_step_closure",
+    "all_gather",
+    "all_gather_bucketized",
+    "all_reduce",
+    "all_reduce_bucketized_gradients",
+    "all_to_all",
+    "broadcast_master_param",
+    "collective_broadcast",
+    "collective_permute",
+    "do_on_ordinals",
+    "fork_rng",
+    "get_local_ordinal",
+    "get_memory_info",
+    "get_ordinal",
+    "get_rng_state",
+    "get_stablehlo",
+    "get_stablehlo_bytecode",
+    "get_xla_supported_devices",
+    "is_master_ordinal",
+    "is_xla_tensor",
+    "mark_step",
+    "master_print",
+    "mesh_reduce",
+    "optimizer_step",
+    "reduce_gradients",
+    "reduce_scatter",
+    "reduce_scatter_bucketized",
+    "rendezvous",
+    "save",
+    "send_cpu_data_to_device",
+    "set_replication",
+    "set_rng_state",
+    "unlazy",
+    "wait_device_ops",
+    "xla_device",
+    "xla_device_hw",
+    "xla_device_kind",
+    "xla_real_devices",
+    "xla_rendezvous",
+    "xla_replication_devices",
+    "xrt_world_size",
+]
+
+Device = str | torch.device
+
+# A random state is a seed and a number of draws; both fit in one integer because the generator makes its keys from
+# seed + draws * _STRIDE, modulo 2**64.
+_STRIDE = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _index(device: Device | None) -> int:
+    """Index of a device; the current one for None."""
+    if device is None:
+        return _bindings.current_device()
+    parsed = torch.device(device)
+    if parsed.type != "xla":
+        raise RuntimeError(message("device", f"Invalid device format: {device}", expected="xla or xla:<index>"))
+    index = _bindings.current_device() if parsed.index is None else parsed.index
+    if index >= backend.device_count():
+        raise RuntimeError(message("device", f"got {device}", expected=f"one of {get_xla_supported_devices()}"))
+    return index
+
+
+# Devices.
+
+
+def is_xla_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lives on an XLA device."""
+    return tensor.device.type == "xla"
+
+
+def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
+    """Names of the devices of this process.
+
+    Args:
+        max_devices: How many to return at most.
+
+    Returns:
+        A list such as ``["xla:0", "xla:1"]``.
+    """
+    count = backend.device_count()
+    return [f"xla:{index}" for index in range(min(count, max_devices) if max_devices else count)]
+
+
+def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    """Returns an XLA device; the older name of `torch_xla.device`.
+
+    Args:
+        n: Index of the device, which also becomes the current one. The current one by default.
+        devkind: Accepted for compatibility.
+    """
+    return torch_xla.device(n)
+
+
+def xla_real_devices(devices: list[Device] | None = None) -> list[str]:
+    """Names of the hardware behind devices.
+
+    Args:
+        devices: The devices; all of this process by default.
+
+    Returns:
+        A list such as ``["CPU:0", "CPU:1"]``.
+    """
+    return [backend.hardware(_index(device)) for device in devices or get_xla_supported_devices()]
+
+
+def xla_device_hw(device: Device) -> str:
+    """Kind of hardware behind a device: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin."""
+    return backend.hardware(_index(device)).split(":")[0]
+
+
+def xla_device_kind(device: Device | None = None) -> str:
+    """The vendor's name for the model of a device."""
+    return backend.jax_device(_index(device)).device_kind
+
+
+def xla_replication_devices(local_devices: list[Device] | None = None) -> list[str]:
+    """Names of the hardware that takes part when work is replicated over the given devices."""
+    return xla_real_devices(local_devices)
+
+
+def set_replication(device: Device, devices: list[Device] | None) -> None:
+    """Makes ``device`` the current one; with one process there is nothing to replicate.
+
+    Args:
+        device: The device of this process.
+        devices: The devices of all processes.
+    """
+    if devices and str(device) not in [str(each) for each in devices]:
+        raise ValueError(message("device", f"got {device}", expected=f"one of {[str(each) for each in devices]}"))
+    _bindings.set_current_device(_index(device))
+
+
+def get_memory_info(device: Device | None = None) -> dict[str, int]:
+    """Memory of a device.
+
+    For CPU devices, which have no memory of their own, the figures are those of this process and its host.
+
+    Args:
+        device: The device; the current one by default.
+
+    Returns:
+        ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` in bytes, and the older ``kb_free`` and ``kb_total``
+        in KiB.
+    """
+    stats = backend.memory_stats(_index(device))
+    if stats:
+        used = int(stats.get("bytes_in_use", stats.get("bytes_used", 0)))
+        limit = int(stats.get("bytes_limit", 0))
+        peak = int(stats.get("peak_bytes_in_use", stats.get("peak_bytes_used", used)))
+    else:
+        page = os.sysconf("SC_PAGE_SIZE")
+        limit = os.sysconf("SC_PHYS_PAGES") * page
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        try:
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[1]) * page
+        except OSError:  # no such file outside Linux
+            used = peak
+    return {
+        "bytes_used": used,
+        "bytes_limit": limit,
+        "peak_bytes_used": peak,
+        "kb_free": max(limit - used, 0) // 1024,
+        "kb_total": limit // 1024,
+    }
+
+
+# Barriers.
+
+
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+    """Issues a barrier; the older name of `torch_xla.sync`."""
+    torch_xla.sync(wait, reset_scope)
+
+
+def unlazy(tensors: list[torch.Tensor]) -> None:
+    """Computes the tensors and waits until their values are there.
+
+    Args:
+        tensors: Tensors on XLA devices.
+    """
+    for position, tensor in enumerate(tensors):
+        if not is_xla_tensor(tensor):
+            raise ValueError(message("sync", f"tensor {position} is on {tensor.device}", expected="device xla"))
+    _barrier.evaluate(list(tensors), wait=True)
+
+
+def wait_device_ops(devices: list[Device] | None = None) -> None:
+    """Waits for everything that was dispatched to devices.
+
+    Args:
+        devices: The devices; all of this process by default.
+    """
+    if devices:
+        for device in devices:
+            _barrier.wait(_index(device))
+    else:
+        _barrier.wait(None)
+    closures.drain()
+
+
+def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), run_async: bool = False) -> None:
+    """Queues a function to be called after the next barrier.
+
+    Reading a tensor in the middle of a step evaluates it on its own; a closure reads it when the step has been
+    dispatched as one graph.
+
+    Args:
+        closure: The function. Closures run in the order in which they were added.
+        args: Its arguments, tensors among them.
+        run_async: Whether to run it in another thread, while the next step is recorded. If it raises, a later barrier
+            does.
+    """
+    closures.add(closure, args, run_async)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict[str, Any] = {},  # noqa: B006 (only read)
+    groups: list[list[int]] | None = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Averages gradients over all processes and runs ``optimizer.step``.
+
+    Args:
+        optimizer: The optimizer.
+        barrier: Whether to issue a barrier afterwards. Not needed under `MpDeviceLoader`, which issues one per batch.
+        optimizer_args: Keyword arguments of ``optimizer.step``.
+        groups: See `all_reduce`.
+        pin_layout: See `all_reduce`.
+
+    Returns:
+        What ``optimizer.step`` returned.
+    """
+    reduce_gradients(optimizer, groups=groups, pin_layout=pin_layout)
+    loss = optimizer.step(**optimizer_args)
+    if barrier:
+        torch_xla.sync()
+    return loss
+
+
+def get_stablehlo(tensors: list[torch.Tensor] | None = None) -> str:
+    """StableHLO text of the graph that computes the tensors; of everything pending on the current device by default.
+
+    Args:
+        tensors: Tensors on an XLA device. Their values stay pending.
+    """
+    return _barrier.graph_text(list(tensors or []), "stablehlo")
+
+
+def get_stablehlo_bytecode(tensors: list[torch.Tensor] | None = None) -> bytes:
+    """StableHLO of `get_stablehlo` as portable bytecode."""
+    return _barrier.graph_text(list(tensors or []), "stablehlo_bytecode")
+
+
+# Random state.
+
+
+def set_rng_state(seed: int, device: Device | None = None) -> None:
+    """Sets the random state of a device.
+
+    Args:
+        seed: A seed, or what `get_rng_state` returned.
+        device: The device; the current one by default.
+    """
+    _bindings.set_rng_state(_index(device), int(seed) & _MASK, 0)
+
+
+def get_rng_state(device: Device | None = None) -> int:
+    """The random state of a device as one signed integer of 64 bits; right after seeding it is the seed.
+
+    Args:
+        device: The device; the current one by default.
+    """
+    seed, draws = _bindings.rng_state(_index(device))
+    state = (seed + draws * _STRIDE) & _MASK
+    return state - (1 << 64) if state >> 63 else state
+
+
+@contextlib.contextmanager
+def fork_rng(device: Device | None = None, enabled: bool = True) -> Iterator[None]:
+    """Gives a device its random state back at the end of a block.
+
+    Args:
+        device: The device; the current one by default.
+        enabled: Whether to do anything.
+    """
+    if not enabled:
+        yield
+        return
+    index = _index(device)
+    seed, draws = _bindings.rng_state(index)
+    try:
+        yield
+    finally:
+        _bindings.set_rng_state(index, seed, draws)
+
+
+# Moving data.
+
+
+class ToXlaTensorArena:
+    """Replaces tensors inside nested containers, all in one conversion.
+
+    Args:
+        convert_fn: Takes the list of selected tensors, gives their replacements.
+        select_fn: Says which objects are meant.
+    """
+
+    def __init__(self, convert_fn: Callable[[list[Any]], list[Any]], select_fn: Callable[[Any], bool]) -> None:
+        self._convert_fn = convert_fn
+        self._select_fn = select_fn
+
+    def transform(self, inputs: Any) -> Any:
+        """The same nesting with replacements; ``inputs`` itself if nothing in it is selected."""
+        selected: list[Any] = []
+        xu.for_each_instance(inputs, self._select_fn, selected.append)
+        if not selected:
+            return inputs
+        converted = {id(old): new for old, new in zip(selected, self._convert_fn(selected), strict=True)}
+        return xu.for_each_instance_rewrite(inputs, self._select_fn, lambda old: converted[id(old)])
+
+
+def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU copies; tensors that are aliases of one another share theirs, as ``torch.save`` then does too."""
+    copies: dict[tuple[Any, ...], torch.Tensor] = {}
+    result = []
+    for tensor in tensors:
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        key = (_bindings.tensor_id(tensor), *layout)
+        if key not in copies:
+            copies[key] = tensor.detach().cpu()
+        copy = copies[key]
+        if isinstance(tensor, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+        result.append(copy)
+    return result
+
+
+def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """Replaces XLA tensors in nested containers by CPU copies.
+
+    Args:
+        data: Any nesting of containers; not changed.
+        convert: If False, the tensors are computed and ``data`` comes back as it is.
+    """
+
+    def convert_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        _barrier.evaluate(tensors, wait=False)
+        return _to_cpu(tensors) if convert else tensors
+
+    arena = ToXlaTensorArena(convert_all, lambda item: isinstance(item, torch.Tensor) and is_xla_tensor(item))
+    return arena.transform(data)
+
+
+def send_cpu_data_to_device(datas: Any, device: Device, input_sharding: Any = None) -> Any:
+    """Replaces CPU tensors in nested containers by copies on a device.
+
+    Args:
+        datas: Any nesting of containers, not changed. A lone tensor counts as a list of one.
+        device: The device.
+        input_sharding: Must be None.
+
+    Returns:
+        The same nesting with tensors on the device.
+    """
+    if input_sharding is not None:
+        raise NotImplementedError(message("loader", "input_sharding was given", expected="None without SPMD mode"))
+    target = torch.device(device)
+    if isinstance(datas, torch.Tensor):
+        datas = [datas]
+
+    def send(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [
+                torch.nn.Parameter(sent, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, torch.nn.Parameter)
+                else sent.requires_grad_(tensor.requires_grad)
+                for tensor, sent in ((tensor, tensor.to(target)) for tensor in tensors)
+            ]
+
+    arena = ToXlaTensorArena(send, lambda item: isinstance(item, torch.Tensor) and item.device.type == "cpu")
+    return arena.transform(datas)
+
+
+def save(
+    data: Any, file_or_path: str | os.PathLike[str] | IO[bytes], master_only: bool = True, global_master: bool = False
+) -> None:
+    """Saves data with ``torch.save`` after moving its tensors to the CPU, so that it loads anywhere.
+
+    Args:
+        data: Any nesting of containers.
+        file_or_path: Where to write.
+        master_only: Whether only the first process writes; otherwise each needs a path of its own.
+        global_master: With ``master_only``, whether that is the first process of the job, not of each host.
+    """
+    writes = not master_only or is_master_ordinal(local=not global_master)
+    cpu_data = _maybe_convert_to_cpu(data, convert=writes)
+    if writes:
+        torch.save(cpu_data, file_or_path)
+
+
+# Processes.
+
+
+def get_local_ordinal() -> int:
+    """Ordinal of this process on its host."""
+    return runtime.local_ordinal()
+
+
+def get_ordinal(defval: int = 0) -> int:
+    """Ordinal of this process in the job; the older name of `torch_xla.runtime.global_ordinal`."""
+    return runtime.global_ordinal()
+
+
+def xrt_world_size(defval: int = 1) -> int:
+    """Number of processes of the job; the older name of `torch_xla.runtime.world_size`."""
+    return runtime.world_size()
+
+
+def is_master_ordinal(local: bool = True) -> bool:
+    """Whether this is the first process.
+
+    Args:
+        local: Whether of its host, or else of the whole job.
+    """
+    return (runtime.local_ordinal() if local else runtime.global_ordinal()) == 0
+
+
+def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = False) -> None:
+    """Prints in the first process only.
+
+    Args:
+        *args: What to print.
+        fd: File; standard output by default.
+        local: Whether the first process of each host prints.
+        flush: Whether to flush the file.
+    """
+    if is_master_ordinal(local=local):
+        print(*args, file=sys.stdout if fd is None else fd, flush=flush)
+
+
+def xla_rendezvous(payload: bytes = b"", ordinals: list[int] | None = None, tag: str | None = None) -> list[bytes]:
+    """Waits until all processes are here, and exchanges bytes; issues a barrier.
+
+    Args:
+        payload: Bytes of this process.
+        ordinals: The processes that take part: all of them.
+        tag: Name of this meeting point, for messages.
+
+    Returns:
+        The payloads, by ordinal.
+    """
+    if ordinals and list(ordinals) != [0]:
+        raise ValueError(message("rendezvous", f"ordinals={ordinals}", expected="[0] or None"))
+    if not isinstance(payload, bytes):
+        raise TypeError(message("rendezvous", f"`payload` must be bytes, not {type(payload)}"))
+    torch_xla.sync()
+    return [payload]
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: list[int] | None = None) -> list[bytes]:
+    """Waits until all processes have reached the meeting point ``tag``; see `xla_rendezvous`.
+
+    Args:
+        tag: Name of the meeting point.
+        payload: Bytes of this process.
+        replicas: The processes that take part: all of them.
+    """
+    return xla_rendezvous(payload, replicas or None, tag=tag)
+
+
+def do_on_ordinals(
+    target: Callable[..., Any], data: Any = (), ordinals: list[int] | set[int] | tuple[int, ...] | int = (0,)
+) -> Any:
+    """Runs a function in some processes.
+
+    Args:
+        target: The function; it gets the items of ``data``, on the CPU.
+        data: Its arguments.
+        ordinals: The processes.
+
+    Returns:
+        What the function returned, or None where it did not run.
+    """
+    wanted = [ordinals] if isinstance(ordinals, int) else ordinals
+    running = runtime.global_ordinal() in wanted
+    cpu_data = _maybe_convert_to_cpu(data, convert=running)
+    result = target(*cpu_data) if running else None
+    rendezvous("torch_xla.core.xla_model.do_on_ordinals")
+    return result
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[..., Any]) -> Any:
+    """Gathers a value of each process on all of them, and reduces the list with a function.
+
+    Args:
+        tag: Name of the meeting point.
+        data: Anything; tensors in it are moved to the CPU.
+        reduce_fn: Takes the list of values, by ordinal.
+    """
+    cpu_data = _maybe_convert_to_cpu(data)
+    rendezvous(tag)
+    return reduce_fn([cpu_data])
+
+
+class RateTracker:
+    """Measures a rate, such as samples per second, smoothed over calls.
+
+    Args:
+        smooth_factor: Weight of the past, 0 to 1; by default ``RATE_TRACKER_SMOOTHING``, or 0.4.
+    """
+
+    def __init__(self, smooth_factor: float | None = None) -> None:
+        self._smooth_factor = _config.RATE_TRACKER_SMOOTHING.get() if smooth_factor is None else smooth_factor
+        self._start = self._last = time.monotonic()
+        self._count = 0.0  # since the last call of `rate`
+        self._total = 0.0
+        self._rate: float | None = None
+
+    def add(self, count: float) -> None:
+        """Counts work that was done."""
+        self._count += count
+        self._total += count
+
+    def rate(self) -> float:
+        """Work per second since the last call, smoothed with earlier rates."""
+        now = time.monotonic()
+        seconds = now - self._last
+        if seconds <= 0:
+            return self._rate or 0.0
+        rate = self._count / seconds
+        if self._rate is not None:
+            rate = (1 - self._smooth_factor) * rate + self._smooth_factor * self._rate
+        self._last, self._count, self._rate = now, 0.0, rate
+        return rate
+
+    def global_rate(self) -> float:
+        """Work per second since the tracker was made."""
+        seconds = time.monotonic() - self._start
+        return self._total / seconds if seconds > 0 else 0.0

@@ -1,0 +1,393 @@
+"""Loaders that read batches and copy them to devices in background threads, while the devices work on earlier ones.
+
+Per loader one thread reads the host's batches in order and deals them out to the devices; per device further threads
+copy. A batch takes its place in the device's queue before it is copied, so the order is kept with several copying
+threads, and never more than the queue's size are on the device ahead of the loop. A failure takes such a place too, and
+is raised in the loop when its turn comes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+
+import torch_xla
+from torch_xla._errors import message
+from torch_xla.core import xla_model as xm
+
+T = TypeVar("T")
+
+_END = object()
+# How long `close` waits for a thread that is inside the user's data set.
+_JOIN_SECONDS = 5.0
+
+
+class _Queue(Generic[T]):
+    """A bounded queue that can be closed: for writing (`finish`) or altogether (`close`)."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._finished = False
+        self._closed = False
+
+    def put(self, item: T) -> bool:
+        """Waits for room and appends; False if the queue was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._size)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def get(self) -> T | object:
+        """Waits for an item; `_END` when there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._finished or self._items)
+            if self._closed or not self._items:
+                return _END
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def finish(self) -> None:
+        """Tells readers that nothing follows what is queued."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drops what is queued and wakes everybody."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+class _Place:
+    """A batch's place in a device's queue: filled when its copy was dispatched, or with the error that prevented it."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def fill(self, value: Any = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+        self._ready.set()
+
+    def take(self) -> Any:
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _DeviceLane:
+    """Queues of one device: host batches to copy, and places in order."""
+
+    def __init__(self, device: torch.device, host_size: int, device_size: int) -> None:
+        self.device = device
+        self.host: _Queue[Any] = _Queue(host_size)
+        self.places: _Queue[_Place] = _Queue(device_size)
+        self._taking = threading.Lock()
+
+    def next_to_copy(self) -> tuple[_Place, Any] | None:
+        """The next host batch with its place, taken together so that places are in the order of batches."""
+        with self._taking:
+            batch = self.host.get()
+            if batch is _END:
+                self.places.finish()
+                return None
+            place = _Place()
+            return (place, batch) if self.places.put(place) else None
+
+    def close(self) -> None:
+        self.host.close()
+        self.places.close()
+
+
+class _Failure:
+    """An exception of the reading thread, on its way through the queues."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Work:
+    """What the threads share. It does not refer to the loader, which may so be collected while they run."""
+
+    def __init__(self, lanes: list[_DeviceLane], copying_threads: int, sharding: Any) -> None:
+        self.lanes = lanes
+        self.closed = threading.Event()
+        self.sharding = sharding
+        self.copying_threads = copying_threads
+        self.threads: list[threading.Thread] = []
+
+    def start(self, batches: Iterator[Any]) -> None:
+        self._thread("read", self._read, batches)
+        for lane in self.lanes:
+            for _ in range(self.copying_threads):
+                self._thread(f"copy-{lane.device}", self._copy, lane)
+
+    def _thread(self, name: str, target: Any, argument: Any) -> None:
+        thread = threading.Thread(target=target, args=(argument,), name=f"torch_xla-loader-{name}", daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        self.closed.set()
+        for lane in self.lanes:
+            lane.close()
+
+    def join(self, seconds: float) -> None:
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(seconds)
+
+    def _read(self, batches: Iterator[Any]) -> None:
+        lane_number = 0
+        try:
+            for batch in batches:
+                if self.closed.is_set() or not self.lanes[lane_number].host.put(batch):
+                    return
+                lane_number = (lane_number + 1) % len(self.lanes)
+        except BaseException as error:
+            for lane in self.lanes:
+                lane.host.put(_Failure(error))
+        finally:
+            for lane in self.lanes:
+                lane.host.finish()
+
+    def _copy(self, lane: _DeviceLane) -> None:
+        while (taken := lane.next_to_copy()) is not None:
+            place, batch = taken
+            if isinstance(batch, _Failure):
+                place.fill(error=batch.error)
+                continue
+            try:
+                place.fill(_send(batch, lane.device, self.sharding))
+            except BaseException as error:
+                place.fill(error=error)
+            del taken, place, batch  # the loop below may wait for long
+
+
+def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return xm.send_cpu_data_to_device([batch], device, sharding)[0]
+    return xm.send_cpu_data_to_device(batch, device, sharding)
+
+
+def _with_index(device: Any) -> torch.device:
+    """Names the current device by its index: another thread may have another current one."""
+    found = torch.device(device)
+    return torch_xla.device() if found.type == "xla" and found.index is None else found
+
+
+_running: weakref.WeakSet[_Work] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Daemon threads inside a copy must not meet a runtime that is being torn down."""
+    works = list(_running)
+    for work in works:
+        work.close()
+    for work in works:
+        work.join(1.0)
+
+
+class PerDeviceLoader:
+    """Iterator over the batches of one device; made by `ParallelLoader.per_device_loader`."""
+
+    def __init__(self, loader: ParallelLoader, device: torch.device) -> None:
+        self._loader = loader
+        self._device = device
+        self._sync_batch_count = loader.batches_per_execution - 1
+        self._batches_yielded = 0
+
+    def __iter__(self) -> PerDeviceLoader:
+        return self
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def __len__(self) -> int:
+        return self._loader._samples_of(self._device)
+
+    def next(self) -> Any:
+        """Issues a barrier where one is due, and gives the next batch.
+
+        Raises:
+            StopIteration: no batches are left; a last barrier was issued.
+        """
+        if self._batches_yielded >= self._sync_batch_count:
+            self._batches_yielded = 0
+            torch_xla.sync()
+        else:
+            self._batches_yielded += 1
+        item = self._loader.next_item(self._device)
+        if item is _END:
+            torch_xla.sync()
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """Stops the background threads."""
+        self._loader.close()
+
+
+class ParallelLoader:
+    """Reads batches in the background and deals them out to devices in turn.
+
+    Args:
+        cpu_loader: A `torch.utils.data.DataLoader`, or anything that yields batches: nested containers of CPU tensors.
+        devices: Where the batches go: batch ``i`` to ``devices[i % len(devices)]``.
+        batchdim: Accepted for compatibility.
+        batches_per_execution: Number of batches between two barriers.
+        loader_prefetch_size: Number of host batches read ahead, for each device.
+        device_prefetch_size: Number of batches on a device ahead of the loop.
+        host_to_device_transfer_threads: Number of copying threads for each device.
+        input_sharding: Must be None.
+    """
+
+    def __init__(
+        self,
+        cpu_loader: Any,
+        devices: Iterable[Any],
+        batchdim: int = 0,
+        batches_per_execution: int = 1,
+        loader_prefetch_size: int = 16,
+        device_prefetch_size: int = 8,
+        host_to_device_transfer_threads: int = 1,
+        input_sharding: Any = None,
+    ) -> None:
+        for name, value in (
+            ("batches_per_execution", batches_per_execution),
+            ("loader_prefetch_size", loader_prefetch_size),
+            ("device_prefetch_size", device_prefetch_size),
+            ("host_to_device_transfer_threads", host_to_device_transfer_threads),
+        ):
+            if value < 1:
+                raise ValueError(message("loader", f"{name}={value}", expected="1 or more"))
+        if input_sharding is not None:
+            raise NotImplementedError(message("loader", "input_sharding was given", expected="None without SPMD mode"))
+        self._cpu_loader = cpu_loader
+        self._devices = [_with_index(device) for device in devices]
+        self._batchdim = batchdim
+        self._batches_per_execution = batches_per_execution
+        self._lanes = {
+            device: _DeviceLane(device, loader_prefetch_size, device_prefetch_size) for device in self._devices
+        }
+        self._work = _Work(list(self._lanes.values()), host_to_device_transfer_threads, input_sharding)
+        # A loop that ends early drops the loader; that alone must end the threads.
+        weakref.finalize(self, self._work.close)
+        _running.add(self._work)
+        # Made here and not in the thread: a DataLoader forks its workers and draws its seed in this call.
+        self._work.start(iter(cpu_loader))
+
+    @property
+    def batches_per_execution(self) -> int:
+        """Number of batches between two barriers."""
+        return self._batches_per_execution
+
+    def per_device_loader(self, device: Any) -> PerDeviceLoader:
+        """The iterator over the batches of a device.
+
+        Args:
+            device: One of the loader's devices.
+        """
+        found = _with_index(device)
+        if found not in self._lanes:
+            raise ValueError(message("loader", f"got device {found}", expected=f"one of {list(self._lanes)}"))
+        return PerDeviceLoader(self, found)
+
+    def per_device_samples(self) -> int:
+        """Number of batches that every device gets."""
+        return len(self._cpu_loader) // len(self._devices)
+
+    def next_item(self, device: torch.device) -> Any:
+        """The next batch of a device, waiting for it; re-raises what failed in the background."""
+        place = self._lanes[device].places.get()
+        if not isinstance(place, _Place):
+            return _END
+        try:
+            return place.take()
+        except BaseException:
+            self._work.close()
+            raise
+
+    def close(self) -> None:
+        """Stops the background threads and waits for them."""
+        self._work.close()
+        self._work.join(_JOIN_SECONDS)
+
+    def _samples_of(self, device: torch.device) -> int:
+        rest = len(self._cpu_loader) % len(self._devices)
+        return self.per_device_samples() + (self._devices.index(device) < rest)
+
+
+class MpDeviceLoader:
+    """Wraps a loader so that its batches arrive on a device, with a barrier per batch.
+
+    Each ``iter()`` starts background threads of its own; they end with the loop, also when it is left early. What the
+    wrapped loader has besides (``batch_size``, ``sampler``, …) is found on this object too.
+
+    Args:
+        loader: A `torch.utils.data.DataLoader`, or anything that yields nested containers of CPU tensors.
+        device: Where the batches go.
+        **kwargs: Arguments of `ParallelLoader`.
+
+    Example::
+
+        for images, labels in MpDeviceLoader(train_loader, torch_xla.device()):
+            ...
+    """
+
+    def __init__(self, loader: Any, device: Any, **kwargs: Any) -> None:
+        self._loader = loader
+        self._device = device
+        self._parallel_loader_kwargs = kwargs
+        self._current: weakref.ref[ParallelLoader] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
+        self._current = weakref.ref(parallel)
+        return parallel.per_device_loader(self._device)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def _parallel_loader(self) -> ParallelLoader | None:
+        """The loader of the iteration that started last, while it runs."""
+        return self._current() if self._current is not None else None
+
+    @property
+    def dataset(self) -> Any:
+        """The data set of the wrapped loader."""
+        return self._loader.dataset
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None:
+        self._loader.dataset = value
+
+    def close(self) -> None:
+        """Stops the iteration that started last."""
+        parallel = self._parallel_loader
+        if parallel is not None:
+            parallel.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # Only names that are not found otherwise come here; private ones are this object's own.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)

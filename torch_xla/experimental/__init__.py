@@ -1,0 +1,5 @@
+"""Public path of eager mode."""
+
+from torch_xla.experimental.eager import eager_mode as eager_mode
+from torch_xla.experimental.eager import eager_mode_context as eager_mode_context
+from torch_xla.experimental.eager import is_eager_mode as is_eager_mode

@@ -1,0 +1,178 @@
+"""The runtime's devices and processes, imported as ``xr``.
+
+Counts and kinds come from the environment and the drivers where that is possible: asking does not start a client.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from torch_xla import _config
+from torch_xla._core import backend, cache
+from torch_xla._errors import message
+
+
+def set_device_type(pjrt_device: str) -> None:
+    """Chooses the kind of device, before any is used.
+
+    Args:
+        pjrt_device: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of an installed plugin.
+
+    Raises:
+        RuntimeError: devices of another kind are in use.
+        ValueError: there is no such kind; the message lists what is available.
+    """
+    if backend.client_started() and backend.device_type() != pjrt_device:
+        raise RuntimeError(
+            message(
+                "runtime",
+                f"Can't change device type after XLA runtime is initialized: it runs on {backend.device_type()}",
+                do=f"call set_device_type({pjrt_device!r}) before the first xla tensor, or set PJRT_DEVICE",
+            )
+        )
+    backend.set_device_type(pjrt_device)
+
+
+def device_type() -> str:
+    """Kind of device in use or to be used: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin."""
+    return backend.device_type()
+
+
+def is_bf16_supported() -> bool:
+    """Whether tensors of `torch.bfloat16` can be made; XLA supports them on every backend."""
+    return True
+
+
+def local_process_count() -> int:
+    """Number of processes of the job on this host."""
+    return _config.PJRT_LOCAL_PROCESS_COUNT.get()
+
+
+def global_device_count() -> int:
+    """Number of devices of all processes."""
+    return backend.device_count()
+
+
+def world_size() -> int:
+    """Number of processes of the job."""
+    return 1
+
+
+def local_device_count() -> int:
+    """Number of devices of all processes on this host."""
+    return local_process_count() * addressable_device_count()
+
+
+def addressable_device_count() -> int:
+    """Number of devices of this process."""
+    return backend.device_count()
+
+
+def global_ordinal() -> int:
+    """Ordinal of this process in the job, whichever of its devices is the current one."""
+    return 0
+
+
+def local_ordinal() -> int:
+    """Ordinal of this process on its host, whichever of its devices is the current one."""
+    return _config.PJRT_LOCAL_PROCESS_RANK.get()
+
+
+def process_index() -> int:
+    """Index of this process in the job."""
+    return 0
+
+
+def process_count() -> int:
+    """Number of processes of the job."""
+    return 1
+
+
+def host_index() -> int:
+    """Index of this host in the job."""
+    return 0
+
+
+def using_pjrt() -> bool:
+    """Always True."""
+    return True
+
+
+def runtime_device_attributes(device: str) -> dict[str, object]:
+    """What the runtime tells about a device.
+
+    Args:
+        device: ``"xla:0"`` or a hardware name such as ``"CPU:0"``.
+
+    Returns:
+        At least ``name``; on TPU also ``coords`` and ``core_on_chip``.
+    """
+    try:
+        index = int(device.rsplit(":", 1)[1])
+    except (IndexError, ValueError):
+        raise ValueError(message("runtime", f"got device {device!r}", expected="a name such as 'xla:0'")) from None
+    if not 0 <= index < backend.device_count():
+        raise ValueError(
+            message("runtime", f"got device {device!r}", expected=f"an index below {backend.device_count()}")
+        )
+    found = backend.jax_device(index)
+    attributes: dict[str, object] = {"name": backend.hardware(index)}
+    for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
+        if hasattr(found, name):
+            attributes[name] = getattr(found, name)
+    return attributes
+
+
+def global_runtime_device_attributes() -> list[dict[str, object]]:
+    """`runtime_device_attributes` of all devices."""
+    return [runtime_device_attributes(f"xla:{index}") for index in range(global_device_count())]
+
+
+def global_runtime_device_count() -> int:
+    """Number of hardware devices of all processes."""
+    return backend.device_count()
+
+
+def addressable_runtime_device_count() -> int:
+    """Number of hardware devices of this process."""
+    return backend.device_count()
+
+
+def use_spmd(auto: bool | None = False) -> None:
+    """Asks for SPMD mode, in which one program spans all devices.
+
+    Raises:
+        NotImplementedError: always; this version runs one program per device.
+    """
+    raise NotImplementedError(
+        message("runtime", "SPMD mode was asked for", expected="one program per device", do="leave use_spmd() out")
+    )
+
+
+def is_spmd() -> bool:
+    """Whether SPMD mode is on: never in this version, which says so once if ``XLA_USE_SPMD`` asks for it."""
+    if _config.XLA_USE_SPMD.get():
+        warnings.warn(
+            message("runtime", "XLA_USE_SPMD is set but SPMD mode is not supported", do="unset it"), stacklevel=2
+        )
+    return False
+
+
+def initialize_cache(path: str, readonly: bool = False) -> None:
+    """Keeps compiled graphs in a folder, so that later runs need not compile them.
+
+    Args:
+        path: The folder; it is made if it does not exist.
+        readonly: Whether to only read it.
+    """
+    cache.initialize(path, readonly)
+
+
+def get_num_cached_compilation_graph() -> int:
+    """Number of compiled graphs in memory."""
+    return cache.num_graphs()
+
+
+def get_master_ip() -> str:
+    """Address of the job's first process."""
+    return "127.0.0.1"

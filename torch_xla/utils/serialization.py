@@ -1,0 +1,71 @@
+"""Saving data as one small file plus one file per tensor, which bounds the memory that saving needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import torch
+
+from torch_xla._core import sync as _barrier
+from torch_xla.core import xla_model as xm
+
+
+class TensorReference:
+    """Stands for a tensor in the small file.
+
+    Args:
+        tid: Number of the tensor's file.
+    """
+
+    def __init__(self, tid: int) -> None:
+        self.tid = tid
+
+
+def _tensor_file(path: str, number: int) -> str:
+    return os.path.join(f"{path}.tensors", f"tensor_{number}.pt")
+
+
+def save(data: Any, path: str, master_only: bool = True, global_master: bool = False) -> None:
+    """Saves nested containers; the tensors in them go to the folder ``<path>.tensors``, one at a time.
+
+    Args:
+        data: Any nesting of containers.
+        path: The small file.
+        master_only: Whether only the first process writes; otherwise each needs a path of its own.
+        global_master: With ``master_only``, whether that is the first process of the job, not of each host.
+    """
+    writes = not master_only or xm.is_master_ordinal(local=not global_master)
+    folder = f"{path}.tensors"
+    if writes:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+
+    def store(tensors: list[torch.Tensor]) -> list[TensorReference]:
+        _barrier.evaluate(tensors, wait=False)
+        if writes:
+            for number, tensor in enumerate(tensors):
+                torch.save(tensor.detach().cpu(), _tensor_file(path, number))
+        return [TensorReference(number) for number in range(len(tensors))]
+
+    arena = xm.ToXlaTensorArena(store, lambda item: isinstance(item, torch.Tensor) and xm.is_xla_tensor(item))
+    references = arena.transform(data)
+    if writes:
+        torch.save(references, path)
+
+
+def load(path: str) -> Any:
+    """Loads what `save` wrote, with its tensors on the CPU.
+
+    The small file may hold any Python object: load only files you trust.
+
+    Args:
+        path: The small file.
+    """
+
+    def read(references: list[TensorReference]) -> list[torch.Tensor]:
+        return [torch.load(_tensor_file(path, reference.tid)) for reference in references]
+
+    arena = xm.ToXlaTensorArena(read, lambda item: isinstance(item, TensorReference))
+    return arena.transform(torch.load(path, weights_only=False))
