@@ -143,10 +143,6 @@ def _convolve(
     return out if bias is None else out + along(bias.astype(out.dtype), 1, out.ndim)
 
 
-def _batched(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return x if x.ndim == weight.ndim else x[None]
-
-
 @lowers("aten.convolution.default", "aten.convolution_overrideable.default")
 def _convolution(
     ctx: Context,
@@ -161,9 +157,7 @@ def _convolution(
     groups: int,
 ) -> jax.Array:
     g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
-    sizes = ctx.meta.shape[-(weight.ndim - 2) :]
-    out = _convolve(_batched(x, weight), weight, bias, transposed, g, sizes)
-    return jnp.reshape(out, ctx.meta.shape)
+    return _convolve(x, weight, bias, transposed, g, ctx.meta.shape[2:])
 
 
 @lowers("aten._convolution.default")
@@ -201,17 +195,15 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> Three:
     g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
-    shape = x.shape
-    x, grad = _batched(x, weight), _batched(grad, weight)
     grad_x = grad_weight = grad_bias = None
     empty = math.prod(grad.shape) == 0 or x.size == 0 or weight.size == 0
     if output_mask[0]:
         if empty:
-            grad_x = jnp.zeros(shape, x.dtype)
+            grad_x = jnp.zeros_like(x)
         elif transposed:
-            grad_x = jnp.reshape(_forward(grad, weight, g), shape)
+            grad_x = _forward(grad, weight, g)
         else:
-            grad_x = jnp.reshape(_input_grad(grad, weight, x.shape[2:], g), shape)
+            grad_x = _input_grad(grad, weight, x.shape[2:], g)
     if output_mask[1]:
         source, cotangent = (grad, x) if transposed else (x, grad)
         grad_weight = jnp.zeros_like(weight) if empty else _weight_grad(source, cotangent, weight.shape[2:], g)

@@ -358,9 +358,16 @@ def _weight_norm_backward(
     return (g / norms) * (grad - v * (dot / jnp.square(norms))), dot / norms
 
 
+@lowers("aten.renorm.default")
+def _renorm(ctx: Context, x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
+    dims = tuple(d for d in range(x.ndim) if d != axis(dim, x.ndim))
+    x = dtypes.widen(x)
+    return x * _shrink(vector_norm(x, float(ctx.constant(p)), dims), maxnorm).astype(x.dtype)
+
+
 def _shrink(norm: jax.Array, maxnorm: Any) -> jax.Array:
     """The factor that brings vectors of a larger norm down to `maxnorm`."""
-    limit = dtypes.cast(maxnorm, dtypes.torch_dtype(norm.dtype))
+    limit = dtypes.cast(maxnorm, dtypes.dtype_of(norm))
     return jnp.where(norm > limit, limit / (norm + 1e-7), jnp.ones((), norm.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Rules for resampling images: nearest, linear and cubic interpolation in any number of dimensions, and their gradients."""
+"""Rules for resampling images: nearest, linear and cubic interpolation, antialiased or not, and the gradients."""
 
 from __future__ import annotations
 
@@ -103,10 +103,8 @@ def _antialias(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Sc
     lead = x.ndim - len(out)
     for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead):
         size = x.shape[d]
-        if align_corners:
-            step = (size - 1) / (o - 1) if o > 1 else 0.0
-        else:
-            step = 1.0 / scale if scale else size / o
+        plain = 1.0 / scale if scale else size / o
+        step = (size - 1) / max(o - 1, 1) if align_corners else plain
         stretch = max(step, 1.0)
         support = (2.0 if cubic else 1.0) * stretch
         center = step * (np.arange(o) + 0.5)

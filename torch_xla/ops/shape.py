@@ -44,6 +44,19 @@ def _reshape(ctx: Context, x: jax.Array, *_: Any) -> jax.Array:
     return jnp.reshape(x, ctx.meta.shape)
 
 
+@lowers(
+    "aten.alias.default",
+    "aten.alias_copy.default",
+    "aten.detach.default",
+    "aten.detach_copy.default",
+    "aten.lift.default",
+    "aten.lift_fresh.default",
+    "aten.lift_fresh_copy.default",
+)
+def _identity(ctx: Context, x: jax.Array) -> jax.Array:
+    return x
+
+
 @lowers("aten.expand.default", "aten.expand_copy.default")
 def _expand(ctx: Context, x: jax.Array, size: Sequence[int], *, implicit: bool = False) -> jax.Array:
     return jnp.broadcast_to(x, ctx.meta.shape)
@@ -316,8 +329,18 @@ def _bitcast(x: jax.Array, target: np.dtype) -> jax.Array:
     return jnp.reshape(x, (*x.shape[:-2], -1)) if ratio < 1 and x.ndim > 1 else x
 
 
+@lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")
+def _view_as_real(ctx: Context, x: jax.Array) -> jax.Array:
+    return _as_real(x)
+
+
 def _as_real(x: jax.Array) -> jax.Array:
     return jnp.stack([x.real, x.imag], axis=-1)
+
+
+@lowers("aten.view_as_complex.default", "aten.view_as_complex_copy.default")
+def _view_as_complex(ctx: Context, x: jax.Array) -> jax.Array:
+    return _as_complex(x)
 
 
 def _as_complex(x: jax.Array) -> jax.Array:
@@ -332,6 +355,16 @@ def _real(ctx: Context, x: jax.Array) -> jax.Array:
 @lowers("aten.imag.default")
 def _imag(ctx: Context, x: jax.Array) -> jax.Array:
     return x.imag
+
+
+@lowers("aten._conj.default", "aten._conj_copy.default", "aten._conj_physical.default", "aten.conj_physical.default")
+def _conj(ctx: Context, x: jax.Array) -> jax.Array:
+    return jnp.conj(x)
+
+
+@lowers("aten._neg_view.default", "aten._neg_view_copy.default")
+def _neg_view(ctx: Context, x: jax.Array) -> jax.Array:
+    return -x
 
 
 @lowers("aten.cat.default")

@@ -1,0 +1,59 @@
+"""Convolutions and their gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import check, lower
+
+A = torch.ops.aten
+# n, channels in, channels out, kernel, stride, padding, dilation, transposed, output padding, groups
+CASES = [
+    (1, 4, 8, 3, 1, 0, 1, False, 0, 1),
+    (1, 4, 8, 3, 2, 1, 2, False, 0, 2),
+    (1, 4, 8, 3, 2, 1, 1, True, 1, 2),
+    (2, 4, 8, 3, 1, 0, 1, False, 0, 1),
+    (2, 4, 8, 3, 3, 2, 1, False, 0, 4),
+    (2, 32, 4, 3, 2, 1, 2, False, 0, 1),
+    (2, 32, 4, 1, 1, 0, 1, False, 0, 1),
+    (2, 4, 8, 3, 2, 3, 1, True, 1, 1),
+    (2, 4, 8, 3, 3, 0, 2, True, 2, 4),
+    (3, 4, 8, 3, 2, 1, 1, False, 0, 2),
+    (3, 4, 8, 3, 2, 1, 1, True, 1, 1),
+]
+
+
+def example(n, c, o, k, s, p, d, transposed, output_padding, groups, dtype=torch.float32):
+    weight = (c, o // groups) if transposed else (o, c // groups)
+    x = torch.randn(2, c, *[8, 9, 10][:n], dtype=dtype)
+    w = torch.randn(*weight, *[k, k, k][:n], dtype=dtype)
+    return x, w, torch.randn(o, dtype=dtype), ([s] * n, [p] * n, [d] * n, transposed, [output_padding] * n, groups)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_gradients(case):
+    x, w, b, rest = example(*case)
+    check(A.convolution.default, x, w, b, *rest, rtol=1e-4, atol=1e-3)
+    grad = torch.randn_like(A.convolution.default(x, w, b, *rest))
+    check(
+        A.convolution_backward.default, grad, x, w, list(b.shape), *rest, [True, True, True], rtol=1e-4, atol=1e-3
+    )
+
+
+def test_half_types():
+    x, w, b, rest = example(2, 4, 8, 3, 2, 1, 1, False, 0, 1, dtype=torch.bfloat16)
+    check(A.convolution.default, x, w, b, *rest, rtol=2e-2, atol=5e-2)
+    grad = torch.randn_like(A.convolution.default(x, w, b, *rest))
+    check(A.convolution_backward.default, grad, x, w, [8], *rest, [True] * 3, rtol=2e-2, atol=0.2)
+
+
+def test_empty_inputs():
+    _, w, b, rest = example(2, 4, 8, 3, 1, 1, 1, False, 0, 1)
+    check(A.convolution.default, torch.randn(0, 4, 6, 6), w, b, *rest)
+
+
+def test_unwanted_gradients_are_none():
+    x, w, b, rest = example(2, 4, 8, 3, 1, 0, 1, False, 0, 1)
+    grad = torch.randn_like(A.convolution.default(x, w, b, *rest))
+    results = lower(A.convolution_backward.default, grad, x, w, [8], *rest, [False, True, False])
+    assert [r is None for r in results] == [True, False, True]

@@ -1,0 +1,81 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from harness import check
+
+A = torch.ops.aten
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype) if dtype.is_floating_point or dtype.is_complex else torch.randint(
+        -5, 5, shape, dtype=dtype
+    )
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (A.mm.default, [(3, 4), (4, 5)]),
+        (A.mm.default, [(3, 0), (0, 5)]),
+        (A.mv.default, [(3, 4), (4,)]),
+        (A.bmm.default, [(2, 3, 4), (2, 4, 5)]),
+        (A.dot.default, [(7,), (7,)]),
+        (A.vdot.default, [(7,), (7,)]),
+        (A.outer.default, [(3,), (2,)]),
+        (A.linear.default, [(2, 3, 4), (5, 4), (5,)]),
+        (A.linear.default, [(4,), (5, 4)]),
+        (A.matmul.default, [(2, 1, 3, 4), (5, 4, 2)]),
+        (A.matmul.default, [(4,), (2, 4, 5)]),
+    ],
+)
+def test_products(op, shapes, dtype):
+    check(op, *(normal(*s, dtype=dtype) for s in shapes))
+
+
+def test_linear_of_integers_and_half_types_with_bias():
+    check(A.linear.default, normal(2, 4, dtype=torch.int64), normal(3, 4, dtype=torch.int64))
+    check(A.linear.default, normal(2, 4, dtype=torch.bfloat16), normal(3, 4, dtype=torch.bfloat16), None)
+
+
+@pytest.mark.parametrize("numbers", [{}, {"beta": 0}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0.0}, {"alpha": 0.25}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (A.addmm.default, [(3, 5), (3, 4), (4, 5)]),
+        (A.addmm.default, [(5,), (3, 4), (4, 5)]),
+        (A.addmv.default, [(3,), (3, 4), (4,)]),
+        (A.baddbmm.default, [(2, 3, 5), (2, 3, 4), (2, 4, 5)]),
+        (A.addbmm.default, [(3, 5), (2, 3, 4), (2, 4, 5)]),
+    ],
+)
+def test_accumulated_products(op, shapes, dtype, numbers):
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    check(op, *(normal(*s, dtype=dtype) for s in shapes), **numbers, **tolerance)
+
+
+@pytest.mark.parametrize("beta", [0, 0.0])
+def test_a_zero_beta_ignores_nan(beta):
+    check(A.addmm.default, torch.full((3, 5), math.nan), normal(3, 4), normal(4, 5), beta=beta)
+
+
+def test_integers_accumulate():
+    check(A.addmm.default, *(normal(*s, dtype=torch.int64) for s in [(3, 5), (3, 4), (4, 5)]), beta=3, alpha=2)
+
+
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_addmm_activation(use_gelu):
+    check(A._addmm_activation.default, normal(5), normal(3, 4), normal(4, 5), use_gelu=use_gelu, rtol=1e-3, atol=1e-3)
+
+
+def test_trilinear():
+    check(A._trilinear.default, normal(2, 3), normal(5, 3, 4), normal(2, 4), [1, 3], [0], [1, 2], [2, 3])

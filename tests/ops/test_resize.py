@@ -1,0 +1,55 @@
+"""Resampling and its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import check
+
+A = torch.ops.aten
+TOL = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def example(n, factor):
+    x = torch.randn(2, 3, *[5, 6, 7][:n])
+    return x, [int(s * factor) for s in x.shape[2:]]
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.5, 0.6])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("name", ["upsample_nearest", "_upsample_nearest_exact"])
+@pytest.mark.parametrize("use_scale", [True, False])
+def test_nearest(name, n, factor, use_scale):
+    x, size = example(n, factor)
+    scales = [factor if use_scale else None] * n
+    check(getattr(A, f"{name}{n}d").default, x, size, *scales)
+    if not use_scale:
+        grad = torch.randn(2, 3, *size)
+        check(getattr(A, f"{name}{n}d_backward").default, grad, size, list(x.shape), *scales, **TOL)
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.5, 0.6])
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("upsample_linear1d", 1),
+        ("upsample_bilinear2d", 2),
+        ("upsample_trilinear3d", 3),
+        ("upsample_bicubic2d", 2),
+        ("_upsample_bilinear2d_aa", 2),
+        ("_upsample_bicubic2d_aa", 2),
+    ],
+)
+def test_smooth(name, n, factor, align):
+    x, size = example(n, factor)
+    check(getattr(A, name).default, x, size, align, *[None] * n, **TOL)
+    check(getattr(A, name).default, x, size, align, *[factor] * n, **TOL)
+    grad = torch.randn(2, 3, *size)
+    check(getattr(A, f"{name}_backward").default, grad, size, list(x.shape), align, *[None] * n, **TOL)
+
+
+def test_half_types_interpolate_in_float():
+    x = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16)
+    check(A.upsample_bilinear2d.default, x, [7, 7], False, None, None, rtol=2e-2, atol=2e-2)
+    check(A.upsample_nearest2d.default, x, [8, 8], None, None)
