@@ -1,1 +1,55 @@
+"""PyTorch on XLA: a lazy device ``xla`` for CPU, NVIDIA GPU and TPU.
 
+Importing registers the device; clients, threads and JAX start with the first tensor on it.
+"""
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+
+import torch as _torch
+
+from torch_xla import _bindings, _config, _device_module
+
+# Libraries reach these as attributes after a plain `import torch_xla`.
+from torch_xla import _internal as _internal
+from torch_xla import _XLAC as _XLAC
+from torch_xla import amp as amp
+from torch_xla import core as core
+from torch_xla import debug as debug
+from torch_xla import distributed as distributed
+from torch_xla import experimental as experimental
+from torch_xla import runtime as runtime
+from torch_xla import utils as utils
+from torch_xla._api import device as device
+from torch_xla._api import device_count as device_count
+from torch_xla._api import devices as devices
+from torch_xla._api import launch as launch
+from torch_xla._api import manual_seed as manual_seed
+from torch_xla._api import real_devices as real_devices
+from torch_xla._api import sync as sync
+from torch_xla._compile import compile as compile
+from torch_xla._compile import step as step
+from torch_xla._core import modules as _modules
+
+try:
+    __version__ = _version("torch_xla")
+except _PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "3.0.0"
+
+__all__ = [
+    "__version__",
+    "compile",
+    "device",
+    "device_count",
+    "devices",
+    "launch",
+    "manual_seed",
+    "real_devices",
+    "step",
+    "sync",
+]
+
+_torch._register_device_module("xla", _device_module)
+_modules.install()
+if _config.XLA_USE_EAGER_DEBUG_MODE.get():
+    _bindings.set_eager(True)

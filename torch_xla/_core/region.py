@@ -110,7 +110,7 @@ def node_text(op: str, outputs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> 
     """A node as the messages show it: ``[] aten::add, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()``.
 
     Args:
-        op: Name with or without its overload, ``aten::add.Tensor``.
+        op: Overload name, ``aten.add.Tensor``.
         outputs: dtype and shape of each output.
     """
     shapes = []
@@ -119,8 +119,7 @@ def node_text(op: str, outputs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> 
         layout = ",".join(str(dim) for dim in reversed(range(len(shape))))
         shapes.append(f"{kind}[{','.join(map(str, shape))}]" + (f"{{{layout}}}" if shape else ""))
     text = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
-    namespace, _, name = op.partition("::")
-    return f"[] {namespace}::{name.split('.')[0]}, xla_shape={text}, dynamic_dims: ()"
+    return f"[] {'::'.join(op.split('.')[:2])}, xla_shape={text}, dynamic_dims: ()"
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> int:

@@ -1,0 +1,114 @@
+"""Which module may import which, what an import may cost, and how long a file may get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torch_xla"
+LAYERS = ("settings", "bindings", "ops", "core", "public", "experimental")
+LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def layer_of(module: str) -> int:
+    """Index in LAYERS; a module may import from its own layer and from lower ones."""
+    head = module.split(".")[1] if "." in module else ""
+    if head in ("_config", "_errors", "_metrics"):
+        return LAYERS.index("settings")
+    if head in ("_bindings", "_C"):
+        return LAYERS.index("bindings")
+    if head in ("ops", "_core", "experimental"):
+        return LAYERS.index(head.lstrip("_"))
+    return LAYERS.index("public")
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING:`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from runtime_nodes(node)
+
+
+def imports(module: str) -> Iterator[tuple[int, str]]:
+    """(line, imported module of this package) for every import that can run, inside functions too."""
+    path = MODULES[module]
+    for node in runtime_nodes(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] == "torch_xla")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; write the full path"
+            if node.module and node.module.split(".")[0] == "torch_xla":
+                for name in node.names:
+                    full = f"{node.module}.{name.name}"
+                    yield node.lineno, full if full in MODULES or full == "torch_xla._C" else node.module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_only_lower_layers(module: str) -> None:
+    wrong = [
+        f"line {line}: {LAYERS[layer_of(module)]} imports {target} ({LAYERS[layer_of(target)]})"
+        for line, target in imports(module)
+        if layer_of(target) > layer_of(module)
+    ]
+    assert not wrong, f"{module}: {wrong}"
+
+
+def test_only_bindings_import_the_extension() -> None:
+    users = [module for module in MODULES if any(target == "torch_xla._C" for _, target in imports(module))]
+    assert users == ["torch_xla._bindings"]
+
+
+def test_import_starts_nothing() -> None:
+    program = """
+import os, socket, sys, threading
+import torch
+tasks = len(os.listdir("/proc/self/task"))
+descriptors = set(os.listdir("/proc/self/fd"))
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+xm.mark_step()
+assert xr.device_type() == "CPU", xr.device_type()
+assert not {"jax", "jaxlib"} & set(sys.modules), "the import loaded jax"
+assert len(os.listdir("/proc/self/task")) == tasks, "the import started a thread"
+assert threading.active_count() == 1
+assert set(os.listdir("/proc/self/fd")) == descriptors, "the import opened a file or a port"
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_runtime_is_reachable_from_the_package() -> None:
+    import torch_xla
+
+    assert torch_xla.runtime.device_type()
+    assert tuple(map(int, torch_xla.__version__.split(".")[:2])) >= (3, 0)
+
+
+@pytest.mark.parametrize("suffix", LIMITS)
+def test_files_stay_readable(suffix: str) -> None:
+    folders = ("torch_xla", "tests", "benchmarks", "examples")
+    sizes = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for folder in folders
+        for path in (ROOT / folder).rglob(f"*{suffix}")
+    }
+    assert not {name: size for name, size in sizes.items() if size > LIMITS[suffix]}, "is there a second thing in them?"

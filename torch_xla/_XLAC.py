@@ -1,0 +1,198 @@
+"""Private functions of the original that scripts and libraries call all the same, over the public ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import torch_xla
+from torch_xla import _bindings, _metrics
+from torch_xla._core import backend, cache
+from torch_xla._core import sync as _barrier
+from torch_xla.core import xla_model as xm
+from torch_xla.debug import metrics as met
+
+Tensors = Sequence[torch.Tensor]
+
+# Metrics.
+_xla_metrics_report = met.metrics_report
+_short_xla_metrics_report = met.short_metrics_report
+_xla_counter_names = met.counter_names
+_xla_counter_value = met.counter_value
+_xla_metric_names = met.metric_names
+_xla_metric_data = met.metric_data
+_clear_xla_counters = met.clear_counters
+_clear_xla_metrics = met.clear_metrics
+_get_executed_fallback_ops = met.executed_fallback_ops
+
+
+def _xla_increment_counter(name: str, value: int) -> None:
+    """Adds to a counter."""
+    _metrics.count(name, value)
+
+
+# Graphs as text.
+
+
+def _get_xla_tensors_text(tensors: Tensors) -> str:
+    """The recorded operations that compute the tensors."""
+    return _barrier.graph_text(list(tensors), "text")
+
+
+def _get_xla_tensors_hlo(tensors: Tensors) -> str:
+    """The HLO module that computes the tensors."""
+    return _barrier.graph_text(list(tensors), "hlo")
+
+
+def _get_xla_tensors_dot(tensors: Tensors) -> str:
+    """The recorded operations as a Graphviz graph."""
+    return _barrier.graph_text(list(tensors), "dot")
+
+
+def _get_stablehlo(
+    tensors: Tensors, device: str = "", devices: Sequence[str] = (), emit_bytecode: bool = False
+) -> bytes:
+    """The StableHLO module that computes the tensors: text in UTF-8, or bytecode."""
+    if emit_bytecode:
+        return xm.get_stablehlo_bytecode(list(tensors))
+    return xm.get_stablehlo(list(tensors)).encode()
+
+
+def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
+    """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
+    pending = _bindings.buffer_of(tensor) is None
+    lines = [
+        f"Tensor id: {_bindings.tensor_id(tensor)}",
+        f"Device: {tensor.device} ({backend.hardware(tensor.device.index)})",
+        f"XLA Shape: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, strides {tensor.stride()}",
+    ]
+    if pending:
+        lines += ["Value: pending", "IR:", _get_xla_tensors_text([tensor]).rstrip()]
+    else:
+        lines.append("Value: on the device")
+    return "\n".join(lines) + "\n"
+
+
+# Tensors.
+
+
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number that aliases share and other live tensors do not."""
+    return _bindings.tensor_id(tensor)
+
+
+def _xla_get_tensor_view_alias_id(tensor: torch.Tensor) -> int:
+    """The same number as `_xla_get_tensor_id`."""
+    return _bindings.tensor_id(tensor)
+
+
+def _xla_get_cpu_tensors(tensors: Tensors) -> list[torch.Tensor]:
+    """CPU copies of tensors, computed together."""
+    return xm._maybe_convert_to_cpu(list(tensors))
+
+
+def _xla_tensors_from_aten(tensors: Tensors, devices: Sequence[str], shardings: Any = None) -> list[torch.Tensor]:
+    """Copies of CPU tensors, one per device named."""
+    return [tensor.detach().to(device) for tensor, device in zip(tensors, devices, strict=True)]
+
+
+def _xla_sync_multi(
+    tensors: Tensors, devices: Sequence[str] = (), wait: bool = True, sync_xla_data: bool = True
+) -> None:
+    """Computes the tensors."""
+    _barrier.evaluate(list(tensors), wait=wait)
+
+
+def _xla_step_marker(
+    device: str = "", devices: Sequence[str] = (), wait: bool = True, reset_scope: bool = True
+) -> None:
+    """Issues a barrier."""
+    torch_xla.sync(wait, reset_scope)
+
+
+def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
+    """Waits for devices."""
+    xm.wait_device_ops(list(devices))
+
+
+# Devices and random state.
+
+
+def _xla_get_default_device() -> str:
+    """Name of the current device."""
+    return str(torch_xla.device())
+
+
+def _xla_set_default_device(device: str) -> str:
+    """Makes a device the current one."""
+    return str(torch_xla.device(torch.device(device).index or 0))
+
+
+def _xla_get_default_device_ordinal() -> int:
+    """Index of the current device."""
+    return _bindings.current_device()
+
+
+def _xla_get_devices() -> list[str]:
+    """Names of the hardware of this process's devices."""
+    return torch_xla.real_devices()
+
+
+_xla_real_devices = _xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
+
+
+def _xla_num_devices() -> int:
+    """Number of devices of this process."""
+    return torch_xla.device_count()
+
+
+_xla_num_runtime_devices = _xla_num_devices
+
+
+def _xla_device_kind(device: str) -> str:
+    """The vendor's name for the model of a device."""
+    return xm.xla_device_kind(device)
+
+
+def _xla_memory_info(device: str) -> dict[str, int]:
+    """Memory of a device."""
+    return xm.get_memory_info(device)
+
+
+def _xla_runtime_is_initialized() -> bool:
+    """Whether a client was started."""
+    return backend.client_started()
+
+
+def _xla_get_rng_seed(device: str = "") -> int:
+    """Random state of a device."""
+    return xm.get_rng_state(device or None)
+
+
+def _xla_set_rng_seed(seed: int, device: str = "") -> None:
+    """Sets the random state of a device."""
+    xm.set_rng_state(seed, device or None)
+
+
+def _xla_get_num_cached_compilation_graph() -> int:
+    """Number of compiled graphs in memory."""
+    return cache.num_graphs()
+
+
+def _get_use_eager_mode() -> bool:
+    """Whether operations run at once."""
+    return _bindings.is_eager()
+
+
+def _set_use_eager_mode(use_eager_mode: bool) -> None:
+    """Switches eager mode on or off."""
+    _bindings.set_eager(use_eager_mode)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"[_XLAC] got {name!r}, which this package does not have; use the public functions of torch_xla, "
+        "torch_xla.core.xla_model, torch_xla.runtime and torch_xla.debug.metrics"
+    )
