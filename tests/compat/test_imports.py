@@ -25,7 +25,7 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def layer_of(module: str) -> int:
-    """Index in LAYERS; a module may import from its own layer and from lower ones."""
+    """Index in LAYERS; a module may import from its own layer and from lower ones, the package root from all."""
     head = module.split(".")[1] if "." in module else ""
     if head in ("_config", "_errors", "_metrics"):
         return LAYERS.index("settings")
@@ -64,7 +64,7 @@ def test_imports_only_lower_layers(module: str) -> None:
     wrong = [
         f"line {line}: {LAYERS[layer_of(module)]} imports {target} ({LAYERS[layer_of(target)]})"
         for line, target in imports(module)
-        if layer_of(target) > layer_of(module)
+        if layer_of(target) > layer_of(module) and module != "torch_xla"
     ]
     assert not wrong, f"{module}: {wrong}"
 
