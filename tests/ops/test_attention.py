@@ -1,0 +1,93 @@
+"""Fused attention and its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import check, lower
+
+A = torch.ops.aten
+FUSED = A._scaled_dot_product_fused_attention_overrideable.default
+FUSED_BACKWARD = A._scaled_dot_product_fused_attention_overrideable_backward.default
+TOL = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def example(dtype=torch.float32, heads=3):
+    return torch.randn(2, 3, 5, 8).to(dtype), *(torch.randn(2, heads, 7, 8).to(dtype) for _ in range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("mask", "is_causal"), [(None, False), (None, True), ("bool", False), ("float", False)])
+def test_forward(dtype, mask, is_causal):
+    q, k, v = example(dtype)
+    bias = {None: None, "bool": torch.rand(5, 7) > 0.3, "float": torch.randn(2, 1, 5, 7).to(dtype)}[mask]
+    tolerance = TOL if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
+    check(A.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal, **tolerance)
+    if mask != "bool":
+        check(
+            A._scaled_dot_product_flash_attention_for_cpu.default,
+            *(q, k, v, 0.0, is_causal),
+            attn_mask=bias,
+            scale=0.3,
+            **tolerance,
+        )
+
+
+def test_grouped_query_heads():
+    q, k, v = example(heads=1)
+    check(A.scaled_dot_product_attention.default, q, k, v, enable_gqa=True, **TOL)
+
+
+def test_a_row_with_nothing_to_attend_to_is_zero():
+    q, k, v = example()
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    check(A.scaled_dot_product_attention.default, q, k, v, mask, **TOL)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_flash_backward(is_causal):
+    q, k, v = example()
+    forward, backward = (
+        A._scaled_dot_product_flash_attention_for_cpu.default,
+        A._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    )
+    out, logsumexp = forward(q, k, v, 0.0, is_causal)
+    check(backward, torch.randn_like(out), q, k, v, out, logsumexp, 0.0, is_causal, **TOL)
+
+
+@pytest.mark.parametrize("heads", [3, 1])
+def test_fused_backward_is_the_gradient_of_the_fused_forward(heads):
+    inputs = [x.requires_grad_() for x in (*example(heads=heads), torch.randn(1, 3, 5, 7))]
+    expected = F.scaled_dot_product_attention(*inputs, enable_gqa=True)
+    q, k, v, bias = (x.detach() for x in inputs)
+    # The Meta kernel that promises shapes has no grouped heads.
+    if heads != 3:
+        k, v = k.expand(2, 3, 7, 8), v.expand(2, 3, 7, 8)
+    out, logsumexp, _, _, _, _, seed, offset, _ = lower(FUSED, q, k, v, bias)
+    torch.testing.assert_close(out, expected.detach(), **TOL)
+    grad = torch.randn_like(out)
+    grads = lower(
+        FUSED_BACKWARD,
+        *(grad, q, k, v, bias, [True] * 4, out, logsumexp, None, None, 5, 7, 0.0, False, seed, offset),
+    )
+    wanted = list(torch.autograd.grad(expected, inputs, grad))
+    if heads != 3:
+        grads[1], grads[2] = (g.sum(1, keepdim=True) for g in grads[1:3])
+    for ours, theirs in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, **TOL)
+
+
+def test_fused_dropout_keeps_the_mean_and_repeats_in_the_backward():
+    q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 64, 8)
+    v = torch.ones(1, 1, 64, 8)
+    out, logsumexp, _, _, _, _, seed, offset, _ = lower(FUSED, q, k, v, None, 0.5)
+    assert (out[..., 0] != 1).any() and abs(out.mean().item() - 1) < 0.5
+    grads = lower(
+        FUSED_BACKWARD,
+        *(torch.ones_like(out), q, k, v, torch.zeros(4, 64), [True] * 3 + [False]),
+        *(out, logsumexp, None, None, 4, 64, 0.5, False, seed, offset),
+    )
+    # With all-one values the gradient by v sums the kept probabilities, whose row sums are the output.
+    torch.testing.assert_close(grads[2][..., 0].sum(), out[..., 0].sum(), **TOL)
