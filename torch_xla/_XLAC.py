@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import torch_xla
-from torch_xla import _bindings, _metrics
-from torch_xla._core import backend, cache
+from torch_xla import _bindings, _metrics, runtime
+from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
@@ -32,6 +32,8 @@ def _xla_increment_counter(name: str, value: int) -> None:
     """Adds to a counter."""
     _metrics.count(name, value)
 
+
+_xla_get_num_cached_compilation_graph = runtime.get_num_cached_compilation_graph
 
 # Graphs as text.
 
@@ -174,11 +176,6 @@ def _xla_get_rng_seed(device: str = "") -> int:
 def _xla_set_rng_seed(seed: int, device: str = "") -> None:
     """Sets the random state of a device."""
     xm.set_rng_state(seed, device or None)
-
-
-def _xla_get_num_cached_compilation_graph() -> int:
-    """Number of compiled graphs in memory."""
-    return cache.num_graphs()
 
 
 def _get_use_eager_mode() -> bool:

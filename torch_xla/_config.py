@@ -170,6 +170,8 @@ XLA_USE_EAGER_DEBUG_MODE = _bool(
     "XLA_USE_EAGER_DEBUG_MODE", False, "Starts in eager mode: each operation runs at once."
 )
 
+XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
+
 # Barrier and metrics.
 XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait for the device.", once=True)
 XLA_METRICS_FILE = _text(
