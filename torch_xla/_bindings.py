@@ -1,0 +1,39 @@
+"""The one door to the native recorder: nothing else imports `torch_xla._C`."""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  # the extension links against its libraries
+
+from torch_xla import _C
+
+Graph = _C.Graph
+
+# Graphs and values.
+has_pending = _C.has_pending
+buffer_of = _C.buffer_of
+tensor_of = _C.tensor_of
+tensor_id = _C.tensor_id
+live_tensors = _C.live_tensors
+drain_released = _C.drain_released
+
+# What the recorder asks of Python, and how it records.
+set_python_hooks = _C.set_python_hooks
+set_eager = _C.set_eager
+is_eager = _C.is_eager
+set_special_numbers = _C.set_special_numbers
+set_static_numbers = _C.set_static_numbers
+record_whole = _C.record_whole
+set_frames = _C.set_frames
+add_skipped_prefix = _C.add_skipped_prefix
+
+# Counts.
+recorded_ops = _C.recorded_ops
+shape_cache_misses = _C.shape_cache_misses
+
+# Devices and random state.
+set_device_count = _C.set_device_count
+device_count = _C.device_count
+current_device = _C.current_device
+set_current_device = _C.set_current_device
+rng_state = _C.rng_state
+set_rng_state = _C.set_rng_state

@@ -1,0 +1,162 @@
+"""Looking up: structural key to executable, in memory and, if asked, on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from importlib.metadata import version
+from pathlib import Path
+
+from torch_xla import _metrics
+from torch_xla._core import backend, compiler
+from torch_xla._core.compiler import Executable
+
+_CAPACITY = 1024
+_MAGIC = b"torch_xla executable 1\n"
+
+_executables: OrderedDict[tuple[str, int], Executable] = OrderedDict()
+_folder: Path | None = None
+_readonly = False
+
+
+def initialize(path: str, readonly: bool = False) -> None:
+    """Keeps compiled graphs in a folder, so that a later process neither lowers nor compiles them.
+
+    Args:
+        path: The folder; made if missing.
+        readonly: Read what is there, write nothing.
+
+    Raises:
+        RuntimeError: The folder cannot be made or written.
+    """
+    global _folder, _readonly
+    folder = Path(path).expanduser()
+    if not readonly:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise RuntimeError(
+                f"[cache] got {path}, expected a folder that can be written ({error}); choose another, or readonly=True"
+            ) from error
+    _folder, _readonly = folder, readonly
+
+
+def num_graphs() -> int:
+    """Number of executables in memory."""
+    return len(_executables)
+
+
+def clear() -> None:
+    """Forgets the executables in memory."""
+    _executables.clear()
+
+
+def find(key: str, device: int) -> Executable | None:
+    """The executable of a graph, or None; counts what it found."""
+    entry = (_with_options(key), device)
+    executable = _executables.get(entry)
+    if executable is not None:
+        _executables.move_to_end(entry)
+        _metrics.count("CachedCompile")
+        return executable
+    executable = _load(key, device)
+    if executable is not None:
+        _metrics.count("PersistentCacheHit")
+        _store(entry, executable)
+    elif _folder is not None:
+        _metrics.count("PersistentCacheMiss")
+    return executable
+
+
+def add(key: str, device: int, executable: Executable) -> None:
+    """Remembers a newly compiled graph."""
+    _metrics.count("UncachedCompile")
+    _store((_with_options(key), device), executable)
+    # A program that calls back into this process cannot run in another.
+    if _folder is not None and not _readonly and not executable.waits:
+        _save(key, device, executable)
+
+
+def _store(entry: tuple[str, int], executable: Executable) -> None:
+    _executables[entry] = executable
+    while len(_executables) > _CAPACITY:
+        _executables.popitem(last=False)
+
+
+def _with_options(key: str) -> str:
+    options = compiler.options()
+    return f"{key} {sorted(options.items())}" if options else key
+
+
+@functools.cache
+def _identity() -> bytes:
+    """What beside the graph decides the executable: versions, this package's rules, the machine."""
+    digest = hashlib.sha256()
+    for name in ("jax", "jaxlib", "torch"):
+        digest.update(f"{name} {version(name)}\n".encode())
+    package = Path(__file__).parent.parent
+    for source in sorted([*package.glob("ops/*.py"), *package.glob("_core/*.py")]):
+        digest.update(source.read_bytes())
+    digest.update(os.environ.get("XLA_FLAGS", "").encode())
+    return digest.digest()
+
+
+def _file(key: str, device: int) -> Path:
+    assert _folder is not None
+    target = backend.jax_device(device)
+    digest = hashlib.sha256(_identity())
+    digest.update(f"{_with_options(key)} {target.platform} {target.device_kind} {device}".encode())
+    if target.platform == "cpu":
+        digest.update(_cpu_features())
+    return _folder / f"{digest.hexdigest()}.xla"
+
+
+@functools.cache
+def _cpu_features() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return b""
+    return next((line.encode() for line in lines if line.startswith(("flags", "Features"))), b"")
+
+
+def _save(key: str, device: int, executable: Executable) -> None:
+    """Writes to a file of another name first: a process killed here leaves nothing under the real one."""
+    payload = executable.loaded.serialize()
+    path = _file(key, device)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+        os.replace(temporary, path)
+    except OSError:
+        _metrics.count("PersistentCacheWriteFailed")
+
+
+def _load(key: str, device: int) -> Executable | None:
+    if _folder is None:
+        return None
+    path = _file(key, device)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, payload = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]
+    if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+        _metrics.count("PersistentCacheDamaged")
+        return None
+    from jax._src.lib import xla_client
+    from jax._src.lib.xla_client import DeviceList
+
+    target = backend.jax_device(device)
+    try:
+        loaded = target.client.deserialize_executable(payload, DeviceList((target,)), xla_client.CompileOptions())
+    except Exception:  # whatever XLA objects to: it compiles anew
+        _metrics.count("PersistentCacheDamaged")
+        return None
+    return Executable(loaded.execute_sharded, loaded)

@@ -1,0 +1,63 @@
+"""Compiling: StableHLO becomes an executable of the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch_xla import _metrics
+from torch_xla._core import backend, lowering
+from torch_xla._core.graph import Graph
+
+_options: dict[str, str | bool | int | float] = {}
+
+
+@dataclass
+class Executable:
+    """A compiled graph.
+
+    Attributes:
+        run: Takes the input buffers as a list, starts the program, returns the results' handle.
+        loaded: XLA's executable.
+        waits: Whether a run is waited for before its results count, because a host callback in it can fail.
+        keep: Whatever must live as long as the executable.
+        numbers: Bytes of the numbers of the latest run, and their buffers.
+    """
+
+    run: Any
+    loaded: Any
+    waits: bool = False
+    keep: Any = None
+    numbers: tuple[bytes, list[Any]] = field(default=(b"", []))
+
+
+def set_options(options: dict[str, str | bool | int | float]) -> None:
+    """Replaces the XLA options passed with every compile.
+
+    Args:
+        options: Names and values of XLA debug options.
+    """
+    _options.clear()
+    _options.update(options)
+
+
+def options() -> dict[str, str | bool | int | float]:
+    """The XLA options passed with every compile."""
+    return dict(_options)
+
+
+def compile_graph(graph: Graph, name: str) -> Executable:
+    """Lowers and compiles a graph.
+
+    Raises:
+        StaticNumbers: An operator must be recorded with its numbers as constants.
+        RuntimeError: Lowering or compiling failed.
+    """
+    lowered = lowering.lower(graph, name)
+    if lowered.has_callback and graph.donated:
+        # A callback can fail half-way through a run; the inputs must then still be there.
+        lowered = lowering.lower(replace(graph, donated=()), name)
+    with _metrics.timed("CompileTime"), backend.x64():
+        compiled = lowered.stage.compile(compiler_options=_options or None)
+    loaded = compiled.runtime_executable()
+    return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)

@@ -1,0 +1,54 @@
+"""Running: input buffers in, results attached, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core import backend
+from torch_xla._core.compiler import Executable
+
+# Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
+_AHEAD = 2
+
+_in_flight: dict[int, deque[Any]] = {}
+
+
+def run(executable: Executable, cut: _bindings.Graph) -> None:
+    """Starts the program on the graph's inputs and gives its results to the tensors.
+
+    Args:
+        executable: The compiled graph.
+        cut: The graph; empty afterwards.
+
+    Raises:
+        RuntimeError: The program could not be started, or a host callback in it failed.
+    """
+    device = cut.device
+    inputs = cut.leaf_buffers()
+    inputs.extend(_numbers(executable, cut.packed_numbers(), device))
+    queue = _in_flight.setdefault(device, deque())
+    while len(queue) >= _AHEAD:
+        queue.popleft().block_until_ready()
+    with _metrics.timed("ExecuteTime"):
+        token = cut.execute(executable.run, inputs, executable.waits)
+    queue.append(token)
+
+
+def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) -> list[Any]:
+    """The packed numbers as device buffers; those of the latest run where nothing changed."""
+    vectors = [vector for vector in packed if vector.size]
+    if not vectors:
+        return []
+    content = b"".join(vector.tobytes() for vector in vectors)
+    if executable.numbers[0] != content:
+        executable.numbers = (content, [backend.put(vector, device) for vector in vectors])
+    return executable.numbers[1]
+
+
+def wait(device: int) -> None:
+    """Returns when the device has finished all that was started."""
+    queue = _in_flight.get(device)
+    while queue:
+        queue.popleft().block_until_ready()

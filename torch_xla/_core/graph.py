@@ -1,0 +1,207 @@
+"""A cut graph as Python sees it: the nodes, their wiring and the promised results. Made only when a graph is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_xla import _bindings
+from torch_xla.ops.registry import Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Where an input comes from.
+
+    Attributes:
+        leaf: Whether it is a leaf of the graph.
+        slot: Index of the leaf, or of the node.
+        result: Which result of the node.
+    """
+
+    leaf: bool
+    slot: int
+    result: int
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Placeholder in a node's arguments: its `index`-th input."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Placeholder in a node's arguments: a number that is an input of the program.
+
+    Attributes:
+        index: Position among the node's numbers.
+        value: Value at the time of the cut; no part of the program.
+    """
+
+    index: int
+    value: int | float | complex
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator call.
+
+    Attributes:
+        op: Overload name, such as ``aten.add.Tensor``.
+        args: Arguments in schema order with `Input` and `Number` placeholders.
+        inputs: Where the inputs come from.
+        outs: Promised results; None for an undefined tensor.
+        seeded: Whether it draws random numbers, from two more numbers: seed and offset.
+        frame: The user's line that recorded it, if kept.
+        attrs: 128-bit hash of the constant arguments.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    inputs: tuple[Wire, ...]
+    outs: tuple[Meta | None, ...]
+    seeded: bool
+    frame: str | None
+    attrs: tuple[int, int]
+
+    def numbers(self) -> list[Number]:
+        """The placeholders for numbers, in order."""
+        return [arg for arg in self.args if isinstance(arg, Number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What is lowered.
+
+    Attributes:
+        key: Structural key, 32 hexadecimal digits.
+        device: Index of the device.
+        nodes: In recording order, so that inputs come first.
+        leaves: Shape and dtype of each input buffer.
+        outputs: (node, result) pairs.
+        donated: Indices of the leaves whose buffers the program may overwrite.
+    """
+
+    key: str
+    device: int
+    nodes: tuple[Node, ...]
+    leaves: tuple[Meta, ...]
+    outputs: tuple[tuple[int, int], ...]
+    donated: tuple[int, ...]
+
+
+def describe(cut: _bindings.Graph) -> Graph:
+    """Reads a cut graph out of the recorder."""
+    return Graph(
+        key=cut.key,
+        device=cut.device,
+        nodes=tuple(_node(*parts) for parts in cut.describe_nodes()),
+        leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
+        outputs=tuple(cut.outputs),
+        donated=tuple(cut.donated),
+    )
+
+
+def _node(
+    op: str,
+    args: list[tuple[str, int, Any]],
+    inputs: list[tuple[bool, int, int]],
+    outs: list[Any],
+    seeded: bool,
+    static_numbers: bool,
+    frame: str | None,
+    attrs: tuple[int, int],
+) -> Node:
+    next_input = _counter(Input)
+    numbers = 0
+    template: list[Any] = []
+    for kind, count, value in args:
+        if kind == "input":
+            template.append(next_input())
+        elif kind == "inputs":
+            template.append([next_input() for _ in range(count)])
+        elif kind == "optional_inputs":
+            template.append([next_input() if value >> i & 1 else None for i in range(count)])
+        elif kind == "number" and not static_numbers:
+            template.append(Number(numbers, value))
+            numbers += 1
+        else:
+            template.append(value)
+    metas = tuple(None if meta is None else Meta(*meta) for meta in outs)
+    return Node(op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs)
+
+
+def _counter(make: Callable[[int], Any]) -> Callable[[], Any]:
+    count = -1
+
+    def next_one() -> Any:
+        nonlocal count
+        count += 1
+        return make(count)
+
+    return next_one
+
+
+def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any]) -> list[Any]:
+    """A node's arguments with its placeholders replaced.
+
+    Args:
+        node: The node.
+        tensors: One value per input.
+        number: Gives the value of a number placeholder.
+    """
+
+    def fill(arg: Any) -> Any:
+        if isinstance(arg, Input):
+            return tensors[arg.index]
+        if isinstance(arg, Number):
+            return number(arg)
+        if isinstance(arg, list) and any(isinstance(e, Input) for e in arg):
+            return [fill(e) for e in arg]
+        return arg
+
+    return [fill(arg) for arg in node.args]
+
+
+def text(graph: Graph) -> str:
+    """The graph as text, one node a line."""
+    lines = [f"IR {{  # {graph.key} on xla:{graph.device}"]
+    for i, leaf in enumerate(graph.leaves):
+        donated = ", donated" if i in graph.donated else ""
+        lines.append(f"  %p{i} = xla::device_data(), {_meta_text(leaf)}{donated}")
+    used = {slot for slot, _ in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        tensors = [f"%p{w.slot}" if w.leaf else f"%{w.slot}" + (f".{w.result}" if w.result else "") for w in node.inputs]
+        args = fill_template(node, tensors, lambda n: f"number({n.value!r})")
+        namespace, op, overload = node.op.split(".")
+        shown = ", ".join(_arg_text(a) for a in args)
+        outs = ", ".join("None" if m is None else _meta_text(m) for m in node.outs)
+        root = f", ROOT={[k for k, (s, _) in enumerate(graph.outputs) if s == i]}" if i in used else ""
+        where = f", at {node.frame}" if node.frame else ""
+        name = f"{namespace}::{op}" + ("" if overload == "default" else f".{overload}")
+        lines.append(f"  %{i} = {name}({shown}), {outs}{root}{where}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _arg_text(arg: Any) -> str:
+    if isinstance(arg, list):
+        return "[" + ", ".join(_arg_text(a) for a in arg) + "]"
+    return str(arg)
+
+
+def _meta_text(meta: Meta) -> str:
+    return f"{str(meta.dtype).removeprefix('torch.')}[{','.join(map(str, meta.shape))}]"
+
+
+def dot(graph: Graph) -> str:
+    """The graph in Graphviz' language."""
+    lines = ["digraph G {"]
+    lines += [f'  p{i} [shape=box, label="input {i}\\n{_meta_text(m)}"];' for i, m in enumerate(graph.leaves)]
+    for i, node in enumerate(graph.nodes):
+        label = "\\n".join([node.op, *("None" if m is None else _meta_text(m) for m in node.outs)])
+        lines.append(f'  n{i} [label="{label}"];')
+        lines += [f"  {'p' if w.leaf else 'n'}{w.slot} -> n{i};" for w in node.inputs]
+    return "\n".join([*lines, "}", ""])

@@ -1,0 +1,145 @@
+"""Lowering: a graph becomes one JAX program, traced and lowered to StableHLO.
+
+Each node signature is its own `jax.jit`, so that equal nodes are traced once per process and become one private
+function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xla import _metrics
+from torch_xla._core import backend
+from torch_xla._core.graph import Graph, Node, fill_template
+from torch_xla.ops import dtypes
+from torch_xla.ops.call import call, find_overload
+from torch_xla.ops.decompositions import bind
+from torch_xla.ops.registry import Lifted, StaticNumbers
+
+_SPLIT = {int: 1, float: 0, complex: 2}  # which packed vector a number of this type travels in
+
+_rules: dict[Any, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph as StableHLO.
+
+    Attributes:
+        stage: JAX's lowered stage.
+        has_callback: Whether the program calls back into Python on the host.
+    """
+
+    stage: jax.stages.Lowered
+    has_callback: bool
+
+
+class LoweringError(RuntimeError):
+    """A node could not be lowered; names the operator and, if known, the user's line."""
+
+
+def lower(graph: Graph, name: str = "graph") -> Lowered:
+    """Lowers a graph.
+
+    Args:
+        graph: The graph.
+        name: Name of the module in dumps and profiles.
+
+    Raises:
+        StaticNumbers: An operator must be recorded with its numbers as constants.
+        LoweringError: A node could not be lowered.
+    """
+
+    def program(leaves: list[Any], numbers: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+        results: list[tuple[Any, ...]] = []
+        taken = [0, 0, 0]
+
+        def take(kind: type) -> Any:
+            vector = _SPLIT[kind]
+            taken[vector] += 1
+            return numbers[vector][taken[vector] - 1]
+
+        for node in graph.nodes:
+            tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
+            values = [take(type(n.value)) for n in node.numbers()]
+            seed = (take(int), take(int)) if node.seeded else None
+            try:
+                results.append(_rule(node, tensors)(tensors, values, seed))
+            except (StaticNumbers, LoweringError):
+                raise
+            except Exception as error:
+                where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
+                raise LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}") from error
+        return tuple(results[slot][result] for slot, result in graph.outputs)
+
+    program.__name__ = name
+    # One list of leaves and three packed vectors of numbers keep the calling convention flat and cheap.
+    with backend.x64(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
+        leaves = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype), sharding=sharding) for m in graph.leaves]
+        sizes = _number_counts(graph)
+        types = (np.float64, np.int64, np.complex128)
+        numbers = tuple(
+            jax.ShapeDtypeStruct((n,), t, sharding=sharding) if n else None for n, t in zip(sizes, types, strict=True)
+        )
+
+        def flat(*inputs: Any) -> tuple[Any, ...]:
+            rest = iter(inputs[len(leaves) :])
+            return program(list(inputs[: len(leaves)]), tuple(next(rest) if n else None for n in sizes))  # type: ignore[arg-type]
+
+        flat.__name__ = name
+        jitted = jax.jit(flat, donate_argnums=graph.donated, keep_unused=True, out_shardings=sharding)
+        stage = jitted.trace(*leaves, *(n for n in numbers if n is not None)).lower()
+    return Lowered(stage, _has_callback(stage))
+
+
+def _number_counts(graph: Graph) -> tuple[int, int, int]:
+    counts = [0, 0, 0]
+    for node in graph.nodes:
+        for number in node.numbers():
+            counts[_SPLIT[type(number.value)]] += 1
+        counts[1] += 2 * node.seeded
+    return (counts[0], counts[1], counts[2])
+
+
+def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
+    """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
+    avals = tuple((t.shape, t.dtype) for t in tensors)
+    kinds = tuple(type(n.value) for n in node.numbers())
+    key = (node.op, node.attrs, avals, kinds, node.outs)
+    found = _rules.get(key)
+    if found is not None:
+        return found
+    op = find_overload(node.op)
+    names = [a.name for a in op._schema.arguments]
+
+    def rule(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
+        values = fill_template(node, tensors, lambda n: Lifted(numbers[n.index], type(n.value)))
+        positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
+        return call(op, positional, keywords, node.outs, seed)
+
+    rule.__name__ = node.op.replace(".", "_")
+    found = _rules[key] = jax.jit(rule)
+    return found
+
+
+def _has_callback(stage: jax.stages.Lowered) -> bool:
+    arguments = stage._lowering.compile_args
+    return bool(arguments.get("host_callbacks") or arguments.get("keepalive"))
+
+
+def bytecode(stage: jax.stages.Lowered) -> bytes:
+    """The module in MLIR's binary form, as other StableHLO tools read it."""
+    from io import BytesIO
+
+    module = stage.compiler_ir("stablehlo")
+    buffer = BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()

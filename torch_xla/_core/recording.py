@@ -1,0 +1,23 @@
+"""Sets the recorder up, once, at import: nothing here starts a client, a thread or JAX."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from torch_xla import _bindings, _config
+from torch_xla._core import backend, sync
+from torch_xla.ops import whole
+
+
+def install() -> None:
+    """Registers device ``xla`` with its operators and connects the pipeline."""
+    sync.install()
+    _bindings.record_whole(whole.names())
+    _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
+    _bindings.set_frames(_config.XLA_IR_DEBUG.get())
+    # A user's line is one outside PyTorch and this package.
+    for package in (torch.__file__, __file__):
+        _bindings.add_skipped_prefix(os.path.dirname(os.path.dirname(package) if package == __file__ else package) + os.sep)
+    backend.publish_count()

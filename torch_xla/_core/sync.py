@@ -1,0 +1,188 @@
+"""The barrier: cut → look up → (lower → compile) → run → attach. The one function that runs all stages is `_run`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings, _config, _metrics
+from torch_xla._core import backend, region
+
+# One barrier at a time: a second one would run, and donate, what the first is running.
+_lock = threading.RLock()
+
+
+def sync(index: int | None = None, wait: bool = False) -> None:
+    """Computes everything pending.
+
+    Args:
+        index: Device, or None for every device with pending work.
+        wait: Return only when the devices have finished.
+
+    Raises:
+        RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
+    """
+    for device in range(_bindings.device_count()) if index is None else (index,):
+        if _bindings.has_pending(device):
+            _barrier(lambda device=device: _bindings.Graph.of_device(device))  # type: ignore[misc]
+        if wait:
+            _wait(device)
+
+
+def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False) -> None:
+    """Computes these tensors and what they need, and leaves the rest of the graph pending.
+
+    Args:
+        tensors: Tensors on device xla, of any devices.
+        wait: Return only when the devices have finished.
+    """
+    by_device: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device.index, []).append(tensor)
+    for device, group in by_device.items():
+        _barrier(lambda group=group: _bindings.Graph.of_tensors(group))  # type: ignore[misc]
+        if wait:
+            _wait(device)
+
+
+def wait(index: int | None = None) -> None:
+    """Returns when what was started on a device, or on all, has finished."""
+    for device in range(_bindings.device_count()) if index is None else (index,):
+        _wait(device)
+
+
+def _wait(device: int) -> None:
+    if backend.client_started():
+        from torch_xla._core import executor
+
+        executor.wait(device)
+
+
+def _barrier(cut: Callable[[], _bindings.Graph]) -> None:
+    with _lock:
+        _bindings.drain_released()
+        while not _run(cut()):
+            pass  # an operator's numbers became constants: the graph has another key now
+
+
+def _run(cut: _bindings.Graph) -> bool:
+    """Runs one cut graph; False if it must be cut again."""
+    from torch_xla._core import cache, compiler, executor, graph
+    from torch_xla.ops.registry import StaticNumbers
+
+    fills = cut.describe_fills()
+    if fills:
+        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+    if not cut.num_outputs:
+        return True
+    key = cut.key
+    region.before_run(key, lambda: [_node_text(node) for node in graph.describe(cut).nodes])
+    try:
+        executable = cache.find(key, cut.device)
+        if executable is None:
+            described = graph.describe(cut)
+            if _config.XLA_VERIFY_GRAPHS.get():
+                from torch_xla._core import verify
+
+                verify.verify(described)
+            _dump(described)
+            try:
+                executable = compiler.compile_graph(described, region.name() or "graph")
+            except StaticNumbers as static:
+                _make_static(static.op)
+                return False
+            cache.add(key, cut.device, executable)
+        executor.run(executable, cut)
+    except Exception as error:
+        text = f"[sync] graph {region.name() or key} failed: {error}"
+        cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
+        raise RuntimeError(text) from error
+    return True
+
+
+def _make_static(op: str) -> None:
+    namespace, name, overload = op.split(".")
+    _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
+
+
+def _node_text(node: Any) -> str:
+    namespace, name, _ = node.op.split(".")
+    return region.node_text(f"{namespace}::{name}", [(m.dtype, m.shape) for m in node.outs if m is not None])
+
+
+def _dump(described: Any) -> None:
+    path = _config.XLA_SAVE_TENSORS_FILE.get()
+    if path is not None:
+        with open(path, "a") as file:
+            file.write(_render(described, _config.XLA_SAVE_TENSORS_FMT.get()))
+
+
+def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
+    """The pending graph of some tensors, without running it.
+
+    Args:
+        tensors: Tensors on one device.
+        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
+
+    Returns:
+        The text, or bytes for the bytecode.
+    """
+    from torch_xla._core import graph
+    from torch_xla.ops.registry import StaticNumbers
+
+    with _lock:
+        while True:
+            try:
+                return _render(graph.describe(_bindings.Graph.of_tensors(list(tensors))), form)
+            except StaticNumbers as static:
+                _make_static(static.op)
+
+
+def _render(described: Any, form: str) -> Any:
+    from torch_xla._core import graph, lowering
+
+    if form == "text":
+        return graph.text(described)
+    if form == "dot":
+        return graph.dot(described)
+    stage = lowering.lower(described).stage
+    if form == "hlo":
+        return stage.as_text(dialect="hlo")
+    if form == "stablehlo":
+        return stage.as_text()
+    if form == "stablehlo_bytecode":
+        return lowering.bytecode(stage)
+    raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, stablehlo or stablehlo_bytecode")
+
+
+class _Hooks:
+    """What the recorder asks of Python."""
+
+    def upload(self, tensor: torch.Tensor, index: int) -> Any:
+        """Copies a CPU tensor to a device."""
+        return backend.upload(tensor, index)
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of an xla tensor as a new CPU tensor."""
+        with _lock:
+            buffer = _bindings.buffer_of(tensor)
+            if buffer is None:
+                evaluate([tensor])
+                buffer = _bindings.buffer_of(tensor)
+        return backend.download(buffer, tensor.dtype)
+
+    def evaluate(self, tensors: list[torch.Tensor]) -> None:
+        """Computes tensors at once, in eager mode."""
+        evaluate(tensors)
+
+    def note_host_op(self, op: str, reason: str) -> None:
+        """Counts an operator that runs on the host between two graphs."""
+        _metrics.count(op)
+
+
+def install() -> None:
+    """Connects the recorder; called once, at import."""
+    _bindings.set_python_hooks(_Hooks())

@@ -1,0 +1,262 @@
+// The Python module `torch_xla._C`.
+#include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "device.h"
+#include "frame.h"
+#include "graph.h"
+#include "op_info.h"
+#include "python_hooks.h"
+#include "random.h"
+#include "record.h"
+#include "shape_cache.h"
+#include "tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+py::object dtype_object(at::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
+
+py::object describe_meta(const Meta& meta) {
+  if (!meta.defined()) {
+    return py::none();
+  }
+  py::tuple sizes(meta.sizes.size());
+  for (size_t i = 0; i < meta.sizes.size(); ++i) {
+    sizes[i] = meta.sizes[i];
+  }
+  return py::make_tuple(sizes, dtype_object(meta.dtype));
+}
+
+// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places.
+py::object describe_arg(const Arg& arg) {
+  switch (arg.kind) {
+    case Arg::Kind::Input:
+      return py::make_tuple("input", 1, py::none());
+    case Arg::Kind::Inputs:
+      return py::make_tuple("inputs", arg.count, py::none());
+    case Arg::Kind::OptInputs:
+      return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
+    case Arg::Kind::Number:
+      return py::make_tuple("number", 1, torch::jit::toPyObject(arg.value));
+    case Arg::Kind::Attr:
+      break;
+  }
+  return py::make_tuple("attr", 0, torch::jit::toPyObject(arg.value));
+}
+
+py::list describe_nodes(const Graph& graph) {
+  py::list nodes;
+  for (const auto& node : graph.nodes) {
+    py::list args;
+    for (const auto& arg : node->args) {
+      args.append(describe_arg(arg));
+    }
+    py::list inputs;
+    for (const auto& input : node->inputs) {
+      inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
+    }
+    py::list outs;
+    for (const auto& meta : node->outs->metas) {
+      outs.append(describe_meta(meta));
+    }
+    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->op->seeded,
+                                node->op->static_numbers.load(),
+                                node->frame ? py::object(py::str(*node->frame)) : py::object(py::none()),
+                                py::make_tuple(node->attrs.hi, node->attrs.lo)));
+  }
+  return nodes;
+}
+
+py::list leaf_buffers(const Graph& graph) {
+  py::list buffers(graph.leaves.size());
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    TORCH_CHECK(graph.leaves[i]->buffer != nullptr, "[run] input ", i, " has no buffer");
+    buffers[i] = py::reinterpret_borrow<py::object>(graph.leaves[i]->buffer);
+  }
+  return buffers;
+}
+
+// The numbers of the graph as one vector per type: float64, int64, complex128.
+py::tuple packed_numbers(const Graph& graph) {
+  std::vector<double> floats;
+  std::vector<int64_t> ints;
+  std::vector<std::complex<double>> complexes;
+  for (const auto& n : graph.numbers) {
+    switch (n.type) {
+      case NumberSlot::Type::Float:
+        floats.push_back(n.number.real());
+        break;
+      case NumberSlot::Type::Int:
+        ints.push_back(n.integer);
+        break;
+      case NumberSlot::Type::Complex:
+        complexes.emplace_back(n.number.real(), n.number.imag());
+        break;
+    }
+  }
+  const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
+  return py::make_tuple(array(floats), array(ints), array(complexes));
+}
+
+py::list describe_fills(const Graph& graph) {
+  py::list fills;
+  for (const auto& node : graph.fills()) {
+    const auto& meta = node->outs->metas[0];
+    fills.append(py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value)));
+  }
+  return fills;
+}
+
+void provide_fills(const Graph& graph, const std::vector<py::object>& buffers) {
+  const auto fills = graph.fills();
+  TORCH_CHECK(fills.size() == buffers.size(), "[fill] got ", buffers.size(), " buffers, expected ", fills.size());
+  const RecorderLock lock;
+  for (size_t i = 0; i < fills.size(); ++i) {
+    fills[i]->buffer = py::object(buffers[i]).release().ptr();
+    fills[i]->args.clear();
+  }
+}
+
+// Runs the executable and gives its results to the tensors in one piece: between the two, where donated inputs are gone
+// and results not yet attached, no Python code may run, since that is where an interrupt would be raised.
+// Returns the token of the run.
+py::object execute(Graph& graph, const py::object& run, const py::list& arguments, bool wait) {
+  py::object results = run(arguments, py::arg("with_tokens") = true);
+  py::object token = results.attr("consume_token")();
+  if (wait) {
+    token.attr("block_until_ready")();
+  }
+  const py::sequence lists = results.attr("disassemble_into_single_device_arrays")();
+  std::vector<PyObject*> buffers;
+  for (const auto& shards : lists) {
+    py::object array = py::reinterpret_borrow<py::sequence>(shards)[0];
+    buffers.push_back(array.release().ptr());
+  }
+  graph.attach(buffers);
+  return token;
+}
+
+std::string hex(const Hash& hash) {
+  char text[33];
+  std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(hash.hi),
+                static_cast<unsigned long long>(hash.lo));
+  return text;
+}
+
+uint64_t tensor_id(const at::Tensor& tensor) {
+  TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
+  const RecorderLock lock;
+  const auto& alias = impl_of(tensor)->alias;
+  Hash hash;
+  hash.mix(alias.storage->id);
+  if (!alias.path.defined()) {
+    return alias.storage->id;
+  }
+  hash.mix(alias.meta->layout);
+  hash.mix(static_cast<uint64_t>(alias.meta->offset));
+  return hash.lo >> 1;
+}
+
+void bind_graph(py::module_& m) {
+  py::class_<Graph>(m, "Graph")
+      .def_static("of_device", [](int device) { return Graph::of_device(static_cast<c10::DeviceIndex>(device)); })
+      .def_static("of_tensors", &Graph::of_tensors)
+      .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
+      .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
+      .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
+      .def_property_readonly("num_leaves", [](const Graph& g) { return g.leaves.size(); })
+      .def_property_readonly("num_outputs", [](const Graph& g) { return g.outputs.size(); })
+      .def_property_readonly("donated",
+                             [](const Graph& g) {
+                               py::list indices;
+                               for (size_t i = 0; i < g.donated.size(); ++i) {
+                                 if (g.donated[i]) {
+                                   indices.append(i);
+                                 }
+                               }
+                               return indices;
+                             })
+      .def_property_readonly("outputs",
+                             [](const Graph& g) {
+                               py::list outputs;
+                               for (const auto& v : g.outputs) {
+                                 outputs.append(py::make_tuple(v.node->slot, v.index));
+                               }
+                               return outputs;
+                             })
+      .def_property_readonly("leaf_metas",
+                             [](const Graph& g) {
+                               py::list metas;
+                               for (const auto& leaf : g.leaves) {
+                                 metas.append(describe_meta(leaf->outs->metas[0]));
+                               }
+                               return metas;
+                             })
+      .def("describe_nodes", &describe_nodes)
+      .def("leaf_buffers", &leaf_buffers)
+      .def("packed_numbers", &packed_numbers)
+      .def("describe_fills", &describe_fills)
+      .def("provide_fills", &provide_fills)
+      .def("execute", &execute)
+      .def("abandon", &Graph::abandon);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  bind_graph(m);
+  m.def("has_pending", [](int device) { return has_pending(static_cast<c10::DeviceIndex>(device)); });
+  m.def("buffer_of", [](const at::Tensor& t) {
+    auto* const buffer = buffer_of(t);
+    return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
+  });
+  m.def("tensor_of", [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
+    const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+    auto alias = new_alias(make_leaf(meta, py::object(buffer).release().ptr()), meta, static_cast<c10::DeviceIndex>(device));
+    alias.storage->synced = alias.storage->value;
+    return make_tensor(std::move(alias));
+  });
+  m.def("tensor_id", &tensor_id);
+  m.def("live_tensors", [](int device) {
+    py::list found;
+    std::vector<std::pair<MetaRef, bool>> live;
+    {
+      const RecorderLock lock;
+      for_each_storage(static_cast<c10::DeviceIndex>(device),
+                       [&](Storage& s) { live.emplace_back(s.meta, !s.value.node->leaf()); });
+    }
+    for (const auto& [meta, pending] : live) {
+      found.append(py::make_tuple(describe_meta(*meta), pending));
+    }
+    return found;
+  });
+  m.def("drain_released", &drain_released);
+  m.def("set_python_hooks", [](const py::object& hooks) { set_python_hooks(hooks.ptr()); });
+  m.def("set_eager", &set_eager);
+  m.def("is_eager", &eager);
+  m.def("set_special_numbers", &set_special_numbers);
+  m.def("set_frames", &set_frames);
+  m.def("add_skipped_prefix", &add_skipped_prefix);
+  m.def("set_static_numbers", [](const std::string& name, const std::string& overload) {
+    op_info(name.c_str(), overload.c_str()).static_numbers = true;
+  });
+  m.def("record_whole", &record_whole);
+  m.def("recorded_ops", &recorded_ops);
+  m.def("shape_cache_misses", &shape_cache_misses);
+  m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });
+  m.def("device_count", [] { return static_cast<int>(device_count()); });
+  m.def("current_device", [] { return static_cast<int>(current_device()); });
+  m.def("set_current_device", [](int i) { set_current_device(static_cast<c10::DeviceIndex>(i)); });
+  m.def("rng_state", [](int device) { return random_state(static_cast<c10::DeviceIndex>(device)); });
+  m.def("set_rng_state", [](int device, uint64_t seed, uint64_t offset) {
+    set_random_state(static_cast<c10::DeviceIndex>(device), seed, offset);
+  });
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,14 @@
+// Device type `xla` in PyTorch: which device is current, how many there are, generators.
+#pragma once
+#include <c10/core/Device.h>
+
+namespace torch_xla {
+
+// PyTorch starts one autograd thread per device at the first backward of the process, even a CPU one, and asks for the
+// number then; it is set at import and never starts a client.
+void set_device_count(c10::DeviceIndex count);
+c10::DeviceIndex device_count();
+c10::DeviceIndex current_device();
+void set_current_device(c10::DeviceIndex index);
+
+}  // namespace torch_xla

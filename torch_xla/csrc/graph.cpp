@@ -1,0 +1,333 @@
+#include "graph.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <array>
+
+#include "op_info.h"
+#include "tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+uint64_t epoch = 0;  // of the latest collection; under the recorder's lock
+
+constexpr uint64_t kLeafTag = uint64_t{1} << 63;
+
+// Marks everything `roots` need and returns the nodes of it that are to be computed. An explicit stack: a chain may be
+// a million nodes long.
+std::vector<Node*> reach(const std::vector<Value>& roots) {
+  std::vector<Node*> found;
+  std::vector<Node*> stack;
+  const auto visit = [&](Value& value) {
+    resolve(value);
+    auto* const node = value.node.get();
+    if (node->epoch != epoch) {
+      node->epoch = epoch;
+      node->references = 0;
+      node->output = false;
+      node->pinned = false;
+      if (!node->leaf()) {
+        stack.push_back(node);
+      }
+    }
+  };
+  for (const auto& root : roots) {
+    Value value = root;
+    visit(value);
+  }
+  while (!stack.empty()) {
+    auto* const node = stack.back();
+    stack.pop_back();
+    found.push_back(node);
+    for (auto& input : node->inputs) {
+      visit(input);
+    }
+  }
+  return found;
+}
+
+// A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
+// has the same graph as the second.
+template <class Wanted>
+void fills_to_leaves(c10::DeviceIndex device, Wanted wanted) {
+  for_each_storage(device, [&](Storage& s) {
+    if (s.origin && wanted(*s.origin.node)) {
+      s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
+      s.synced = std::move(s.origin);
+      s.origin = {};
+    }
+  });
+}
+
+std::array<uint64_t, 512> last_cut{};  // the node sequence at each device's latest barrier
+
+}  // namespace
+
+Graph Graph::of_device(c10::DeviceIndex device) {
+  Graph graph;
+  graph.device = device;
+  const RecorderLock lock;
+  ++epoch;
+  last_cut[device] = node_sequence();
+  fills_to_leaves(device, [](const Node&) { return true; });
+  std::vector<Value> roots;
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    if (!s.value.node->leaf() || s.value.node->unfilled()) {
+      roots.push_back(s.value);
+    }
+  });
+  graph.collect(std::move(roots));
+  graph.find_donations();
+  return graph;
+}
+
+Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors) {
+  Graph graph;
+  const RecorderLock lock;
+  ++epoch;
+  std::vector<Value> roots;
+  for (const auto& t : tensors) {
+    roots.push_back(impl_of(t)->alias.current());
+    graph.device = t.device().index();
+  }
+  reach(roots);
+  const auto reached = epoch;
+  // Whatever else lives inside this subgraph (saved activations, parameters) would be computed again by the next graph.
+  for_each_storage(graph.device, [&](Storage& s) {
+    resolve(s.value);
+    if (s.value.node->epoch == reached && !s.value.node->leaf()) {
+      roots.push_back(s.value);
+    }
+  });
+  // A fill that lives on must be a leaf here as it will be at the barrier.
+  fills_to_leaves(graph.device, [&](const Node& node) { return node.epoch == reached; });
+  ++epoch;
+  graph.collect(std::move(roots));
+  graph.donated.assign(graph.leaves.size(), false);
+  return graph;
+}
+
+void Graph::collect(std::vector<Value> roots) {
+  auto reached = reach(roots);
+  std::sort(reached.begin(), reached.end(), [](const Node* a, const Node* b) { return a->sequence < b->sequence; });
+  nodes.reserve(reached.size());
+  for (uint32_t i = 0; i < reached.size(); ++i) {
+    reached[i]->slot = i;
+    nodes.push_back(NodePtr::reclaim_copy(reached[i]));
+  }
+  for (auto& root : roots) {
+    resolve(root);
+    if (root.node->leaf()) {
+      if (root.node->unfilled()) {
+        unused_fills_.push_back(root.node);
+      }
+    } else {
+      outputs.push_back(std::move(root));
+    }
+  }
+  std::sort(outputs.begin(), outputs.end(), [](const Value& a, const Value& b) {
+    return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
+  });
+  outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
+  number_leaves();
+}
+
+void Graph::number_leaves() {
+  for (auto& node : nodes) {
+    key.mix(node->op->hash);
+    key.mix(node->attrs);
+    key.mix(node->outs->value);
+    const bool constant = node->op->static_numbers.load(std::memory_order_relaxed);
+    for (const auto& arg : node->args) {
+      if (arg.kind != Arg::Kind::Number) {
+        continue;
+      }
+      if (constant) {
+        hash_attr(key, arg.value);
+        continue;
+      }
+      NumberSlot slot;
+      if (arg.value.isInt()) {
+        slot.type = NumberSlot::Type::Int;
+        slot.integer = arg.value.toInt();
+      } else if (arg.value.isDouble()) {
+        slot.type = NumberSlot::Type::Float;
+        slot.number = arg.value.toDouble();
+      } else {
+        slot.type = NumberSlot::Type::Complex;
+        slot.number = arg.value.toComplexDouble();
+      }
+      numbers.push_back(slot);
+    }
+    if (node->op->seeded) {
+      for (const auto word : node->seed) {
+        numbers.push_back({NumberSlot::Type::Int, word, {}});
+      }
+    }
+    for (const auto& input : node->inputs) {
+      auto& in = *input.node;
+      ++in.references;
+      if (!in.leaf()) {
+        key.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
+        continue;
+      }
+      TORCH_CHECK(in.error == nullptr, in.error ? *in.error : std::string());
+      if (!in.output) {
+        in.output = true;  // numbered
+        in.slot = static_cast<uint32_t>(leaves.size());
+        leaves.push_back(input.node);
+        key.mix(in.outs->value);
+      }
+      key.mix(kLeafTag | in.slot);
+    }
+  }
+  for (const auto& leaf : leaves) {
+    leaf->output = false;
+  }
+  for (const auto& output : outputs) {
+    key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+    output.node->output = true;
+  }
+  key.mix(static_cast<uint64_t>(device));
+}
+
+// A buffer is given to the program if a tensor held it at the last barrier, has been overwritten since, and no one else
+// can still reach it.
+void Graph::find_donations() {
+  donated.assign(leaves.size(), false);
+  std::vector<bool> overwritten(leaves.size(), false);
+  const auto slot_of = [&](const Node& node) -> int64_t {
+    return node.epoch == epoch && node.leaf() && node.slot < leaves.size() && leaves[node.slot].get() == &node
+               ? static_cast<int64_t>(node.slot)
+               : -1;
+  };
+  for_each_storage(device, [&](Storage& s) {
+    for (const auto* held : {&s.value, &s.synced}) {
+      if (*held && held->node->epoch == epoch) {
+        ++held->node->references;
+      }
+    }
+    if (s.synced && !(s.synced == s.value)) {
+      const auto slot = slot_of(*s.synced.node);
+      if (slot >= 0) {
+        overwritten[slot] = true;
+      }
+    }
+  });
+  for (const auto& output : outputs) {
+    ++output.node->references;  // ours
+  }
+  // A node that someone outside this graph holds, and that does not become a leaf, keeps its inputs alive.
+  for (size_t i = nodes.size(); i-- > 0;) {
+    auto& node = *nodes[i];
+    const bool becomes_leaf = node.output && node.outs->metas.size() == 1;
+    const bool held = !becomes_leaf && nodes[i].use_count() > node.references + 1;
+    if (held || (node.pinned && !becomes_leaf)) {
+      for (const auto& input : node.inputs) {
+        input.node->pinned = true;
+      }
+    }
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& leaf = *leaves[i];
+    donated[i] = overwritten[i] && !leaf.pinned && leaves[i].use_count() == leaf.references + 1;
+    key.mix(static_cast<uint64_t>(donated[i] ? 1 : 0));
+  }
+}
+
+std::vector<NodePtr> Graph::fills() const {
+  std::vector<NodePtr> found(unused_fills_);
+  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(found), [](const NodePtr& n) { return n->unfilled(); });
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+void Graph::attach(const std::vector<PyObject*>& buffers) {
+  TORCH_CHECK(buffers.size() == outputs.size(), "[attach] got ", buffers.size(), " results, expected ", outputs.size());
+  Inputs garbage;
+  std::vector<Value> old;
+  {
+    const RecorderLock lock;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      auto& node = *outputs[i].node;
+      if (node.outs->metas.size() == 1) {
+        node.become_leaf(buffers[i], garbage);
+        continue;
+      }
+      if (node.forwards.empty()) {
+        node.forwards.resize(node.outs->metas.size());
+      }
+      node.forwards[outputs[i].index] = make_leaf({node.outs, outputs[i].index}, buffers[i]);
+      if (std::all_of(node.forwards.begin(), node.forwards.end(), [](const Value& v) { return static_cast<bool>(v); })) {
+        for (auto& input : node.inputs) {
+          garbage.push_back(std::move(input));
+        }
+        node.inputs.clear();
+      }
+    }
+    for_each_storage(device, [&](Storage& s) {
+      resolve(s.value);
+      if (s.value.node->leaf() && !(s.synced == s.value)) {
+        old.push_back(std::move(s.synced));
+        s.synced = s.value;
+      }
+    });
+  }
+  clear();
+}
+
+void Graph::abandon(const std::string& error) {
+  std::vector<Value> old;
+  {
+    const RecorderLock lock;
+    ++epoch;
+    for (const auto& node : nodes) {
+      node->epoch = epoch;
+    }
+    for_each_storage(device, [&](Storage& s) {
+      if (s.value.node->epoch != epoch) {
+        return;
+      }
+      old.push_back(std::move(s.value));
+      if (s.synced) {
+        s.value = s.synced;
+      } else {
+        s.value = make_leaf(s.meta, nullptr);
+        s.value.node->error = std::make_unique<std::string>(error);
+      }
+      ++s.generation;
+    });
+  }
+  clear();
+}
+
+void Graph::clear() {
+  nodes.clear();
+  leaves.clear();
+  outputs.clear();
+  unused_fills_.clear();
+}
+
+bool has_pending(c10::DeviceIndex device) {
+  const RecorderLock lock;
+  if (last_cut[device] == node_sequence()) {
+    return false;  // nothing at all was recorded since
+  }
+  bool pending = false;
+  for_each_storage(device, [&](Storage& s) { pending = pending || !s.value.node->leaf() || s.value.node->unfilled(); });
+  return pending;
+}
+
+PyObject* buffer_of(const at::Tensor& tensor) {
+  const RecorderLock lock;
+  auto* const buffer = impl_of(tensor)->alias.current().node->buffer;
+  Py_XINCREF(buffer);
+  return buffer;
+}
+
+}  // namespace torch_xla

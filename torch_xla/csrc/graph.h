@@ -1,0 +1,62 @@
+// Cutting: the pending values of a device become a Graph with numbered leaves, a structural key and an output list.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "storage.h"
+
+namespace torch_xla {
+
+// One argument number that is an input of the program.
+struct NumberSlot {
+  enum class Type : uint8_t { Int, Float, Complex } type;
+  int64_t integer = 0;
+  c10::complex<double> number;
+};
+
+class Graph {
+ public:
+  // Everything pending on a device.
+  static Graph of_device(c10::DeviceIndex device);
+  // What these tensors need, and with it whatever else of that is still alive.
+  static Graph of_tensors(const std::vector<at::Tensor>& tensors);
+
+  Graph(Graph&&) = default;
+  Graph& operator=(Graph&&) = default;
+  ~Graph() = default;
+
+  c10::DeviceIndex device = 0;
+  Hash key;
+  std::vector<NodePtr> nodes;    // in recording order
+  std::vector<NodePtr> leaves;   // in order of first use
+  std::vector<bool> donated;     // per leaf: no one needs its buffer after the run
+  std::vector<Value> outputs;    // in recording order
+  std::vector<NumberSlot> numbers;
+
+  // Leaves that still need a buffer, filled with one number each.
+  std::vector<NodePtr> fills() const;
+
+  // Gives the results (new references, stolen) to the tensors; the graph is empty afterwards.
+  void attach(const std::vector<PyObject*>& buffers);
+  // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
+  void abandon(const std::string& error);
+
+ private:
+  Graph() = default;
+  void collect(std::vector<Value> roots);
+  void number_leaves();
+  void find_donations();
+  void clear();
+
+  std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
+};
+
+// Whether a barrier on the device would do anything.
+bool has_pending(c10::DeviceIndex device);
+
+// The buffer of a tensor whose value is computed, as a new reference, else null.
+PyObject* buffer_of(const at::Tensor& tensor);
+
+}  // namespace torch_xla

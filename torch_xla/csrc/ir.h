@@ -1,0 +1,139 @@
+// The graph: a Node is one recorded operator call (or a leaf that holds a device buffer), a Value is one of its results.
+#pragma once
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hash.h"
+
+typedef struct _object PyObject;
+
+namespace torch_xla {
+
+struct OpInfo;
+struct Node;
+
+// Shape, strides and dtype of one result, as PyTorch's Meta kernels give them.
+struct Meta {
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+  int64_t offset = 0;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  Hash layout;  // sizes, strides, dtype: what later shapes depend on
+  Hash value;   // sizes, dtype: what the program depends on
+
+  bool defined() const { return dtype != at::ScalarType::Undefined; }
+  int64_t numel() const;
+  bool contiguous() const;
+  void rehash();
+};
+
+// The metas of all results of one call; shared by every call with the same signature.
+struct MetaSet final : c10::intrusive_ptr_target {
+  std::vector<Meta> metas;
+  c10::SmallVector<int32_t, 4> returns;  // per return of the schema: -1 for a tensor, else the length of the list
+  Hash value;
+
+  void rehash();
+};
+using MetaSetPtr = c10::intrusive_ptr<MetaSet>;
+
+struct MetaRef {
+  MetaSetPtr set;
+  uint32_t index = 0;
+  const Meta& operator*() const { return set->metas[index]; }
+  const Meta* operator->() const { return &set->metas[index]; }
+};
+MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, at::ScalarType dtype);
+MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
+
+struct Value {
+  c10::intrusive_ptr<Node> node;
+  uint32_t index = 0;
+  explicit operator bool() const { return node.defined(); }
+  bool operator==(const Value& other) const { return node == other.node && index == other.index; }
+};
+
+// One argument of a recorded call.
+struct Arg {
+  enum class Kind : uint8_t {
+    Attr,       // `value` as passed; None for an undefined tensor
+    Input,      // the next input
+    Inputs,     // the next `count` inputs, a list
+    OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
+    Number,     // `value` is an input of the program, not a constant
+  };
+  Kind kind = Kind::Attr;
+  uint32_t count = 0;
+  c10::IValue value;
+};
+using Args = c10::SmallVector<Arg, 4>;
+using Inputs = c10::SmallVector<Value, 3>;
+
+struct Node final : c10::intrusive_ptr_target {
+  OpInfo* op = nullptr;  // null for a leaf
+  Args args;
+  Inputs inputs;
+  MetaSetPtr outs;
+  Hash attrs;  // of the constant arguments
+  uint64_t sequence = 0;
+  int64_t seed[2] = {0, 0};  // for operators that draw random numbers
+  std::unique_ptr<std::string> frame;
+
+  // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
+  PyObject* buffer = nullptr;
+  bool fill = false;
+  std::unique_ptr<std::string> error;
+
+  // Results of a node with several that were computed while the node lives on.
+  std::vector<Value> forwards;
+
+  // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
+  uint64_t epoch = 0;
+  uint32_t slot = 0;
+  uint32_t references = 0;
+  bool output = false;
+  bool pinned = false;
+
+  Node();
+  ~Node() override;
+  bool leaf() const { return op == nullptr; }
+  // A leaf whose buffer is still to be made.
+  bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr; }
+  const Meta& meta(uint32_t index) const { return outs->metas[index]; }
+  // Turns a single-result node into the leaf that holds its value; hands its inputs to `garbage`.
+  void become_leaf(PyObject* stolen_buffer, Inputs& garbage);
+};
+using NodePtr = c10::intrusive_ptr<Node>;
+
+// Follows a result to the leaf that replaced it, if any.
+void resolve(Value& value);
+
+NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs);
+// As above, where the caller has hashed the arguments already (see `hash_arg`).
+NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs, const Hash& attrs);
+void hash_arg(Hash& hash, const Arg& arg);
+// The sequence number the next node will get.
+uint64_t node_sequence();
+Value make_leaf(MetaRef meta, PyObject* stolen_buffer);
+// The value of a tensor made from nothing: `number` everywhere.
+Value make_fill(const MetaRef& meta, const c10::IValue& number);
+
+void hash_attr(Hash& hash, const c10::IValue& value);
+
+// Releases a Python object from any thread: at once where the GIL is held, else at the next `drain_released`.
+void release_object(PyObject* object);
+void drain_released();
+
+// Marks the calling thread as holding a recorder lock: Python objects are then released later, because a thread that
+// waits for the GIL under a lock can wait for a thread that waits for the lock under the GIL.
+struct NoPython {
+  NoPython();
+  ~NoPython();
+};
+
+}  // namespace torch_xla

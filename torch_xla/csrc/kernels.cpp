@@ -1,0 +1,312 @@
+// The operators that are not recorded as nodes: making tensors, copying between devices, reading a value, rebinding.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/library.h>
+
+#include <numeric>
+
+#include "device.h"
+#include "frame.h"
+#include "python_hooks.h"
+#include "record.h"
+#include "op_info.h"
+#include "tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+
+c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
+  const auto index = device && device->has_index() ? device->index() : current_device();
+  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index), ", available are xla:0 to xla:",
+              static_cast<int>(device_count()) - 1, "; CPU_NUM_DEVICES=n gives n CPU devices");
+  return index;
+}
+
+Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
+Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
+
+Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
+  auto value = make_fill(meta, int64_t{0});
+  auto alias = new_alias(value, meta, device);
+  alias.storage->origin = std::move(value);
+  return make_tensor(std::move(alias));
+}
+
+Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                           std::optional<at::Device> device, std::optional<bool> /*pin_memory*/,
+                           std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!layout || *layout == at::kStrided, "[empty] got layout ", *layout, ", xla tensors are strided; use a dense tensor");
+  const FrameScope frame;
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve) {
+    const auto twin = at::detail::empty_meta(sizes, type, format);
+    return new_fill(make_meta(twin.sizes(), twin.strides(), 0, type), index_of(device));
+  }
+  for (const auto s : sizes) {
+    TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
+  }
+  return new_fill(contiguous_meta(sizes, type), index_of(device));
+}
+
+// Whether the strides are those of a dense tensor in some order of its dimensions.
+bool dense(IntArrayRef sizes, IntArrayRef strides) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return true;
+    }
+    if (sizes[i] != 1) {
+      order.push_back(i);
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const auto i : order) {
+    if (strides[i] != expected) {
+      return false;
+    }
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
+                     std::optional<bool> /*pin_memory*/) {
+  const FrameScope frame;
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  const auto twin = at::detail::empty_strided_meta(sizes, strides, type);  // PyTorch's checks
+  auto meta = make_meta(sizes, strides, 0, type);
+  if (dense(sizes, strides)) {
+    return new_fill(meta, index_of(device));
+  }
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    last += (sizes[i] - 1) * strides[i];
+  }
+  const auto memory = new_fill(contiguous_meta({last + 1}, type), index_of(device));
+  const RecorderLock lock;
+  auto alias = impl_of(memory)->alias.as_strided(meta);
+  return make_tensor(std::move(alias));
+}
+
+Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&), const at::Scalar& scalar) {
+  auto* const impl = impl_of(self);
+  {
+    const FrameScope frame;
+    const RecorderLock lock;
+    auto& alias = impl->alias;
+    if (!alias.path.defined() && !number.isComplexDouble() && !eager()) {
+      const bool new_born = alias.storage->origin && alias.storage->value == alias.storage->origin;
+      auto value = make_fill(alias.meta, number);
+      if (new_born) {
+        alias.storage->origin = value;
+      }
+      alias.write(std::move(value));
+      return self;
+    }
+  }
+  generic(self, scalar);
+  return self;
+}
+
+void record_fill(Tensor& self, const at::Scalar& value) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", "Scalar");
+  torch::jit::Stack stack{self, value};
+  record(op, &stack);
+}
+
+Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
+  at::assert_no_internal_overlap(self);
+  return fill_number(self, c10::IValue(value), &record_fill, value);
+}
+
+Tensor& zero_(Tensor& self) { return fill_number(self, c10::IValue(int64_t{0}), &record_fill, at::Scalar(int64_t{0})); }
+
+// The bits PyTorch keeps beside the values (lazy conjugation and negation) do not cross into the graph.
+Tensor plain(const Tensor& t) { return t.resolve_conj().resolve_neg(); }
+
+void check_broadcast(const Tensor& self, const Tensor& source) {
+  if (self.sizes() == source.sizes()) {
+    return;
+  }
+  const auto sizes = at::infer_size(self.sizes(), source.sizes());
+  TORCH_CHECK(IntArrayRef(sizes) == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", sizes);
+}
+
+void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
+
+void copy_within(const Tensor& self, const Tensor& source) {
+  static auto& to_copy = op_info("aten::_to_copy", "");
+  static auto& expand = op_info("aten::expand", "");
+  const RecorderLock lock;
+  Value value = impl_of(source)->alias.current();
+  const auto& from = impl_of(source)->alias.meta;
+  if (source.scalar_type() != self.scalar_type()) {
+    Args args{input_arg(), attr(static_cast<int64_t>(self.scalar_type()))};
+    for (int i = 0; i < 3; ++i) {
+      args.push_back(attr({}));
+    }
+    args.push_back(attr(false));
+    args.push_back(attr({}));
+    value = {make_node(to_copy, std::move(args), {std::move(value)}, contiguous_meta(from->sizes, self.scalar_type()).set), 0};
+  }
+  if (source.sizes() != self.sizes()) {
+    value = {make_node(expand, {input_arg(), attr(self.sizes().vec()), attr(false)}, {std::move(value)},
+                       contiguous_meta(self.sizes(), self.scalar_type()).set),
+             0};
+  }
+  write_value(self, std::move(value));
+}
+
+void copy_to_device(const Tensor& self, const Tensor& source) {
+  const auto values = source.to(at::kCPU, self.scalar_type()).expand(self.sizes());
+  auto* const buffer = upload(values, self.device().index());
+  const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
+  const RecorderLock lock;
+  auto leaf = make_leaf(meta, buffer);
+  auto& alias = impl_of(self)->alias;
+  if (!alias.path.defined()) {
+    // The tensor now is what was copied: nothing is left of the fill it was made with, and nothing to roll back to.
+    alias.storage->origin = {};
+    alias.storage->synced = leaf;
+  }
+  write_value(self, std::move(leaf));
+}
+
+Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
+  TORCH_CHECK(source.defined(), "copy_: the source is an undefined tensor");
+  if (self.is_same(source)) {
+    return self;
+  }
+  check_broadcast(self, source);
+  if (!is_xla(self)) {
+    self.copy_(fetch(source));
+    return self;
+  }
+  at::assert_no_internal_overlap(self);
+  const FrameScope frame;
+  Tensor values = plain(source);
+  if (self.is_conj()) {
+    values = at::conj_physical(values);
+  }
+  if (self.is_neg()) {
+    values = at::neg(values);
+  }
+  if (is_xla(values) && values.device() != self.device()) {
+    values = fetch(values);
+  }
+  if (is_xla(values)) {
+    copy_within(self, values);
+    if (eager()) {
+      evaluate({self});
+    }
+  } else {
+    copy_to_device(self, values);
+  }
+  return self;
+}
+
+Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
+  Tensor d = destination;
+  return copy_(d, self, non_blocking);
+}
+
+const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format);
+
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& destination) {
+  if (destination.sizes() != self.sizes()) {
+    if (is_xla(destination)) {
+      resize_(destination, self.sizes(), std::nullopt);
+    } else {
+      destination.resize_(self.sizes());
+    }
+  }
+  return copy_from(self, destination, false);
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) { return fetch(self).item(); }
+
+// Keeps the leading elements in memory order; new ones are zero.
+const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  if (self.sizes() == sizes && !format) {
+    return self;
+  }
+  const auto twin = at::detail::empty_meta(sizes, self.scalar_type(), format);
+  const auto meta = make_meta(twin.sizes(), twin.strides(), self.storage_offset(), self.scalar_type());
+  const int64_t needed = meta->numel() == 0 ? 0 : self.storage_offset() + meta->numel();
+  int64_t held = 0;
+  {
+    const RecorderLock lock;
+    held = impl_of(self)->alias.storage->meta->numel();
+  }
+  const auto device = self.device().index();
+  if (needed > held) {
+    auto memory = new_fill(contiguous_meta({needed}, self.scalar_type()), device);
+    if (held > 0) {
+      memory.slice(0, 0, held).copy_(self.as_strided({held}, {1}, 0));
+    }
+    const RecorderLock lock;
+    impl_of(self)->rebind(impl_of(memory)->alias);
+  }
+  const RecorderLock lock;
+  impl_of(self)->rebind(impl_of(self)->alias.as_strided(meta));
+  return self;
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  TORCH_CHECK(is_xla(source), "[set_] got a tensor on ", source.device(), ", expected one on ", self.device(), "; move it with .to('xla')");
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "Could not set tensor of type ", source.dtype(), " to a tensor of type ", self.dtype());
+  Alias old;
+  const RecorderLock lock;
+  old = impl_of(self)->alias;
+  impl_of(self)->rebind(impl_of(source)->alias);
+  return self;
+}
+
+Tensor& set_empty(Tensor& self) { return set_tensor(self, new_fill(contiguous_meta({0}, self.scalar_type()), self.device().index())); }
+
+bool is_set_to(const Tensor& self, const Tensor& other) {
+  const RecorderLock lock;
+  return impl_of(self)->alias.storage == impl_of(other)->alias.storage && self.sizes() == other.sizes() &&
+         self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
+}
+
+Tensor no_storage(const std::string& call) {
+  TORCH_CHECK(false, "[storage] ", call, " needs a torch.Storage, and xla tensors have none; use tensors instead");
+}
+Tensor& set_storage(Tensor& /*self*/, at::Storage /*source*/) {
+  no_storage("set_");
+  TORCH_INTERNAL_ASSERT(false);
+}
+Tensor& set_storage_offset(Tensor& /*self*/, at::Storage /*source*/, int64_t /*offset*/, IntArrayRef /*size*/, IntArrayRef /*stride*/) {
+  no_storage("set_");
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, XLA, m) {
+  m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("fill_.Scalar", TORCH_FN(fill_scalar));
+  m.impl("zero_", TORCH_FN(zero_));
+  m.impl("copy_", TORCH_FN(copy_));
+  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("resize_", TORCH_FN(resize_));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  m.impl("set_", TORCH_FN(set_empty));
+  m.impl("set_.source_Storage", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_offset));
+  m.impl("is_set_to", TORCH_FN(is_set_to));
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,178 @@
+#include "op_info.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace torch_xla {
+
+namespace {
+
+std::atomic<bool> special_numbers{true};
+
+ArgKind kind_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgKind::Tensor;
+    case c10::TypeKind::NumberType:
+      return ArgKind::Number;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::Generator;
+    case c10::TypeKind::OptionalType:
+      return kind_of(*type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::ListType: {
+      const auto& element = *type.expectRef<c10::ListType>().getElementType();
+      if (element.kind() == c10::TypeKind::OptionalType) {
+        return kind_of(element) == ArgKind::Tensor ? ArgKind::OptTensorList : ArgKind::Attr;
+      }
+      const auto kind = kind_of(element);
+      return kind == ArgKind::Tensor ? ArgKind::TensorList : kind == ArgKind::Number ? ArgKind::NumberList : ArgKind::Attr;
+    }
+    default:
+      return ArgKind::Attr;
+  }
+}
+
+bool same_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& other) {
+  std::vector<const c10::Argument*> ours;
+  for (const auto& a : writing.arguments()) {
+    if (!a.is_out()) {
+      ours.push_back(&a);
+    }
+  }
+  const auto& theirs = other.arguments();
+  if (ours.size() != theirs.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < ours.size(); ++i) {
+    // Compared as text: an alias annotation makes no other type.
+    if (ours[i]->name() != theirs[i].name() || *ours[i]->real_type() != *theirs[i].real_type()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool writes(const c10::FunctionSchema& schema) {
+  for (const auto& a : schema.arguments()) {
+    if (a.alias_info() != nullptr && a.alias_info()->isWrite()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+const Overloads& overloads() {
+  static const auto* const table = [] {
+    auto* t = new Overloads();
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      (*t)[name.name].push_back(name);
+    }
+    return t;
+  }();
+  return *table;
+}
+
+OpInfo* find_functional(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  std::vector<std::string> names{schema.name(), schema.name() + "_functional"};
+  if (schema.name().back() == '_') {
+    const auto base = schema.name().substr(0, schema.name().size() - 1);
+    names.insert(names.begin(), {base, base + "_functional"});
+  }
+  for (const auto& name : names) {
+    const auto found = overloads().find(name);
+    if (found == overloads().end()) {
+      continue;
+    }
+    for (const auto& candidate : found->second) {
+      const auto handle = c10::Dispatcher::singleton().findSchema(candidate);
+      if (handle && !writes(handle->schema()) && same_inputs(schema, handle->schema())) {
+        return &op_info(*handle);
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
+  const auto& schema = handle.schema();
+  name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
+  name.replace(name.find("::"), 2, ".");
+  hash.mix(std::string_view(name));
+  std::vector<const c10::Argument*> written_arguments;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    kinds.push_back(kind_of(*argument.type()));
+    has_tensor = has_tensor || kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList;
+    is_out.push_back(argument.is_out());
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      written.push_back(static_cast<uint8_t>(i));
+      written_arguments.push_back(&argument);
+    }
+  }
+  for (const auto& result : schema.returns()) {
+    int8_t which = -1;
+    if (const auto* alias = result.alias_info()) {
+      for (size_t w = 0; w < written_arguments.size(); ++w) {
+        if (*written_arguments[w]->alias_info() == *alias) {
+          which = static_cast<int8_t>(w);
+        }
+      }
+      view = view || (written.empty() && !alias->isWrite());
+    }
+    return_writes.push_back(which);
+  }
+  inplace_view = handle.hasTag(at::Tag::inplace_view);
+  seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
+  // `index` has data-dependent shapes only for masks; the recorder looks at the call.
+  needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
+               schema.name() != "aten::index" && schema.name() != "aten::_unsafe_index";
+  if (!written.empty()) {
+    functional = find_functional(handle);
+    seeded = seeded || (functional != nullptr && functional->seeded);
+  }
+}
+
+OpInfo& op_info(const c10::OperatorHandle& op) {
+  static auto* const mutex = new std::shared_mutex();
+  static auto* const table = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
+  static auto* const by_address = new std::unordered_map<const void*, OpInfo*>();
+  // The operator's name object lives in the dispatcher, so its address identifies the operator.
+  const void* const address = &op.operator_name();
+  {
+    const std::shared_lock<std::shared_mutex> lock(*mutex);
+    const auto found = by_address->find(address);
+    if (found != by_address->end()) {
+      return *found->second;
+    }
+  }
+  auto made = std::make_unique<OpInfo>(op);
+  const std::unique_lock<std::shared_mutex> lock(*mutex);
+  auto& entry = (*table)[op.operator_name()];
+  if (!entry) {
+    entry = std::move(made);
+  }
+  (*by_address)[address] = entry.get();
+  return *entry;
+}
+
+OpInfo& op_info(const char* name, const char* overload) {
+  return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+}
+
+bool is_special_number(const c10::IValue& number) {
+  if (number.isBool()) {
+    return true;
+  }
+  return number.isInt() && (number.toInt() == 0 || number.toInt() == 1) && special_numbers.load(std::memory_order_relaxed);
+}
+
+void set_special_numbers(bool on) { special_numbers.store(on, std::memory_order_relaxed); }
+
+}  // namespace torch_xla

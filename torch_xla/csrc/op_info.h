@@ -1,0 +1,42 @@
+// What the recorder knows of an operator, read once from its schema.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "hash.h"
+
+namespace torch_xla {
+
+enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& handle);
+
+  c10::OperatorHandle op;
+  std::string name;  // "aten.add.Tensor"
+  Hash hash;
+  std::vector<ArgKind> kinds;
+  std::vector<uint8_t> written;       // positions of the arguments the call writes
+  std::vector<bool> is_out;           // per argument: an out= argument
+  std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
+  bool view = false;                  // the results alias the first argument
+  bool inplace_view = false;          // changes the shape of its first argument (`t_`, `squeeze_`, …)
+  bool seeded = false;                // draws random numbers
+  bool needs_host = false;            // result shapes or Python values depend on data
+  bool has_tensor = false;
+  OpInfo* functional = nullptr;            // the operator the node stands for, where this one writes
+  std::atomic<bool> static_numbers{false};  // numbers are part of the program
+};
+
+OpInfo& op_info(const c10::OperatorHandle& op);
+OpInfo& op_info(const char* name, const char* overload);
+
+// 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.
+bool is_special_number(const c10::IValue& number);
+void set_special_numbers(bool on);
+
+}  // namespace torch_xla

@@ -1,0 +1,59 @@
+#include "python_hooks.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+
+namespace torch_xla {
+
+namespace {
+
+PyObject* hooks = nullptr;
+std::atomic<bool> eager_on{false};
+
+template <class... Arguments>
+py::object call(const char* method, const Arguments&... arguments) {
+  try {
+    TORCH_CHECK(hooks != nullptr, "[device] torch_xla is not initialised; import torch_xla first");
+    return py::handle(hooks).attr(method)(arguments...);
+  } catch (py::error_already_set& e) {
+    // PyTorch carries this type across its threads and restores the exception in the caller.
+    e.restore();
+    python_error error;
+    error.persist();
+    throw error;
+  }
+}
+
+}  // namespace
+
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("upload", cpu, static_cast<int>(device)).release().ptr();
+}
+
+at::Tensor fetch(const at::Tensor& xla) {
+  const py::gil_scoped_acquire gil;
+  return call("fetch", xla).cast<at::Tensor>();
+}
+
+void evaluate(const std::vector<at::Tensor>& tensors) {
+  const py::gil_scoped_acquire gil;
+  call("evaluate", tensors);
+}
+
+void note_host_op(const std::string& op, const std::string& reason) {
+  const py::gil_scoped_acquire gil;
+  call("note_host_op", op, reason);
+}
+
+void set_python_hooks(PyObject* h) {
+  Py_XINCREF(h);
+  hooks = h;
+}
+
+bool eager() { return eager_on.load(std::memory_order_relaxed); }
+void set_eager(bool on) { eager_on.store(on, std::memory_order_relaxed); }
+
+}  // namespace torch_xla

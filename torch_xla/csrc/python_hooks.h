@@ -1,0 +1,28 @@
+// The few things the recorder asks of the Python side. Each takes the GIL, so none may be called under the recorder's
+// lock; a Python exception passes through PyTorch unchanged.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+typedef struct _object PyObject;
+
+namespace torch_xla {
+
+// Copies a CPU tensor to a device; returns a new reference to its buffer.
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device);
+// The values of an xla tensor, computed first where they are pending, as a new CPU tensor.
+at::Tensor fetch(const at::Tensor& xla);
+// Computes these tensors now (eager mode).
+void evaluate(const std::vector<at::Tensor>& tensors);
+// Tells that an operator runs on the host, with the reason.
+void note_host_op(const std::string& op, const std::string& reason);
+
+// `hooks` is a Python object with methods of these names; kept for the life of the process.
+void set_python_hooks(PyObject* hooks);
+
+bool eager();
+void set_eager(bool on);
+
+}  // namespace torch_xla

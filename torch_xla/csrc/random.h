@@ -1,0 +1,21 @@
+// Random state: one (seed, offset) pair per device; every operator that draws takes the next offset as an input of the
+// program, so that numbers differ from step to step without another compile, and a recomputed node draws the same ones.
+#pragma once
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace torch_xla {
+
+// Fills `seed` with the next (seed, offset) of a generator, or of the device's default where none is given.
+void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& generator, int64_t seed[2]);
+
+std::pair<uint64_t, uint64_t> random_state(c10::DeviceIndex device);
+void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset);
+
+at::Generator new_generator(c10::DeviceIndex device);
+const at::Generator& default_generator(c10::DeviceIndex device);
+
+}  // namespace torch_xla

@@ -1,0 +1,20 @@
+// Result shapes by signature: PyTorch's Meta kernels run once per operator, constants and input layouts.
+#pragma once
+#include <ATen/core/stack.h>
+
+#include "op_info.h"
+#include "ir.h"
+
+namespace torch_xla {
+
+// The metas under `key`, or null. Wants the recorder's lock.
+const MetaSetPtr* find_metas(const Hash& key);
+void remember_metas(const Hash& key, MetaSetPtr metas);
+
+// Runs the operator's Meta kernel on `stack` with every tensor replaced by its meta twin; errors are the ones PyTorch
+// raises. Fresh results come first, then the written arguments. Must not be called under the recorder's lock.
+MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
+uint64_t shape_cache_misses();
+
+}  // namespace torch_xla

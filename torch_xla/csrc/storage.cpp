@@ -1,0 +1,288 @@
+#include "storage.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <numeric>
+
+#include "op_info.h"
+
+namespace torch_xla {
+
+namespace {
+
+constexpr size_t kMaxDevices = 512;
+std::atomic<uint64_t> next_id{1};
+
+struct Registry {
+  std::mutex mutex;
+  std::array<Storage*, kMaxDevices> heads{};
+  std::array<Storage*, kMaxDevices> tails{};
+};
+Registry& registry() {
+  static auto* const r = new Registry();
+  return *r;
+}
+
+Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
+Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
+std::vector<int64_t> int_list(c10::IntArrayRef a) { return {a.begin(), a.end()}; }
+
+// A single-result node over one or two values.
+Value apply(OpInfo& op, Inputs inputs, Args args, const MetaRef& out) {
+  auto set = out.set->metas.size() == 1 ? out.set : make_meta(out->sizes, out->strides, out->offset, out->dtype).set;
+  return {make_node(op, std::move(args), std::move(inputs), std::move(set)), 0};
+}
+
+Value forward(const ViewStep& step, const Value& in) {
+  return {make_node(*step.op, step.args, {in}, step.outs), step.out};
+}
+
+Value reshape(const Value& v, const MetaRef& out) {
+  static auto& view = op_info("aten::view", "");
+  return apply(view, {v}, {input_arg(), attr(int_list(out->sizes))}, out);
+}
+
+Value slice_scatter(const Value& base, const Value& v, int64_t dim, int64_t start, int64_t end, const MetaRef& out) {
+  static auto& op = op_info("aten::slice_scatter", "");
+  return apply(op, {base, v}, {input_arg(), input_arg(), attr(dim), attr(start), attr(end), attr(int64_t{1})}, out);
+}
+
+int64_t wrap(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
+
+// The value of a step's input after its output became `v`; `base` is the input's value before.
+Value inverse(const ViewStep& step, const Value& base, const Value& v) {
+  const auto& name = step.op->name;
+  const auto& args = step.args;
+  const auto& in = step.in;
+  if (name == "aten.select.int") {
+    static auto& op = op_info("aten::select_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2]}, in);
+  }
+  if (name == "aten.slice.Tensor") {
+    static auto& op = op_info("aten::slice_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3], args[4]}, in);
+  }
+  if (name == "aten.diagonal.default") {
+    static auto& op = op_info("aten::diagonal_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
+  }
+  if (name == "aten.as_strided.default") {
+    static auto& op = op_info("aten::as_strided_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
+  }
+  if (name == "aten.transpose.int") {
+    return apply(*step.op, {v}, {input_arg(), args[1], args[2]}, in);
+  }
+  if (name == "aten.t.default") {
+    return apply(*step.op, {v}, {input_arg()}, in);
+  }
+  if (name == "aten.permute.default") {
+    const auto dims = args[1].value.toIntVector();
+    std::vector<int64_t> back(dims.size());
+    for (size_t i = 0; i < dims.size(); ++i) {
+      back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
+    }
+    return apply(*step.op, {v}, {input_arg(), attr(back)}, in);
+  }
+  if (name == "aten.unbind.int") {
+    static auto& op = op_info("aten::select_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], attr(static_cast<int64_t>(step.out))}, in);
+  }
+  if (name == "aten.split.Tensor" || name == "aten.split_with_sizes.default") {
+    const auto dim = wrap(args[2].value.toInt(), in->sizes.size());
+    int64_t start = 0;
+    for (uint32_t i = 0; i < step.out; ++i) {
+      start += step.outs->metas[i].sizes[dim];
+    }
+    return slice_scatter(base, v, dim, start, start + step.outs->metas[step.out].sizes[dim], in);
+  }
+  if (name == "aten.view_as_real.default" || name == "aten.view_as_complex.default") {
+    static auto& real = op_info("aten::view_as_real", "");
+    static auto& complex = op_info("aten::view_as_complex", "");
+    return apply(name == "aten.view_as_real.default" ? complex : real, {v}, {input_arg()}, in);
+  }
+  if (name == "aten.view.dtype") {
+    return apply(*step.op, {v}, {input_arg(), attr(static_cast<int64_t>(in->dtype))}, in);
+  }
+  // Everything else only regroups the dimensions.
+  return reshape(v, in);
+}
+
+ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr outs, uint32_t out) {
+  auto step = c10::make_intrusive<ViewStep>();
+  step->repeats = (parent.defined() && parent->repeats) ||
+                  (op.name == "aten.expand.default" && outs->metas[out].numel() != in->numel()) ||
+                  op.name == "aten.unfold.default";
+  step->parent = std::move(parent);
+  step->op = &op;
+  step->args = std::move(args);
+  step->in = std::move(in);
+  step->outs = std::move(outs);
+  step->out = out;
+  return step;
+}
+
+// Steps from a base tensor to its memory as one contiguous dimension of `dtype`.
+ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
+  static auto& permute = op_info("aten::permute", "");
+  static auto& view = op_info("aten::view", "");
+  static auto& view_dtype = op_info("aten::view", "dtype");
+  static auto& view_as_real = op_info("aten::view_as_real", "");
+  ViewPath path;
+  MetaRef meta = base;
+  if (!meta->contiguous()) {
+    std::vector<int64_t> order(meta->sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return meta->strides[a] > meta->strides[b]; });
+    std::vector<int64_t> sizes;
+    for (const auto d : order) {
+      sizes.push_back(meta->sizes[d]);
+    }
+    auto permuted = contiguous_meta(sizes, meta->dtype);
+    path = make_step(path, permute, {input_arg(), attr(order)}, meta, permuted.set, 0);
+    meta = permuted;
+  }
+  if (meta->sizes.size() != 1) {
+    auto flat = contiguous_meta({meta->numel()}, meta->dtype);
+    path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{meta->numel()})}, meta, flat.set, 0);
+    meta = flat;
+  }
+  if (meta->dtype != dtype) {
+    if (c10::isComplexType(meta->dtype) && dtype == c10::toRealValueType(meta->dtype)) {
+      auto pairs = contiguous_meta({meta->sizes[0], 2}, dtype);
+      path = make_step(path, view_as_real, {input_arg()}, meta, pairs.set, 0);
+      auto flat = contiguous_meta({2 * meta->sizes[0]}, dtype);
+      path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set, 0);
+    } else {
+      const auto bytes = meta->sizes[0] * static_cast<int64_t>(c10::elementSize(meta->dtype));
+      auto cast = contiguous_meta({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, dtype);
+      path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set, 0);
+    }
+  }
+  return path;
+}
+
+ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
+  static auto& as_strided = op_info("aten::as_strided", "");
+  auto path = memory_path(base, meta->dtype);
+  const MetaRef in = path.defined() ? MetaRef{path->outs, path->out} : base;
+  return make_step(std::move(path), as_strided,
+                   {input_arg(), attr(int_list(meta->sizes)), attr(int_list(meta->strides)), attr(meta->offset)}, in,
+                   make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
+}
+
+std::vector<const ViewStep*> steps_of(const ViewPath& path) {
+  std::vector<const ViewStep*> steps;
+  for (auto* s = path.get(); s != nullptr; s = s->parent.get()) {
+    steps.push_back(s);
+  }
+  std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+}  // namespace
+
+namespace {
+std::mutex& recorder_mutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+}  // namespace
+
+RecorderLock::RecorderLock() { recorder_mutex().lock(); }
+RecorderLock::~RecorderLock() { recorder_mutex().unlock(); }
+
+std::mutex& registry_mutex() { return registry().mutex; }
+Storage* registry_head(c10::DeviceIndex device) { return registry().heads[device]; }
+
+Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
+    : id(next_id.fetch_add(1, std::memory_order_relaxed)), value(std::move(v)), meta(std::move(m)), device(d) {
+  TORCH_CHECK(static_cast<size_t>(device) < kMaxDevices, "[device] xla:", static_cast<int>(device), " is out of range");
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  previous = r.tails[device];
+  (previous != nullptr ? previous->next : r.heads[device]) = this;
+  r.tails[device] = this;
+}
+
+Storage::~Storage() {
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  (previous != nullptr ? previous->next : r.heads[device]) = next;
+  (next != nullptr ? next->previous : r.tails[device]) = previous;
+}
+
+Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
+  Alias alias;
+  alias.storage = c10::make_intrusive<Storage>(std::move(value), meta, device);
+  alias.meta = std::move(meta);
+  return alias;
+}
+
+const Value& Alias::current() {
+  resolve(storage->value);
+  Value* latest = &storage->value;
+  if (path.defined()) {
+    if (generation != storage->generation) {
+      Value v = storage->value;
+      for (const auto* step : steps_of(path)) {
+        v = forward(*step, v);
+      }
+      value = std::move(v);
+      generation = storage->generation;
+    } else {
+      resolve(value);
+    }
+    latest = &value;
+  }
+  TORCH_CHECK(latest->node->error == nullptr, latest->node->error ? *latest->node->error : std::string());
+  return *latest;
+}
+
+void Alias::write(Value v) {
+  ++storage->generation;
+  if (!path.defined()) {
+    storage->value = std::move(v);
+    return;
+  }
+  // Where elements repeat, only memory says which of them a write reaches.
+  const auto through = path->repeats ? strided_path(storage->meta, meta) : path;
+  const auto steps = steps_of(through);
+  resolve(storage->value);
+  std::vector<Value> inputs{storage->value};
+  for (size_t i = 0; i + 1 < steps.size(); ++i) {
+    inputs.push_back(forward(*steps[i], inputs.back()));
+  }
+  Value back = v;
+  for (size_t i = steps.size(); i-- > 0;) {
+    back = inverse(*steps[i], inputs[i], back);
+  }
+  storage->value = std::move(back);
+  // A view with repeated elements must see its own write, so it replays.
+  generation = path->repeats ? storage->generation - 1 : storage->generation;
+  value = std::move(v);
+}
+
+Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const {
+  Alias result;
+  result.storage = storage;
+  result.path = make_step(path, op, std::move(step_args), meta, outs, out);
+  result.value = {node, out};
+  result.generation = storage->generation;
+  result.meta = {outs, out};
+  return result;
+}
+
+Alias Alias::as_strided(const MetaRef& strided) {
+  Alias result;
+  result.storage = storage;
+  result.path = strided_path(storage->meta, strided);
+  result.meta = {result.path->outs, 0};
+  result.generation = storage->generation - 1;
+  result.current();
+  return result;
+}
+
+}  // namespace torch_xla

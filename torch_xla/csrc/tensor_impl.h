@@ -1,0 +1,35 @@
+// The tensor: PyTorch's metadata plus an Alias.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include "storage.h"
+
+namespace torch_xla {
+
+class XlaTensorImpl final : public c10::TensorImpl {
+ public:
+  explicit XlaTensorImpl(Alias alias);
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_metadata_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+
+  // Makes this tensor another alias, with its shape: `set_`, `t_`, a resized `out=`.
+  void rebind(Alias alias);
+
+  Alias alias;
+
+ private:
+  void refresh_metadata();
+  template <class Version>
+  c10::intrusive_ptr<TensorImpl> copy_detached(Version&& version, bool allow_metadata_change) const;
+};
+
+inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
+XlaTensorImpl* impl_of(const at::Tensor& t);
+at::Tensor make_tensor(Alias alias);
+
+}  // namespace torch_xla
