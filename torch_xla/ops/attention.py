@@ -215,8 +215,9 @@ def _fused_backward(
         keep = _keep(drawn, (*q.shape[:-1], k.shape[-2]), dropout_p)
     grads = _attend_backward(grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, keep)
     # PyTorch may promise a bias gradient that the mask does not ask for.
-    wanted = attn_bias is not None and (grad_input_mask[3] or ctx.out[3] is not None)
-    return (*grads[:3], _unbroadcast(grads[3], attn_bias.shape) if wanted else None)
+    if attn_bias is None or not (grad_input_mask[3] or ctx.out[3] is not None):
+        return (*grads[:3], None)
+    return (*grads[:3], _unbroadcast(grads[3], attn_bias.shape))
 
 
 def _unbroadcast(grad: jax.Array, shape: Sequence[int]) -> jax.Array:

@@ -136,16 +136,14 @@ def _max_pool(x: jax.Array, w: _Window) -> tuple[jax.Array, jax.Array]:
     inside = w.pad(jnp.ones(w.size, np.int32), 0)
     if math.prod(w.kernel) > _MAX_SLICES:
         return _max_pool_windows(padded, inside, w)
-    best = element = None
-    for i, position in enumerate(w.positions()):
+    first, *others = w.positions()
+    best, started = w.read(padded, first), w.read(inside, first) != 0
+    element = jnp.zeros(best.shape, np.int32)
+    for i, position in enumerate(others, start=1):
         value, real = w.read(padded, position), w.read(inside, position) != 0
-        if best is None:
-            best, element, started = value, jnp.zeros(value.shape, np.int32), real
-            continue
         take = real & (_greater(value, best) | ~started)
         best, element = jnp.where(take, value, best), jnp.where(take, np.int32(i), element)
         started = started | real
-    assert best is not None and element is not None
     return best, w.index_of(element)
 
 

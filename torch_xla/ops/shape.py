@@ -404,7 +404,7 @@ def _roll(ctx: Context, x: jax.Array, shifts: Sequence[int], dims: Sequence[int]
 
 @lowers("aten.rot90.default")
 def _rot90(ctx: Context, x: jax.Array, k: int, dims: Sequence[int]) -> jax.Array:
-    return jnp.rot90(x, k, tuple(dims))
+    return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
 def _triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:

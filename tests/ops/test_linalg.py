@@ -1,0 +1,116 @@
+"""Linear algebra and Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from harness import check, lower
+
+A = torch.ops.aten
+TOL = {"rtol": 1e-3, "atol": 1e-3}
+SQUARE = torch.randn(2, 4, 4)
+POSITIVE = SQUARE @ SQUARE.mT + torch.eye(4)
+COMPLEX = torch.randn(3, 3, dtype=torch.complex64)
+DOUBLE = torch.randn(4, 4, dtype=torch.float64)
+LU, PIVOTS, _ = A.linalg_lu_factor_ex.default(SQUARE)
+
+CASES = [
+    (A.linalg_inv_ex.default, SQUARE),
+    (A.linalg_inv_ex.default, DOUBLE),
+    (A.linalg_inv_ex.default, torch.zeros(0, 3, 3)),
+    (A.linalg_cholesky_ex.default, POSITIVE),
+    (A.linalg_cholesky_ex.default, POSITIVE, {"upper": True}),
+    (A.cholesky.default, POSITIVE),
+    (A.cholesky_solve.default, torch.randn(2, 4, 3), A.cholesky.default(POSITIVE)),
+    (A.cholesky_inverse.default, A.cholesky.default(POSITIVE)),
+    (A._linalg_det.default, SQUARE),
+    (A._linalg_det.default, COMPLEX),
+    (A._linalg_slogdet.default, SQUARE),
+    (A.linalg_lu_factor_ex.default, torch.randn(2, 5, 3)),
+    (A.linalg_lu.default, torch.randn(2, 3, 5)),
+    (A.lu_unpack.default, LU, PIVOTS),
+    (A.linalg_lu_solve.default, LU, PIVOTS, torch.randn(2, 4, 3)),
+    (A._linalg_solve_ex.default, SQUARE, torch.randn(2, 4, 3)),
+    (A._linalg_solve_ex.default, SQUARE, torch.randn(2, 4)),
+    (A._linalg_solve_ex.default, SQUARE, torch.randn(2, 3, 4), {"left": False}),
+    (A.linalg_solve_triangular.default, SQUARE.tril() + torch.eye(4), torch.randn(2, 4, 3), {"upper": False}),
+    (
+        A.linalg_solve_triangular.default,
+        *(SQUARE.triu() + torch.eye(4), torch.randn(2, 3, 4)),
+        {"upper": True, "left": False, "unitriangular": True},
+    ),
+    (A.triangular_solve.default, torch.randn(2, 4, 3), SQUARE.triu() + 3 * torch.eye(4)),
+    (A.triangular_solve.default, torch.randn(2, 4, 3), SQUARE.triu() + 3 * torch.eye(4), True, True),
+    (A.linalg_matrix_exp.default, SQUARE),
+    (A.linalg_cross.default, torch.randn(4, 3), torch.randn(4, 3)),
+    (A.linalg_cross.default, torch.randn(3, 4), torch.randn(3, 4), {"dim": 0}),
+    (A.trace.default, torch.randn(3, 5)),
+    (A.trace.default, torch.arange(9).reshape(3, 3)),
+    (A._cdist_forward.default, torch.randn(2, 30, 3), torch.randn(2, 5, 3), 2.0, None),
+    (A._cdist_forward.default, torch.randn(2, 4, 3), torch.randn(2, 5, 3), 2.0, 2),
+    (A._cdist_forward.default, torch.randn(4, 3), torch.randn(5, 3), math.inf, None),
+    (A._cdist_forward.default, torch.randn(4, 3), torch.randn(5, 3), 1.5, None),
+    (A._euclidean_dist.default, torch.randn(4, 3), torch.randn(5, 3)),
+    (A._pdist_forward.default, torch.randn(5, 3), 2.0),
+    (A._pdist_forward.default, torch.randn(5, 3), 0.0),
+    (A._fft_c2c.default, torch.randn(3, 5, 4, dtype=torch.complex64), [1, 2], 0, True),
+    (A._fft_c2c.default, torch.randn(3, 5, dtype=torch.complex64), [0], 2, False),
+    (A._fft_r2c.default, torch.randn(3, 5, 6), [0, 2], 1, True),
+    (A._fft_r2c.default, torch.randn(3, 5), [1], 0, False),
+    (A._fft_c2r.default, torch.randn(3, 4, dtype=torch.complex64), [1], 2, 7),
+    (A._fft_c2r.default, torch.randn(3, 4, dtype=torch.complex64), [0, 1], 1, 6),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c[0]))
+def test_matches_cpu(case):
+    op, *args = case
+    kwargs = args.pop() if isinstance(args[-1], dict) else {}
+    check(op, *args, **kwargs, **TOL)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_qr_multiplies_back(shape, mode):
+    x = torch.randn(shape)
+    q, r = lower(A.linalg_qr.default, x, mode)
+    if mode == "r":
+        q, r = A.linalg_qr.default(x, "reduced")[0], r
+        torch.testing.assert_close(r.mT @ r, x.mT @ x, **TOL)
+        return
+    torch.testing.assert_close(q @ r, x, **TOL)
+    torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1]).expand(*x.shape[:-2], -1, -1), **TOL)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_svd_multiplies_back(full):
+    x = torch.randn(2, 5, 3)
+    u, s, vh = lower(A._linalg_svd.default, x, full)
+    torch.testing.assert_close(u[..., :3] * s[..., None, :] @ vh, x, **TOL)
+    torch.testing.assert_close(s, torch.linalg.svdvals(x), **TOL)
+    torch.testing.assert_close(lower(A._linalg_svd.default, x, full, False)[1], s, **TOL)
+
+
+@pytest.mark.parametrize("triangle", ["L", "U"])
+def test_eigh_multiplies_back(triangle):
+    values, vectors = lower(A._linalg_eigh.default, POSITIVE, triangle)
+    torch.testing.assert_close(vectors * values[..., None, :] @ vectors.mT, POSITIVE, **TOL)
+    torch.testing.assert_close(lower(A._linalg_eigh.default, POSITIVE, triangle, False)[0], values, **TOL)
+
+
+def test_failures_are_reported_in_info():
+    _, info = lower(A.linalg_cholesky_ex.default, -torch.eye(3))
+    assert info.item() != 0
+    _, info = lower(A.linalg_inv_ex.default, torch.zeros(2, 2))
+    assert info.item() == 1
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, math.inf])
+def test_distance_gradients(p):
+    a, b = torch.randn(4, 3), torch.randn(5, 3)
+    b[0] = a[0]
+    distance = A._cdist_forward.default(a, b, p, 2)
+    check(A._cdist_backward.default, torch.randn(4, 5), a, b, p, distance, **TOL)
+    check(A._pdist_backward.default, torch.randn(6), a, p, A._pdist_forward.default(a, p), **TOL)
