@@ -152,7 +152,7 @@ def _nll(
     picked = jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(place, dim), axis=dim), dim)
     # Ignored targets give 0 whatever the input holds there.
     loss = jnp.where(target != ignore_index, -picked * weights, jnp.zeros_like(picked))
-    if reduction == _NONE:
+    if reduction == _NONE and x.ndim > 1:
         return loss, jnp.zeros((), x.dtype)
     total, total_weight = jnp.sum(loss), jnp.sum(weights)
     return total / total_weight if reduction == _MEAN else total, total_weight
