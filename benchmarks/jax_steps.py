@@ -30,11 +30,11 @@ class JaxStep:
 
     def __init__(self, function: StepFunction, state: State, batches: list[tuple[Array, ...]]) -> None:
         self._function = jax.jit(function, donate_argnums=0)
-        self._state = state
+        self.state = state
         self._source = cycle(batches)
 
     def step(self) -> Array:
-        self._state, loss = self._function(self._state, *next(self._source))
+        self.state, loss = self._function(self.state, *next(self._source))
         return loss
 
 

@@ -24,7 +24,7 @@ class Workload:
 
     Attributes:
         name: Key in `WORKLOADS`.
-        model: The module that the step runs.
+        model: The module that the step calls; may be replaced by a compiled form of it.
         step: Runs one step and returns its loss, a scalar tensor on the device.
     """
 
@@ -60,19 +60,20 @@ def _training(
     loss_of: Callable[..., Tensor],
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> Workload:
-    """A training loop that goes round `batches`, which are on the device."""
+    """A training loop that goes round `batches`, which are on the device; `loss_of` gets the model and a batch."""
     source = cycle(batches)
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss = loss_of(*next(source))
+        loss = loss_of(workload.model, *next(source))
         loss.backward()
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
         return loss.detach()
 
-    return Workload(name, model, step)
+    workload = Workload(name, model, step)
+    return workload
 
 
 # (a) ------------------------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def mlp(device: Device) -> Workload:
     model = mlp_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batches = _moved(mlp_batches(), device)
-    return _training("mlp", model, optimizer, batches, lambda x, y: F.mse_loss(model(x), y))
+    return _training("mlp", model, optimizer, batches, lambda net, x, y: F.mse_loss(net(x), y))
 
 
 # (b) ------------------------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def resnet(device: Device) -> Workload:
     model = resnet_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RESNET_RATE, momentum=0.9, weight_decay=5e-4)
     batches = _moved(resnet_batches(), device)
-    return _training("resnet", model, optimizer, batches, lambda x, y: F.cross_entropy(model(x), y))
+    return _training("resnet", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
 # (c) ------------------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def gpt2(device: Device) -> Workload:
     optimizer = torch.optim.AdamW(model.parameters(), lr=GPT2_RATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=GPT2_STEPS)
     return _training(
-        "gpt2", model, optimizer, batches, lambda tokens: model(input_ids=tokens, labels=tokens).loss, scheduler
+        "gpt2", model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss, scheduler
     )
 
 
@@ -266,11 +267,14 @@ def unet(device: Device) -> Workload:
         if index == 0:
             latents = noise.to(device)
         time = scheduler.timesteps[index]
-        predicted = model(scheduler.scale_model_input(latents, time), time, encoder_hidden_states=condition).sample
+        predicted = workload.model(
+            scheduler.scale_model_input(latents, time), time, encoder_hidden_states=condition
+        ).sample
         latents = scheduler.step(predicted, time, latents).prev_sample
         return latents.square().mean()
 
-    return Workload("unet", model, step)
+    workload = Workload("unet", model, step)
+    return workload
 
 
 # (e) ------------------------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def digits_cnn(device: Device) -> Workload:
     images, labels = digits()
     batches = _moved(zip(images[:640].unsqueeze(1).split(32), labels[:640].split(32), strict=True), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
-    return _training("digits", model, optimizer, batches, lambda x, y: F.cross_entropy(model(x), y))
+    return _training("digits", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
 WORKLOADS: dict[str, Callable[[Device], Workload]] = {
