@@ -372,8 +372,9 @@ class ToXlaTensorArena:
         xu.for_each_instance(inputs, self._select_fn, selected.append)
         if not selected:
             return inputs
-        converted = {id(old): new for old, new in zip(selected, self._convert_fn(selected), strict=True)}
-        return xu.for_each_instance_rewrite(inputs, self._select_fn, lambda old: converted[id(old)])
+        # By order, not identity: a `DataWrapper` may make its tensors anew each time it is asked.
+        converted = iter(self._convert_fn(selected))
+        return xu.for_each_instance_rewrite(inputs, self._select_fn, lambda _: next(converted))
 
 
 def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

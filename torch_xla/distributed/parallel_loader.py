@@ -229,14 +229,14 @@ class PerDeviceLoader:
         Raises:
             StopIteration: no batches are left; a last barrier was issued.
         """
-        if self._batches_yielded >= self._sync_batch_count:
-            self._batches_yielded = 0
+        due = self._batches_yielded >= self._sync_batch_count
+        self._batches_yielded = 0 if due else self._batches_yielded + 1
+        if due:
             torch_xla.sync()
-        else:
-            self._batches_yielded += 1
         item = self._loader.next_item(self._device)
         if item is _END:
-            torch_xla.sync()
+            if not due:
+                torch_xla.sync()
             raise StopIteration
         return item
 
