@@ -79,6 +79,15 @@ def _addbmm(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any
     return _accumulate(ctx, x, contract(a, b, ((0, 2), (0, 1))), beta, alpha)
 
 
+@lowers("aten.addr.default")
+def _addr(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any) -> jax.Array:
+    if ctx.meta.dtype == torch.bool:
+        product = a[:, None] & b[None, :] & dtypes.cast(alpha, torch.bool)
+        return (x & dtypes.cast(beta, torch.bool)) | product
+    wide = dtypes.opmath(ctx.meta.dtype)
+    return _accumulate(ctx, x, dtypes.cast(a, wide)[:, None] * dtypes.cast(b, wide)[None, :], beta, alpha)
+
+
 @lowers("aten.ger.default", "aten.outer.default")
 def _outer(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
     return dtypes.cast(a, ctx.meta.dtype)[:, None] * dtypes.cast(b, ctx.meta.dtype)[None, :]
