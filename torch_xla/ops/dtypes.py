@@ -65,20 +65,19 @@ def is_number(x: Any) -> bool:
 def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     """`x` as an array of PyTorch type `dtype`, with PyTorch's conversion (complex drops its imaginary part)."""
     target = numpy_dtype(dtype)
-    if isinstance(x, Lifted):
-        x = x.value
-    if not hasattr(x, "dtype"):
+    array: Any = x.value if isinstance(x, Lifted) else x
+    if not hasattr(array, "dtype"):
         # NumPy wraps a Python number that the type cannot hold, as PyTorch does; JAX would raise.
         with np.errstate(all="ignore"):
-            return jnp.asarray(_real(np.asarray(x), target).astype(target))
-    if x.dtype == target:
-        return x
-    x = _real(x, target)
+            return jnp.asarray(_real(np.asarray(array), target).astype(target))
+    if array.dtype == target:
+        return array
+    array = _real(array, target)
     narrow = jnp.issubdtype(target, jnp.unsignedinteger) or target.itemsize < 4
-    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(target, jnp.integer) and narrow:
+    if jnp.issubdtype(array.dtype, jnp.floating) and jnp.issubdtype(target, jnp.integer) and narrow:
         # XLA saturates; PyTorch's CPU kernels wrap through a wide signed integer.
-        x = x.astype(np.int64)
-    return x.astype(target)
+        array = array.astype(np.int64)
+    return array.astype(target)
 
 
 def _real(x: Any, target: np.dtype) -> Any:
@@ -92,10 +91,10 @@ def result_type(*operands: Any) -> torch.dtype:
 
     See https://pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc.
     """
-    kinds = {"dims": None, "scalars": None, "numbers": None}
+    kinds: dict[str, torch.dtype] = {}
 
     def merge(slot: str, dtype: torch.dtype) -> None:
-        kinds[slot] = dtype if kinds[slot] is None else torch.promote_types(kinds[slot], dtype)
+        kinds[slot] = torch.promote_types(kinds.get(slot, dtype), dtype)
 
     number_dtypes = {
         bool: torch.bool,
@@ -112,7 +111,7 @@ def result_type(*operands: Any) -> torch.dtype:
             merge("dims" if x.ndim else "scalars", torch_dtype(x.dtype))
     result: torch.dtype | None = None
     for slot in ("dims", "scalars", "numbers"):
-        lower = kinds[slot]
+        lower = kinds.get(slot)
         if lower is None:
             continue
         if result is None:
