@@ -23,6 +23,8 @@ def _filled(ctx: Context, number: Any) -> jax.Array:
     "aten.new_zeros.default",
     "aten.empty.memory_format",
     "aten.empty_strided.default",
+    "aten.empty_permuted.default",
+    "aten._efficientzerotensor.default",
     "aten.empty_like.default",
     "aten.new_empty.default",
     "aten.new_empty_strided.default",

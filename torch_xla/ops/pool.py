@@ -121,7 +121,7 @@ def _lowest(dtype: np.dtype) -> float | int | bool:
     return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else -math.inf
 
 
-def _greater(new: jax.Array, best: jax.Array) -> jax.Array:
+def greater(new: jax.Array, best: jax.Array) -> jax.Array:
     """Where `new` replaces `best` in a maximum: NaN wins, and the first of equals stays."""
     return (new > best) | (jnp.isnan(new) & ~jnp.isnan(best)) if jnp.issubdtype(new.dtype, jnp.floating) else new > best
 
@@ -141,7 +141,7 @@ def _max_pool(x: jax.Array, w: _Window) -> tuple[jax.Array, jax.Array]:
     element = jnp.zeros(best.shape, np.int32)
     for i, position in enumerate(others, start=1):
         value, real = w.read(padded, position), w.read(inside, position) != 0
-        take = real & (_greater(value, best) | ~started)
+        take = real & (greater(value, best) | ~started)
         best, element = jnp.where(take, value, best), jnp.where(take, np.int32(i), element)
         started = started | real
     return best, w.index_of(element)
@@ -156,7 +156,7 @@ def _max_pool_windows(padded: jax.Array, inside: jax.Array, w: _Window) -> tuple
 
     def pick(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         tie = (a[0] == b[0]) | ((a[0] != a[0]) & (b[0] != b[0]))
-        first = jnp.where(tie, a[1] <= b[1], ~_greater(b[0], a[0]))
+        first = jnp.where(tie, a[1] <= b[1], ~greater(b[0], a[0]))
         return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
 
     init = (jnp.asarray(_lowest(padded.dtype), padded.dtype), jnp.asarray(none, np.int64))
@@ -203,7 +203,7 @@ def _max_pool_backward(
 ) -> jax.Array:
     w = _window(x, n, kernel, stride, padding, dilation, grad.shape)
     if math.prod(w.kernel) > _MAX_SLICES or grad.size == 0:
-        return _unpool(grad, indices, w.size)
+        return unpool(grad, indices, w.size)
     grad = dtypes.widen(grad)
     out = jnp.zeros(x.shape, grad.dtype)
     for position in w.positions():
@@ -212,7 +212,7 @@ def _max_pool_backward(
     return out
 
 
-def _unpool(grad: jax.Array, indices: jax.Array, size: Sequence[int]) -> jax.Array:
+def unpool(grad: jax.Array, indices: jax.Array, size: Sequence[int]) -> jax.Array:
     """Adds each value at its row-major index over the last dimensions."""
     n = len(size)
     lead = grad.shape[: grad.ndim - n]
@@ -375,7 +375,7 @@ def _adaptive_max(n: int, ctx: Context, x: jax.Array, size: Sequence[int]) -> tu
 
 
 def _adaptive_max_backward(n: int, ctx: Context, grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
-    return _unpool(grad, indices, x.shape[-n:])
+    return unpool(grad, indices, x.shape[-n:])
 
 
 def _register(pattern: str, rule: Callable[..., object], dims: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,14 +75,14 @@ def _linear(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scale
     return x
 
 
-def _cubic_weights(t: np.ndarray) -> list[np.ndarray]:
+def cubic_weights(t: Any) -> list[Any]:
     """Weights of the four neighbours at fraction `t`, for Keys' kernel with a = -0.75."""
     a = -0.75
 
-    def near(s: np.ndarray) -> np.ndarray:
+    def near(s: Any) -> Any:
         return ((a + 2) * s - (a + 3)) * s * s + 1
 
-    def far(s: np.ndarray) -> np.ndarray:
+    def far(s: Any) -> Any:
         return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
@@ -94,7 +95,7 @@ def _cubic(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales
         position = _source(size, o, scale, align_corners, cubic=True)
         base = np.floor(position).astype(np.int64)
         indices = [np.clip(base + k, 0, size - 1) for k in (-1, 0, 1, 2)]
-        x = _weighted(x, d, indices, _cubic_weights((position - base).astype(np.float32)))
+        x = _weighted(x, d, indices, cubic_weights((position - base).astype(np.float32)))
     return x
 
 
