@@ -95,6 +95,8 @@ def test_full_range_of_int64():
 @pytest.mark.parametrize("n", [0, 1, 500])
 def test_randperm(n):
     assert torch.equal(draw(A.randperm.default, n).sort()[0], torch.arange(n))
+    out = torch.zeros(n, dtype=torch.int32)
+    assert torch.equal(draw(A.randperm.generator_out, n, generator=None, out=out).sort()[0], torch.arange(n).int())
 
 
 @pytest.mark.parametrize(

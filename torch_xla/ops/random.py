@@ -148,7 +148,8 @@ def _end_of(dtype: torch.dtype) -> int:
     return min(torch.iinfo(dtype).max + 1, 2**63 - 1)
 
 
-@lowers("aten.randperm.default", "aten.randperm.generator")
+# `torch.randperm` arrives in its out form, which has no functional twin of the same arguments.
+@lowers("aten.randperm.default", "aten.randperm.generator", "aten.randperm.out", "aten.randperm.generator_out")
 def _randperm(ctx: Context, n: int, **_: Any) -> jax.Array:
     return jax.random.permutation(ctx.key(), jnp.arange(n, dtype=jnp.int64))
 
