@@ -103,7 +103,7 @@ def get_tpu_env() -> dict[str, str]:
     Raises:
         OSError: this is no TPU machine.
     """
-    if os.environ.get("TPU_SKIP_MDS_QUERY") or os.environ.get("TPU_ACCELERATOR_TYPE"):
+    if os.environ.get("TPU_ACCELERATOR_TYPE"):
         names = {
             "ACCELERATOR_TYPE": ("TPU_ACCELERATOR_TYPE",),
             "TPU_PROCESS_BOUNDS": ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
@@ -144,8 +144,8 @@ def get_worker_ips() -> list[str]:
     Raises:
         OSError: this is no TPU machine.
     """
-    if os.environ.get("TPU_SKIP_MDS_QUERY") or os.environ.get("TPU_WORKER_HOSTNAMES"):
-        hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    if os.environ.get("TPU_WORKER_HOSTNAMES"):
+        hosts = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
     else:
         hosts = [entry.split(":")[-1] for entry in _metadata("worker-network-endpoints").split(",")]
     return hosts if len(hosts) > 1 else ["localhost"]
@@ -162,6 +162,10 @@ def discover_master_worker_ip(use_localhost: bool = True) -> str:
 
 
 def _metadata(key: str) -> str:
+    if os.environ.get("TPU_SKIP_MDS_QUERY"):
+        raise OSError(
+            message("tpu", "TPU_SKIP_MDS_QUERY forbids asking the metadata service", do="set TPU_ACCELERATOR_TYPE")
+        )
     request = urllib.request.Request(_METADATA + key, headers={"Metadata-Flavor": "Google"})
     try:
         with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as reply:

@@ -210,6 +210,7 @@ def get_memory_info(device: Device | None = None) -> dict[str, int]:
                 used = int(statm.read().split()[1]) * page
         except OSError:  # no such file outside Linux
             used = peak
+        peak = max(peak, used)
     return {
         "bytes_used": used,
         "bytes_limit": limit,

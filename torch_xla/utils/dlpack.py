@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
+from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
 from torch_xla._errors import message
 
@@ -24,9 +25,10 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     if not isinstance(xla_tensor, torch.Tensor) or xla_tensor.device.type != "xla":
         where = xla_tensor.device if isinstance(xla_tensor, torch.Tensor) else type(xla_tensor).__name__
         raise ValueError(message("dlpack", f"got {where}", expected="a tensor on device xla"))
-    copy = xla_tensor.detach().clone(memory_format=torch.contiguous_format)
-    _barrier.evaluate([copy], wait=True)
-    return _bindings.buffer_of(copy).__dlpack__()
+    dense = xla_tensor.detach().contiguous()
+    _barrier.evaluate([dense], wait=True)
+    with backend.x64():
+        return _bindings.buffer_of(dense).copy().__dlpack__()
 
 
 def from_dlpack(ext_tensor: Any) -> torch.Tensor:
@@ -35,19 +37,15 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
     Args:
         ext_tensor: A DLPack capsule, or an object with ``__dlpack__``, on the CPU or on the XLA device's hardware.
     """
-    import jax
-
     if hasattr(ext_tensor, "__dlpack__"):
         kind, _ = ext_tensor.__dlpack_device__()
         if int(kind) != int(torch.utils.dlpack.DLDeviceType.kDLCPU):
-            import torch_xla
-            from torch_xla._core import backend
+            import jax
+
             from torch_xla.ops import dtypes
 
-            with jax.enable_x64(True):
-                target = backend.jax_device(_bindings.current_device())
-                array = jax.device_put(jax.dlpack.from_dlpack(ext_tensor).copy(), target)
-            return _bindings.tensor_of(
-                array, list(array.shape), dtypes.torch_dtype(array.dtype), torch_xla.device().index
-            )
+            index = _bindings.current_device()
+            with backend.x64():
+                array = jax.device_put(jax.dlpack.from_dlpack(ext_tensor).copy(), backend.jax_device(index))
+            return _bindings.tensor_of(array, list(array.shape), dtypes.torch_dtype(array.dtype), index)
     return torch.utils.dlpack.from_dlpack(ext_tensor).to("xla")

@@ -1,0 +1,106 @@
+"""Environment variables: parsing, defaults, overrides."""
+
+import ast
+import pathlib
+
+import pytest
+
+import torch_xla
+from torch_xla import _config
+from torch_xla._errors import listing, message
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"), [("1", True), ("true", True), ("ON", True), ("0", False), ("no", False), ("", False)]
+)
+def test_switches(monkeypatch, raw, value):
+    monkeypatch.setenv("XLA_IR_DEBUG", raw)
+    assert _config.XLA_IR_DEBUG.get() is value
+
+
+@pytest.mark.parametrize(
+    ("option", "raw", "expected"),
+    [
+        (_config.XLA_IR_DEBUG, "maybe", "a switch: '1', 'true'"),
+        (_config.CPU_NUM_DEVICES, "0", "a whole number of 1 or more"),
+        (_config.CPU_NUM_DEVICES, "many", "a whole number of 1 or more"),
+        (_config.PT_XLA_DEBUG_LEVEL, "1000", "a whole number from 0 to 100"),
+        (_config.XLA_SAVE_TENSORS_FMT, "pdf", "'text', 'hlo', 'stablehlo' or 'dot'"),
+        (_config.RATE_TRACKER_SMOOTHING, "2", "a number from 0.0 to 1.0"),
+    ],
+)
+def test_wrong_values_are_rejected_with_the_right_ones(monkeypatch, option, raw, expected):
+    monkeypatch.setenv(option.name, raw)
+    with pytest.raises(ValueError) as caught:
+        option.get()
+    assert str(caught.value).startswith(f"[config] {option.name}={raw!r}, expected {expected}")
+    assert str(caught.value) in _config.describe()
+
+
+def test_defaults_and_values(monkeypatch):
+    for option in _config.options():
+        monkeypatch.delenv(option.name, raising=False)
+    assert _config.CPU_NUM_DEVICES.get() == 1 and not _config.CPU_NUM_DEVICES.is_set()
+    assert _config.PJRT_DEVICE.get() is None and _config.XLA_SAVE_TENSORS_FMT.get() == "text"
+    monkeypatch.setenv("CPU_NUM_DEVICES", " 3 ")
+    monkeypatch.setenv("XLA_SAVE_TENSORS_FMT", "HLO")
+    monkeypatch.setenv("XLA_METRICS_PERCENTILES", "0:0.5")
+    assert _config.CPU_NUM_DEVICES.get() == 3 and _config.CPU_NUM_DEVICES.is_set()
+    assert _config.XLA_SAVE_TENSORS_FMT.get() == "hlo" and _config.XLA_METRICS_PERCENTILES.get() == (0.0, 0.5)
+
+
+def test_overrides_nest_and_end(monkeypatch):
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    with _config.CPU_NUM_DEVICES.override(5):
+        with _config.CPU_NUM_DEVICES.override(6):
+            assert _config.CPU_NUM_DEVICES.get() == 6
+        assert _config.CPU_NUM_DEVICES.get() == 5 and _config.CPU_NUM_DEVICES.is_set()
+        with pytest.raises(KeyError), _config.CPU_NUM_DEVICES.override(7):
+            raise KeyError
+    assert _config.CPU_NUM_DEVICES.get() == 2
+
+
+def test_writing_into_the_environment(monkeypatch):
+    monkeypatch.setenv("XLA_HLO_DEBUG", "0")
+    _config.XLA_HLO_DEBUG.set(True)
+    assert _config.XLA_HLO_DEBUG.get() is True
+    _config.XLA_HLO_DEBUG.set(None)
+    assert not _config.XLA_HLO_DEBUG.is_set()
+
+
+def test_hot_options_are_read_once(monkeypatch):
+    option = _config._int("TEST_ONLY_HOT", 1, "A test.", once=True)
+    assert option.get() == 1
+    monkeypatch.setenv("TEST_ONLY_HOT", "2")
+    assert option.get() == 1
+    option.set(3)
+    assert option.get() == 3
+    monkeypatch.setattr(_config, "_options", {k: v for k, v in _config._options.items() if k != "TEST_ONLY_HOT"})
+
+
+def test_a_name_is_declared_once():
+    with pytest.raises(ValueError, match="CPU_NUM_DEVICES is declared twice"):
+        _config._int("CPU_NUM_DEVICES", 1, "Again.")
+
+
+def test_every_option_is_described():
+    text = _config.describe()
+    for option in _config.options():
+        assert option.name in text and option.doc.endswith(".") and option.doc in text
+
+
+def test_no_option_is_declared_in_vain():
+    root = pathlib.Path(torch_xla.__file__).parent
+    used = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "_config":
+                used.add(node.attr)
+    declared = {name for name, value in vars(_config).items() if isinstance(value, _config.Option)}
+    assert declared <= used, f"nobody reads {sorted(declared - used)}"
+
+
+def test_messages():
+    assert message("area", "got 1") == "[area] got 1"
+    assert message("area", "got 1", expected="2", do="fix it") == "[area] got 1, expected 2; fix it"
+    assert listing([1, 2, 3]) == "1, 2 or 3" and listing(["a"]) == "'a'" and listing([]) == ""

@@ -1,0 +1,167 @@
+"""Reports of counters and metrics."""
+
+import threading
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.debug.metrics as met
+from torch_xla import _config, _metrics
+from torch_xla.debug import metrics_saver
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    torch_xla.sync(wait=True)
+    met.clear_all()
+    yield
+    met.clear_all()
+
+
+def test_a_step_is_counted_and_timed():
+    x = torch.ones(3, 5).to("xla")
+    for _ in range(3):
+        y = (x * 2).tanh()
+        torch_xla.sync()
+    assert y.cpu().shape == (3, 5)
+    assert met.counter_value("MarkStep") == 3
+    assert met.counter_value("UncachedCompile") + (met.counter_value("CachedCompile") or 0) == 3
+    for name in ("CompileTime", "ExecuteTime", "LoweringTime", "TransferToDeviceTime", "TransferFromDeviceTime"):
+        if name in ("CompileTime", "LoweringTime") and met.counter_value("UncachedCompile") is None:
+            continue
+        count, total, samples = met.metric_data(name)
+        assert count >= 1 and total > 0 and len(samples) == count
+        assert sum(value for _, value in samples) == pytest.approx(total)
+    assert met.metric_data("ExecuteTime")[0] == 3
+
+
+def test_tensors_are_counted():
+    torch.ones(2, device="xla")
+    assert met.counter_value("CreateXlaTensor") >= 1
+    assert "Counter: CreateXlaTensor\n  Value: " in met.metrics_report()
+    met.clear_counters()
+    assert met.counter_value("CreateXlaTensor") is None
+
+
+def test_clearing():
+    _metrics.count("aten::roll")
+    _metrics.add_sample("CompileTime", 1.0)
+    assert "aten::roll" in met.counter_names() and met.metric_names() == ["CompileTime"]
+    met.clear_counters()
+    assert "aten::roll" not in met.counter_names() and met.metric_names() == ["CompileTime"]
+    met.clear_metrics()
+    assert met.metric_names() == [] and met.metric_data("CompileTime") is None
+
+
+def test_layout_of_the_report(monkeypatch):
+    moments = iter([100.0, 102.0, 104.0])
+    monkeypatch.setattr(_metrics.time, "time", lambda: next(moments))
+    for value in (0.5, 1.25, 0.000002):
+        _metrics.add_sample("CompileTime", value)
+    monkeypatch.undo()
+    _metrics.add_sample("InboundData", 3 * 2**20, "bytes")
+    _metrics.add_sample("GraphSize", 7, "nodes")
+    _metrics.count("CachedCompile", 3)
+    with _config.XLA_METRICS_PERCENTILES.override((0.0, 0.5, 0.99)):
+        report = met.metrics_report()
+    assert report == (
+        "Metric: CompileTime\n"
+        "  TotalSamples: 3\n"
+        "  Accumulator: 01s750ms002.000us\n"
+        "  ValueRate: 437ms500.500us / second\n"
+        "  Rate: 0.75 / second\n"
+        "  Percentiles: 0%=002.000us; 50%=500ms000.000us; 99%=01s250ms000.000us\n"
+        "Metric: GraphSize\n"
+        "  TotalSamples: 1\n"
+        "  Accumulator: 7.00\n"
+        "  Percentiles: 0%=7.00; 50%=7.00; 99%=7.00\n"
+        "Metric: InboundData\n"
+        "  TotalSamples: 1\n"
+        "  Accumulator: 3.00MB\n"
+        "  Percentiles: 0%=3.00MB; 50%=3.00MB; 99%=3.00MB\n"
+        "Counter: CachedCompile\n"
+        "  Value: 3\n"
+    )
+    assert met.metric_data("CompileTime") == (
+        3,
+        pytest.approx(1.750002e9),
+        ((100.0, 5e8), (102.0, 1.25e9), (104.0, 2e3)),
+    )
+    assert met.metric_data("InboundData")[1] == 3 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "000.000us"),
+        (0.0123456, "012ms345.600us"),
+        (93784.5, "01d02h03m04s500ms000.000us"),
+        (60.0, "01m00s000ms000.000us"),
+    ],
+)
+def test_durations(seconds, text):
+    assert met._duration(seconds) == text
+
+
+def test_the_short_report():
+    for name in ("CompileTime", "ExecuteTime", "LoweringTime"):
+        _metrics.add_sample(name, 1.0)
+    for name in ("CachedCompile", "MarkStep", "CreateXlaTensor", "aten::roll"):
+        _metrics.count(name)
+    report = met.short_metrics_report()
+    for name in ("CompileTime", "ExecuteTime", "CachedCompile", "MarkStep", "aten::roll"):
+        assert f": {name}\n" in report
+    assert "LoweringTime" not in report and "CreateXlaTensor" not in report
+    chosen = met.short_metrics_report(counter_names=["CreateXlaTensor"], metric_names=["LoweringTime"])
+    assert "CreateXlaTensor" in chosen and "LoweringTime" in chosen and "aten::roll" in chosen
+    assert "MarkStep" not in chosen and "CompileTime" not in chosen
+    assert met.executed_fallback_ops() == ["aten::roll"]
+
+
+def test_samples_are_bounded_and_counts_are_not():
+    for _ in range(5000):
+        _metrics.add_sample("ExecuteTime", 1.0)
+    count, total, samples = met.metric_data("ExecuteTime")
+    assert count == 5000 and total == 5000e9 and len(samples) == 1024
+
+
+def test_counting_from_many_threads():
+    def work():
+        for _ in range(1000):
+            _metrics.count("CachedCompile")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met.counter_value("CachedCompile") == 8000
+
+
+def test_reports_of_each_step_go_to_a_file(tmp_path):
+    path = tmp_path / "metrics.txt"
+    with _config.XLA_METRICS_FILE.override(str(path)):
+        torch_xla.sync()
+        torch_xla.sync()
+    text = path.read_text()
+    assert text.count("[MetricsData; step=") == 2 and "Counter: MarkStep\n  Value: 2\n" in text
+    torch_xla.sync()
+    assert path.read_text() == text
+
+
+def test_reports_go_to_the_terminal(capsys):
+    _metrics.count("CachedCompile")
+    metrics_saver.save_metrics("STDERR")
+    metrics_saver.save_metrics("STDOUT")
+    captured = capsys.readouterr()
+    assert "CachedCompile" in captured.out and "CachedCompile" in captured.err
+    metrics_saver.save_metrics()
+    assert not capsys.readouterr().out
+
+
+def test_bad_percentiles_are_rejected(monkeypatch):
+    _metrics.add_sample("CompileTime", 1.0)
+    monkeypatch.setenv("XLA_METRICS_PERCENTILES", "0.5:2")
+    with pytest.raises(ValueError, match=r"\[config\] XLA_METRICS_PERCENTILES='0.5:2', expected fractions"):
+        met.metrics_report()
