@@ -8,11 +8,11 @@ from importlib.metadata import version as _version
 
 import torch as _torch
 
+from torch_xla import _XLAC as _XLAC
 from torch_xla import _bindings, _config, _device_module
 
 # Libraries reach these as attributes after a plain `import torch_xla`.
 from torch_xla import _internal as _internal
-from torch_xla import _XLAC as _XLAC
 from torch_xla import amp as amp
 from torch_xla import core as core
 from torch_xla import debug as debug
@@ -30,6 +30,7 @@ from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
 from torch_xla._compile import step as step
 from torch_xla._core import modules as _modules
+from torch_xla._core import recording as _recording
 
 try:
     __version__ = _version("torch_xla")
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _torch._register_device_module("xla", _device_module)
+_recording.install()
 _modules.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():
     _bindings.set_eager(True)

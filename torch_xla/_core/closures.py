@@ -26,6 +26,7 @@ class _Runner:
         self._changed = threading.Condition()
         self._waiting: deque[Closure] = deque()
         self._active = False
+        self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def submit(self, closure: Closure) -> None:
@@ -40,7 +41,8 @@ class _Runner:
             self._waiting.append(closure)
             if not self._active:
                 self._active = True
-                threading.Thread(target=self._run, name="torch_xla-step-closures").start()
+                self._thread = threading.Thread(target=self._run, name="torch_xla-step-closures")
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -59,7 +61,9 @@ class _Runner:
                 self._error = error
 
     def drain(self) -> None:
-        """Returns when nothing is queued or running."""
+        """Returns when nothing is queued or running; at once inside a closure, which cannot wait for itself."""
+        if threading.current_thread() is self._thread:
+            return
         with self._changed:
             self._changed.wait_for(lambda: not self._active)
 

@@ -26,15 +26,20 @@ _left_behind = 0
 _checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
+def _use_count(tensor: torch.Tensor) -> int:
+    """Number of C++ references to a tensor."""
+    return tensor._use_count()  # type: ignore[attr-defined]
+
+
 def _can_swap(param: torch.Tensor) -> bool:
     """Whether `torch.utils.swap_tensors` would accept the parameter and its gradient: nobody else holds them."""
     grad = param.grad
     if weakref.getweakrefs(param) or (grad is not None and weakref.getweakrefs(grad)):
         return False
     # The parameter holds its gradient once, the Python object made by asking for it a second time.
-    if grad is not None and grad._use_count() > 2:
+    if grad is not None and _use_count(grad) > 2:
         return False
-    count = param._use_count()
+    count = _use_count(param)
     if count <= 1:
         return True
     if count > 2 or not param.is_leaf or not param.requires_grad:
@@ -42,7 +47,7 @@ def _can_swap(param: torch.Tensor) -> bool:
     # The second holder may be the gradient accumulator of a graph that is still alive, which is harmless; were it
     # another one, asking for the accumulator would have made it, and so a third holder.
     edge = torch.autograd.graph.get_gradient_edge(param)
-    only_accumulator = param._use_count() == 2
+    only_accumulator = _use_count(param) == 2
     del edge
     return only_accumulator
 

@@ -15,6 +15,9 @@ def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     sync.install()
     _bindings.record_whole(whole.names())
+    for name in whole.CONSTANT_NUMBERS:
+        op, _, overload = name.partition(".")
+        _bindings.set_static_numbers(f"aten::{op}", overload)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frames(_config.XLA_IR_DEBUG.get())
     # A user's line is one outside PyTorch and this package.

@@ -32,18 +32,19 @@ def sync(index: int | None = None, wait: bool = False) -> None:
             _wait(device)
 
 
-def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False) -> None:
+def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bool = False) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
     Args:
         tensors: Tensors on device xla, of any devices.
         wait: Return only when the devices have finished.
+        reading: Their values go to the host next, so a very small graph is computed there.
     """
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     for device, group in by_device.items():
-        _barrier(lambda group=group: _bindings.Graph.of_tensors(group))  # type: ignore[misc]
+        _barrier(lambda group=group: _bindings.Graph.of_tensors(group), reading)  # type: ignore[misc]
         if wait:
             _wait(device)
 
@@ -61,16 +62,16 @@ def _wait(device: int) -> None:
         executor.wait(device)
 
 
-def _barrier(cut: Callable[[], _bindings.Graph]) -> None:
+def _barrier(cut: Callable[[], _bindings.Graph], reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        while not _run(cut()):
+        while not _run(cut(), reading):
             pass  # an operator's numbers became constants: the graph has another key now
 
 
-def _run(cut: _bindings.Graph) -> bool:
+def _run(cut: _bindings.Graph, reading: bool) -> bool:
     """Runs one cut graph; False if it must be cut again."""
-    from torch_xla._core import cache, compiler, executor, graph
+    from torch_xla._core import cache, compiler, executor, graph, host
     from torch_xla.ops.registry import StaticNumbers
 
     fills = cut.describe_fills()
@@ -81,6 +82,9 @@ def _run(cut: _bindings.Graph) -> bool:
     key = cut.key
     region.before_run(key, lambda: [_node_text(node) for node in graph.describe(cut).nodes])
     try:
+        if reading and cut.fits_host:
+            host.run(cut)
+            return True
         executable = cache.find(key, cut.device)
         if executable is None:
             described = graph.describe(cut)
@@ -170,7 +174,7 @@ class _Hooks:
         with _lock:
             buffer = _bindings.buffer_of(tensor)
             if buffer is None:
-                evaluate([tensor])
+                evaluate([tensor], reading=True)
                 buffer = _bindings.buffer_of(tensor)
         return backend.download(buffer, tensor.dtype)
 

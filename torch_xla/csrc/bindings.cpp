@@ -204,6 +204,15 @@ void bind_graph(py::module_& m) {
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)
       .def("execute", &execute)
+      .def_property_readonly("fits_host", &Graph::fits_host)
+      .def("attach_shared",
+           [](Graph& g, const std::vector<py::object>& buffers) {
+             std::vector<PyObject*> references;
+             for (const auto& b : buffers) {
+               references.push_back(py::object(b).release().ptr());
+             }
+             g.attach(references, true);
+           })
       .def("abandon", &Graph::abandon);
 }
 

@@ -234,7 +234,7 @@ void Graph::find_donations() {
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] = overwritten[i] && !leaf.pinned && leaves[i].use_count() == leaf.references + 1;
+    donated[i] = overwritten[i] && !leaf.pinned && !leaf.shared && leaves[i].use_count() == leaf.references + 1;
     key.mix(static_cast<uint64_t>(donated[i] ? 1 : 0));
   }
 }
@@ -247,7 +247,24 @@ std::vector<NodePtr> Graph::fills() const {
   return found;
 }
 
-void Graph::attach(const std::vector<PyObject*>& buffers) {
+bool Graph::fits_host() const {
+  constexpr size_t kNodes = 24;
+  constexpr int64_t kValues = 16384;
+  if (nodes.size() > kNodes) {
+    return false;
+  }
+  int64_t values = 0;
+  const auto count = [&](const NodePtr& node) {
+    for (const auto& meta : node->outs->metas) {
+      values += meta.defined() ? meta.numel() : 0;
+    }
+  };
+  std::for_each(nodes.begin(), nodes.end(), count);
+  std::for_each(leaves.begin(), leaves.end(), count);
+  return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->seeded; });
+}
+
+void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) {
   TORCH_CHECK(buffers.size() == outputs.size(), "[attach] got ", buffers.size(), " results, expected ", outputs.size());
   Inputs garbage;
   std::vector<Value> old;
@@ -257,12 +274,15 @@ void Graph::attach(const std::vector<PyObject*>& buffers) {
       auto& node = *outputs[i].node;
       if (node.outs->metas.size() == 1) {
         node.become_leaf(buffers[i], garbage);
+        node.shared = shared;
         continue;
       }
       if (node.forwards.empty()) {
         node.forwards.resize(node.outs->metas.size());
       }
-      node.forwards[outputs[i].index] = make_leaf({node.outs, outputs[i].index}, buffers[i]);
+      auto& forward = node.forwards[outputs[i].index];
+      forward = make_leaf({node.outs, outputs[i].index}, buffers[i]);
+      forward.node->shared = shared;
       if (std::all_of(node.forwards.begin(), node.forwards.end(), [](const Value& v) { return static_cast<bool>(v); })) {
         for (auto& input : node.inputs) {
           garbage.push_back(std::move(input));

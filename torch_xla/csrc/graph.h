@@ -38,8 +38,12 @@ class Graph {
   // Leaves that still need a buffer, filled with one number each.
   std::vector<NodePtr> fills() const;
 
-  // Gives the results (new references, stolen) to the tensors; the graph is empty afterwards.
-  void attach(const std::vector<PyObject*>& buffers);
+  // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
+  bool fits_host() const;
+
+  // Gives the results (new references, stolen) to the tensors; the graph is empty afterwards. `shared` buffers are
+  // held by someone else too and are never donated.
+  void attach(const std::vector<PyObject*>& buffers, bool shared = false);
   // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
   void abandon(const std::string& error);
 

@@ -87,6 +87,7 @@ struct Node final : c10::intrusive_ptr_target {
   // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
   PyObject* buffer = nullptr;
   bool fill = false;
+  bool shared = false;  // the buffer belongs to others too
   std::unique_ptr<std::string> error;
 
   // Results of a node with several that were computed while the node lives on.

@@ -278,6 +278,23 @@ bool is_set_to(const Tensor& self, const Tensor& other) {
          self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
 }
 
+// Its schema hides that training writes the running statistics; the `_legit` operator says so.
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const std::optional<Tensor>& weight,
+                                                     const std::optional<Tensor>& bias,
+                                                     const std::optional<Tensor>& running_mean,
+                                                     const std::optional<Tensor>& running_var, bool training,
+                                                     double momentum, double eps) {
+  if (training && running_mean && running_mean->defined() && running_var && running_var->defined()) {
+    Tensor mean = *running_mean;
+    Tensor var = *running_var;
+    return at::_native_batch_norm_legit(input, weight, bias, mean, var, true, momentum, eps);
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
+  torch::jit::Stack stack{input, weight, bias, running_mean, running_var, training, momentum, eps};
+  record(op, &stack);
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
 Tensor no_storage(const std::string& call) {
   TORCH_CHECK(false, "[storage] ", call, " needs a torch.Storage, and xla tensors have none; use tensors instead");
 }
@@ -307,6 +324,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_offset));
   m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
 }
 
 }  // namespace torch_xla

@@ -35,7 +35,8 @@ ArgKind kind_of(const c10::Type& type) {
   }
 }
 
-bool same_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& other) {
+// How many optional arguments `other` has beyond those of `writing` without its out= ones; -1 where they do not match.
+int extra_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& other) {
   std::vector<const c10::Argument*> ours;
   for (const auto& a : writing.arguments()) {
     if (!a.is_out()) {
@@ -43,16 +44,22 @@ bool same_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& 
     }
   }
   const auto& theirs = other.arguments();
-  if (ours.size() != theirs.size()) {
-    return false;
+  if (ours.size() > theirs.size()) {
+    return -1;
   }
   for (size_t i = 0; i < ours.size(); ++i) {
     // Compared as text: an alias annotation makes no other type.
     if (ours[i]->name() != theirs[i].name() || *ours[i]->real_type() != *theirs[i].real_type()) {
-      return false;
+      return -1;
     }
   }
-  return true;
+  for (size_t i = ours.size(); i < theirs.size(); ++i) {
+    // `arange.start_step` has dtype, layout, device and pin_memory, which an out= tensor decides.
+    if (!theirs[i].kwarg_only() || !theirs[i].default_value() || !theirs[i].default_value()->isNone()) {
+      return -1;
+    }
+  }
+  return static_cast<int>(theirs.size() - ours.size());
 }
 
 bool writes(const c10::FunctionSchema& schema) {
@@ -76,7 +83,7 @@ const Overloads& overloads() {
   return *table;
 }
 
-OpInfo* find_functional(const c10::OperatorHandle& op) {
+OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
   const auto& schema = op.schema();
   std::vector<std::string> names{schema.name(), schema.name() + "_functional"};
   if (schema.name().back() == '_') {
@@ -90,7 +97,11 @@ OpInfo* find_functional(const c10::OperatorHandle& op) {
     }
     for (const auto& candidate : found->second) {
       const auto handle = c10::Dispatcher::singleton().findSchema(candidate);
-      if (handle && !writes(handle->schema()) && same_inputs(schema, handle->schema())) {
+      if (!handle || writes(handle->schema())) {
+        continue;
+      }
+      extra = extra_inputs(schema, handle->schema());
+      if (extra >= 0) {
         return &op_info(*handle);
       }
     }
@@ -109,7 +120,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     kinds.push_back(kind_of(*argument.type()));
-    has_tensor = has_tensor || kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList;
+    has_tensor = has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       written.push_back(static_cast<uint8_t>(i));
@@ -134,7 +145,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
                schema.name() != "aten::index" && schema.name() != "aten::_unsafe_index";
   if (!written.empty()) {
-    functional = find_functional(handle);
+    functional = find_functional(handle, functional_extra);
     seeded = seeded || (functional != nullptr && functional->seeded);
   }
 }

@@ -126,6 +126,9 @@ class Call {
         attrs = kept_attrs;
       }
     }
+    for (int i = 0; info.functional != nullptr && i < info.functional_extra; ++i) {
+      push({Arg::Kind::Attr, 0, {}});
+    }
     key.mix(attrs);
   }
 

@@ -49,10 +49,10 @@ void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl
   TORCH_CHECK(source != nullptr, "[tensor] cannot make an xla tensor share the memory of a ", impl->device(),
               " tensor; copy it with .to('xla') first");
   copy_tensor_metadata(source, this, version_counter(), allow_tensor_metadata_change());
-  Alias old;  // destroyed after the lock is gone
+  Alias other;  // holds the old one, to be destroyed after the lock is gone
   const RecorderLock lock;
-  old = std::move(alias);
-  alias = source->alias;
+  other = source->alias;  // copied first: the source may be this tensor
+  std::swap(alias, other);
   refresh_numel();
   refresh_contiguous();
 }

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 VIEWS = """
 alias detach lift_fresh select.int slice.Tensor transpose.int t permute unsqueeze squeeze squeeze.dim squeeze.dims
-expand diagonal split.Tensor split_with_sizes unbind.int view.dtype unfold view_as_real view_as_complex
+expand _reshape_alias diagonal split.Tensor split_with_sizes unbind.int view.dtype unfold view_as_real view_as_complex
 """.split()
 
 OPERATORS = """
-native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum repeat masked_fill.Scalar
+_unsafe_view native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum repeat masked_fill.Scalar
 masked_fill.Tensor index_put
+""".split()
+
+# Their numbers shape the program (`x ** 2` is a multiplication), so they are constants of it from the start. Any other
+# operator whose rule wants a constant says so at its first lowering.
+CONSTANT_NUMBERS = """
+pow.Tensor_Scalar dist linalg_vector_norm norm.Scalar norm.ScalarOpt_dim renorm multi_margin_loss
 """.split()
 
 

@@ -1,0 +1,40 @@
+"""Very small graphs behind a value that is read, such as ``timesteps[i].item()`` or a mask check: computed on the host.
+
+Reading a value should cost a read, not a compile of its own. The recorder says which graphs are small enough
+(`Graph.fits_host`); PyTorch's CPU kernels compute them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core import backend, graph, interpreter
+
+_CAPACITY = 64
+
+# Graphs without inputs have the same results every time.
+_constants: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
+
+
+def run(cut: _bindings.Graph) -> None:
+    """Computes a cut graph and gives its results to the tensors."""
+    _metrics.count("HostCompute")
+    numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
+    key = (cut.key, numbers)
+    buffers = _constants.get(key)
+    if buffers is None:
+        described = graph.describe(cut)
+        leaves = [
+            backend.download(buffer, meta.dtype)
+            for buffer, meta in zip(cut.leaf_buffers(), described.leaves, strict=True)
+        ]
+        buffers = [backend.upload(result, cut.device) for result in interpreter.interpret(described, leaves)]
+        if not leaves:
+            _constants[key] = buffers
+            if len(_constants) > _CAPACITY:
+                _constants.popitem(last=False)
+    else:
+        _constants.move_to_end(key)
+    cut.attach_shared(buffers)
