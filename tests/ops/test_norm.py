@@ -22,9 +22,15 @@ def check_promised(op, *args, **tolerance):
             torch.testing.assert_close(ours, theirs.to(ours.dtype), **tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [[4], [3, 4]])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "affine"),
+    [
+        (torch.float32, [4], True),
+        (torch.float32, [3, 4], True),
+        (torch.bfloat16, [4], True),
+        (torch.float32, [4], False),
+    ],
+)
 def test_layer_norm(dtype, shape, affine):
     x = (torch.randn(2, 3, 4) + 10).to(dtype)
     w, b = (torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) if affine else (None, None)
@@ -35,8 +41,7 @@ def test_layer_norm(dtype, shape, affine):
     check(A.native_layer_norm_backward.default, grad, x, shape, mean, rstd, w, b, mask, **tol(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("eps", [None, 1e-6])
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, None), (torch.bfloat16, 1e-6)])
 def test_rms_norm(dtype, eps):
     x, w = torch.randn(2, 3, 4, dtype=dtype), torch.randn(4, dtype=dtype)
     check(A._fused_rms_norm.default, x, [4], w, eps, **tol(dtype))
@@ -50,8 +55,7 @@ def test_rms_norm(dtype, eps):
         torch.testing.assert_close(ours, theirs, **tol(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("dtype", "affine"), [(torch.float32, True), (torch.bfloat16, True), (torch.float32, False)])
 def test_group_norm(dtype, affine):
     x = torch.randn(2, 6, 5, 4).to(dtype)
     w, b = (torch.randn(6, dtype=dtype), torch.randn(6, dtype=dtype)) if affine else (None, None)

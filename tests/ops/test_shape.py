@@ -159,10 +159,8 @@ def test_matches_cpu(case):
         ((3, 1, 4), (8, 1, 2), None),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_as_strided_reads_the_storage(size, stride, offset, dtype):
-    flat = (torch.arange(24) % 7).to(dtype)
-    check(A.as_strided.default, flat, list(size), list(stride), offset)
+def test_as_strided_reads_the_storage(size, stride, offset):
+    check(A.as_strided.default, torch.arange(24), list(size), list(stride), offset)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,12 @@ def _index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bo
         hits = values.shape[-after - 1]
     elif any(_is_mask(i) for i in masks):
         hits = max((d for d in values.shape), default=1)
-    target = x.at[_subscript(x, indices, hits)]
+    return _write(x, _subscript(x, indices, hits), values, accumulate)
+
+
+def _write(x: jax.Array, subscript: Any, values: jax.Array, accumulate: bool) -> jax.Array:
+    """Stores or adds `values`; positions outside the array are dropped, and booleans add as "or"."""
+    target = x.at[subscript]
     if not accumulate:
         return target.set(values, mode="drop")
     return target.max(values, mode="drop") if x.dtype == np.bool_ else target.add(values, mode="drop")
@@ -107,7 +112,11 @@ def _masked_index_put(
     ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array
 ) -> jax.Array:
     values = jnp.where(mask, values, jnp.zeros((), values.dtype)).astype(x.dtype)
-    return x.at[_subscript(x, indices)].add(values, mode="clip")
+    # Masked positions may lie outside: they add zero somewhere inside.
+    inside: list[jax.Array | None] = []
+    for d, index in enumerate(indices):
+        inside.append(None if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1))
+    return _write(x, _subscript(x, inside), values, accumulate=True)
 
 
 @lowers("aten.index_select.default")
@@ -252,10 +261,7 @@ def _index_add(
         source = scale(source.astype(x.dtype), alpha)
     flat = jnp.atleast_1d(x)
     subscript, shape = _rows(flat, axis(dim, flat.ndim), index)
-    target = flat.at[subscript]
-    source = jnp.reshape(source, shape)
-    out = target.max(source, mode="drop") if x.dtype == np.bool_ else target.add(source, mode="drop")
-    return jnp.reshape(out, x.shape)
+    return jnp.reshape(_write(flat, subscript, jnp.reshape(source, shape), accumulate=True), x.shape)
 
 
 @lowers("aten.index_copy.default")
@@ -291,9 +297,8 @@ def _take(ctx: Context, x: jax.Array, index: jax.Array) -> jax.Array:
 
 @lowers("aten.put.default")
 def _put(ctx: Context, x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool) -> jax.Array:
-    target = jnp.reshape(x, (-1,)).at[index]
-    source = jnp.reshape(source, index.shape)
-    return jnp.reshape(target.add(source, mode="drop") if accumulate else target.set(source, mode="drop"), x.shape)
+    flat = jnp.reshape(x, (-1,))
+    return jnp.reshape(_write(flat, index, jnp.reshape(source, index.shape), accumulate), x.shape)
 
 
 @lowers("aten.masked_scatter.default")

@@ -231,7 +231,7 @@ def _cholesky_inverse(ctx: Context, factor: jax.Array, upper: bool) -> jax.Array
 
 @lowers("aten.linalg_matrix_exp.default")
 def _matrix_exp(ctx: Context, x: jax.Array) -> jax.Array:
-    return expm(x) if x.size else x
+    return expm(dtypes.widen(x)) if x.size else x
 
 
 @lowers("aten.linalg_cross.default")
