@@ -177,7 +177,7 @@ XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait
 XLA_METRICS_FILE = _text(
     "XLA_METRICS_FILE", None, "File (or STDOUT, STDERR) to which each barrier appends the metrics report.", once=True
 )
-XLA_METRICS_PERCENTILES = Option(
+XLA_METRICS_PERCENTILES: Option[tuple[float, ...]] = Option(
     "XLA_METRICS_PERCENTILES",
     "fractions from 0 to below 1 joined by ':', such as '0.01:0.5:0.99'",
     (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),

@@ -68,8 +68,9 @@ class TestRuntime:
         code = (
             "import torch, torch_xla, torch_xla.runtime as xr, torch_xla.debug.metrics as met\n"
             f"xr.initialize_cache({str(tmp_path / 'cache')!r})\n"
-            "x = torch.arange(4.0).to('xla')\n"
-            "print((x.sin() * 2).sum().item() > 0, xr.get_num_cached_compilation_graph() > 0)\n"
+            "y = torch.arange(4.0).to('xla').sin() * 2\n"
+            "torch_xla.sync()\n"
+            "print(y.cpu().sum().item() > 0, xr.get_num_cached_compilation_graph() > 0)\n"
             "print(met.counter_value('UncachedCompile') or 0)\n"
         )
         first, second = run(code), run(code)

@@ -195,6 +195,11 @@ class TestClosures:
         xm.wait_device_ops()
         assert seen == [([2, 2], False)]
 
+    def test_a_closure_may_wait_for_the_device(self):
+        xm.add_step_closure(xm.wait_device_ops, run_async=True)
+        torch_xla.sync()
+        xm.wait_device_ops()
+
     def test_asynchronous_order_and_end(self):
         seen = []
         for number in range(20):
