@@ -43,7 +43,10 @@ CASES = [
     ),
     (A.triangular_solve.default, torch.randn(2, 4, 3), SQUARE.triu() + 3 * torch.eye(4)),
     (A.triangular_solve.default, torch.randn(2, 4, 3), SQUARE.triu() + 3 * torch.eye(4), True, True),
+    (A.linalg_pinv.atol_rtol_tensor, torch.randn(2, 5, 3)),
+    (A.linalg_pinv.atol_rtol_tensor, POSITIVE, {"hermitian": True}),
     (A.linalg_matrix_exp.default, SQUARE),
+    (A.linalg_matrix_exp.default, torch.zeros(2, 2, dtype=torch.bfloat16)),
     (A.linalg_cross.default, torch.randn(4, 3), torch.randn(4, 3)),
     (A.linalg_cross.default, torch.randn(3, 4), torch.randn(3, 4), {"dim": 0}),
     (A.trace.default, torch.randn(3, 5)),
@@ -114,3 +117,10 @@ def test_distance_gradients(p):
     distance = A._cdist_forward.default(a, b, p, 2)
     check(A._cdist_backward.default, torch.randn(4, 5), a, b, p, distance, **TOL)
     check(A._pdist_backward.default, torch.randn(6), a, p, A._pdist_forward.default(a, p), **TOL)
+
+
+@pytest.mark.parametrize("cutoff", [{"rtol": torch.tensor(0.5)}, {"atol": torch.tensor(0.9)}], ids=str)
+def test_pseudoinverse_cuts_small_singular_values(cutoff):
+    expected = A.linalg_pinv.atol_rtol_tensor(SQUARE, **cutoff)
+    (got,) = lower(A.linalg_pinv.atol_rtol_tensor, SQUARE, **cutoff)
+    torch.testing.assert_close(got, expected, **TOL)

@@ -181,6 +181,23 @@ def _svd(ctx: Context, x: jax.Array, full_matrices: bool, compute_uv: bool, *, d
     return empty[0], jnp.linalg.svd(x, compute_uv=False), empty[1]
 
 
+@lowers("aten.linalg_pinv.atol_rtol_tensor")
+def _pinv(
+    ctx: Context, x: jax.Array, *, atol: jax.Array | None, rtol: jax.Array | None, hermitian: bool
+) -> jax.Array:
+    if x.size == 0:
+        return jnp.zeros(ctx.meta.shape, x.dtype)
+    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    absolute = jnp.zeros((), s.dtype) if atol is None else atol
+    if rtol is None:
+        machine = max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
+        # PyTorch's default relative tolerance applies only where no absolute one is given.
+        rtol = jnp.where(absolute > 0, 0.0, machine)
+    limit = jnp.maximum(absolute, rtol * jnp.max(s, axis=-1))[..., None]
+    inverse = jnp.where(s > limit, 1 / jnp.where(s > limit, s, 1), 0)
+    return jnp.matmul(_adjoint(vh) * inverse[..., None, :].astype(x.dtype), _adjoint(u))
+
+
 @lowers("aten._linalg_eigh.default")
 def _eigh(ctx: Context, x: jax.Array, triangle: str, compute_v: bool) -> Arrays:
     lower = triangle.upper() == "L"
