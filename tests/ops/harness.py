@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_xla.ops import call as call_module
-from torch_xla.ops import dtypes, fallback
+from torch_xla.ops import fallback
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
