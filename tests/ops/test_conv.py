@@ -35,9 +35,7 @@ def test_forward_and_gradients(case):
     x, w, b, rest = example(*case)
     check(A.convolution.default, x, w, b, *rest, rtol=1e-4, atol=1e-3)
     grad = torch.randn_like(A.convolution.default(x, w, b, *rest))
-    check(
-        A.convolution_backward.default, grad, x, w, list(b.shape), *rest, [True, True, True], rtol=1e-4, atol=1e-3
-    )
+    check(A.convolution_backward.default, grad, x, w, list(b.shape), *rest, [True, True, True], rtol=1e-4, atol=1e-3)
 
 
 def test_half_types():

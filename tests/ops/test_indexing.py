@@ -94,9 +94,11 @@ CASES = [
 def test_matches_cpu(case):
     op, *args = case
     kwargs = args.pop() if isinstance(args[-1], dict) else {}
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if any(
-        isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args
-    ) else {}
+    tolerance = (
+        {"rtol": 2e-2, "atol": 2e-2}
+        if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args)
+        else {}
+    )
     check(op, *args, **kwargs, **tolerance)
 
 

@@ -12,8 +12,10 @@ A = torch.ops.aten
 
 
 def normal(*shape, dtype=torch.float32):
-    return torch.randn(*shape, dtype=dtype) if dtype.is_floating_point or dtype.is_complex else torch.randint(
-        -5, 5, shape, dtype=dtype
+    return (
+        torch.randn(*shape, dtype=dtype)
+        if dtype.is_floating_point or dtype.is_complex
+        else torch.randint(-5, 5, shape, dtype=dtype)
     )
 
 

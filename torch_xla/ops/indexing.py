@@ -88,9 +88,7 @@ def _add(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @lowers("aten.index_put.default", "aten._unsafe_index_put.default")
-def _index_put_rule(
-    ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool
-) -> jax.Array:
+def _index_put_rule(ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
     return _index_put(x, indices, values, accumulate)
 
 
@@ -108,9 +106,7 @@ def _masked_index(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices,
 
 
 @lowers("aten._unsafe_masked_index_put_accumulate.default")
-def _masked_index_put(
-    ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array
-) -> jax.Array:
+def _masked_index_put(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array) -> jax.Array:
     values = jnp.where(mask, values, jnp.zeros((), values.dtype)).astype(x.dtype)
     # Masked positions may lie outside: they add zero somewhere inside.
     inside: list[jax.Array | None] = []
@@ -252,9 +248,7 @@ def _rows(x: jax.Array, dim: int, index: jax.Array) -> tuple[tuple[Any, ...], tu
 
 
 @lowers("aten.index_add.default")
-def _index_add(
-    ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any
-) -> jax.Array:
+def _index_add(ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any) -> jax.Array:
     if x.dtype == np.bool_:
         source = source if is_constant(alpha, 1) else source & dtypes.cast(alpha, ctx.meta.dtype)
     else:

@@ -135,9 +135,7 @@ def _solve(ctx: Context, a: jax.Array, b: jax.Array, *, left: bool, check_errors
 
 
 @lowers("aten.linalg_lu_solve.default")
-def _lu_solve(
-    ctx: Context, lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool, adjoint: bool
-) -> jax.Array:
+def _lu_solve(ctx: Context, lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool, adjoint: bool) -> jax.Array:
     rows = lax.linalg.lu_pivots_to_permutation(pivots - 1, lu.shape[-2])
     lower, upper = _triangles(lu)
     a = jnp.matmul(_permutation_matrix(rows, lu.dtype), jnp.matmul(lower, upper))
@@ -182,9 +180,7 @@ def _svd(ctx: Context, x: jax.Array, full_matrices: bool, compute_uv: bool, *, d
 
 
 @lowers("aten.linalg_pinv.atol_rtol_tensor")
-def _pinv(
-    ctx: Context, x: jax.Array, *, atol: jax.Array | None, rtol: jax.Array | None, hermitian: bool
-) -> jax.Array:
+def _pinv(ctx: Context, x: jax.Array, *, atol: jax.Array | None, rtol: jax.Array | None, hermitian: bool) -> jax.Array:
     if x.size == 0:
         return jnp.zeros(ctx.meta.shape, x.dtype)
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
@@ -214,9 +210,7 @@ def _triangular(a: jax.Array, b: jax.Array, upper: bool, left: bool, transpose: 
     a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
     if b.size == 0:
         return b
-    return lax.linalg.triangular_solve(
-        a, b, left_side=left, lower=not upper, transpose_a=transpose, unit_diagonal=unit
-    )
+    return lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, transpose_a=transpose, unit_diagonal=unit)
 
 
 @lowers("aten.linalg_solve_triangular.default")

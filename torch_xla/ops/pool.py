@@ -66,9 +66,7 @@ class _Window:
         """The element at `position` of every window."""
         lead = padded.ndim - self.n
         last = [p + (o - 1) * s + 1 for p, o, s in zip(position, self.out, self.stride, strict=True)]
-        return lax.slice(
-            padded, (*[0] * lead, *position), (*padded.shape[:lead], *last), (*[1] * lead, *self.stride)
-        )
+        return lax.slice(padded, (*[0] * lead, *position), (*padded.shape[:lead], *last), (*[1] * lead, *self.stride))
 
     def spread(self, values: jax.Array, position: Sequence[int]) -> jax.Array:
         """The transpose of pad and read: each window's value at its element, zero elsewhere."""
@@ -110,9 +108,7 @@ def _window(
     out: Sequence[int],
 ) -> _Window:
     kernel = ints(kernel, n)
-    return _Window(
-        kernel, ints(stride, n, kernel), ints(padding, n), ints(dilation, n), x.shape[-n:], tuple(out[-n:])
-    )
+    return _Window(kernel, ints(stride, n, kernel), ints(padding, n), ints(dilation, n), x.shape[-n:], tuple(out[-n:]))
 
 
 def _lowest(dtype: np.dtype) -> float | int | bool:
@@ -224,9 +220,7 @@ def unpool(grad: jax.Array, indices: jax.Array, size: Sequence[int]) -> jax.Arra
     return jnp.reshape(flat, (*lead, *size))
 
 
-def _divisors(
-    w: _Window, size: Sequence[int], count_include_pad: bool, divisor: int | None
-) -> np.ndarray | int:
+def _divisors(w: _Window, size: Sequence[int], count_include_pad: bool, divisor: int | None) -> np.ndarray | int:
     """What each window's sum is divided by."""
     if divisor:
         return divisor

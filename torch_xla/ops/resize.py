@@ -33,9 +33,7 @@ def _nearest(x: jax.Array, out: Sequence[int], scales: Scales, exact: bool) -> j
         if o == size and (index == np.arange(o)).all():
             continue
         if o % size == 0 and (index == np.arange(o) // (o // size)).all():
-            repeated = jnp.broadcast_to(
-                jnp.expand_dims(x, d + 1), (*x.shape[: d + 1], o // size, *x.shape[d + 1 :])
-            )
+            repeated = jnp.broadcast_to(jnp.expand_dims(x, d + 1), (*x.shape[: d + 1], o // size, *x.shape[d + 1 :]))
             x = jnp.reshape(repeated, (*x.shape[:d], o, *x.shape[d + 1 :]))
         else:
             x = jnp.take(x, index, axis=d)

@@ -47,9 +47,7 @@ def _confine(position: jax.Array, size: int, padding: int, align_corners: bool) 
 def _read(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
     """``x [N, C, *S]`` at integer positions ``[N, *O]`` (one array per spatial dimension), zero outside: [N, C, *O]."""
     n, c, *sizes = x.shape
-    inside = functools.reduce(
-        jnp.logical_and, [(p >= 0) & (p <= s - 1) for p, s in zip(positions, sizes, strict=True)]
-    )
+    inside = functools.reduce(jnp.logical_and, [(p >= 0) & (p <= s - 1) for p, s in zip(positions, sizes, strict=True)])
     flat = jnp.zeros((), np.int64)
     for p, s in zip(positions, sizes, strict=True):
         flat = flat * s + jnp.clip(p, 0, s - 1).astype(np.int64)
@@ -85,8 +83,7 @@ def _sample_cubic(x: jax.Array, pixels: Sequence[jax.Array], padding: int, align
     out = jnp.zeros((), x.dtype)
     for taps in itertools.product(range(4), repeat=len(pixels)):
         at = [
-            _confine(f + (t - 1), s, padding, align_corners)
-            for f, t, s in zip(floors, taps, x.shape[2:], strict=True)
+            _confine(f + (t - 1), s, padding, align_corners) for f, t, s in zip(floors, taps, x.shape[2:], strict=True)
         ]
         weight = functools.reduce(jnp.multiply, [w[t] for w, t in zip(weights, taps, strict=True)])
         out = out + _read(x, at) * weight[:, None]

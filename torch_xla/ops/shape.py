@@ -107,9 +107,7 @@ def _split(ctx: Context, x: jax.Array, size: int, dim: int) -> Arrays:
     return _pieces(x, [meta.shape[dim] for meta in ctx.out if meta is not None], dim)
 
 
-@lowers(
-    "aten.split_with_sizes.default", "aten.split_with_sizes_copy.default", "aten.unsafe_split_with_sizes.default"
-)
+@lowers("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default", "aten.unsafe_split_with_sizes.default")
 def _split_with_sizes(ctx: Context, x: jax.Array, sizes: Sequence[int], dim: int) -> Arrays:
     return _pieces(x, sizes, axis(dim, x.ndim))
 
@@ -233,9 +231,7 @@ def _as_strided_scatter(
 
 def write_slice(x: jax.Array, src: jax.Array, dim: int, start: int, end: int, step: int) -> jax.Array:
     """`x` with ``x[start:end:step]`` along `dim` replaced by `src`; the bounds are clamped already."""
-    src = jnp.broadcast_to(
-        src.astype(x.dtype), (*x.shape[:dim], len(range(start, end, step)), *x.shape[dim + 1 :])
-    )
+    src = jnp.broadcast_to(src.astype(x.dtype), (*x.shape[:dim], len(range(start, end, step)), *x.shape[dim + 1 :]))
     if src.size == 0:
         return x
     if step == 1:
