@@ -28,6 +28,7 @@ add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.
 recorded_ops = _C.recorded_ops
+created_tensors = _C.created_tensors
 shape_cache_misses = _C.shape_cache_misses
 
 # Devices and random state.

@@ -161,7 +161,6 @@ XLA_NO_SPECIAL_SCALARS = _bool(
     "XLA_NO_SPECIAL_SCALARS", False, "Makes the scalars 0 and 1 graph inputs like all others."
 )
 XLA_IR_DEBUG = _bool("XLA_IR_DEBUG", False, "Keeps the Python line that recorded each node, for messages and dumps.")
-XLA_HLO_DEBUG = _bool("XLA_HLO_DEBUG", False, "Puts the Python lines into the StableHLO that is compiled.")
 XLA_SAVE_TENSORS_FILE = _text("XLA_SAVE_TENSORS_FILE", None, "File to which every cut graph is appended.")
 XLA_SAVE_TENSORS_FMT = _choice(
     "XLA_SAVE_TENSORS_FMT", ("text", "hlo", "stablehlo", "dot"), "text", "Form of the graphs in XLA_SAVE_TENSORS_FILE."
@@ -184,9 +183,6 @@ XLA_METRICS_PERCENTILES: Option[tuple[float, ...]] = Option(
     "Percentiles in the metrics report.",
     _fractions,
 )
-PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "Explains compilations and executions as they happen.")
-PT_XLA_DEBUG_LEVEL = _int("PT_XLA_DEBUG_LEVEL", 0, "1 explains compilations, 2 also each execution.", low=0, high=100)
-PT_XLA_DEBUG_FILE = _text("PT_XLA_DEBUG_FILE", None, "File for what PT_XLA_DEBUG prints; standard error if unset.")
 XLA_MAX_ASYNC_QUEUE = _int(
     "XLA_MAX_ASYNC_QUEUE", 100, "Asynchronous step closures that may wait before a step blocks.", low=1
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,8 @@ _SAMPLES = 1024
 _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, Metric] = {}
+_sources: dict[str, Callable[[], int]] = {}  # counts kept elsewhere, such as in the recorder
+_cleared: dict[str, int] = {}  # what those stood at when last cleared
 
 
 @dataclass(slots=True)
@@ -39,6 +41,16 @@ def count(name: str, by: int = 1) -> None:
         _counters[name] = _counters.get(name, 0) + by
 
 
+def provide(name: str, source: Callable[[], int]) -> None:
+    """Makes a number that is counted elsewhere appear as a counter once it is above zero."""
+    _sources[name] = source
+
+
+def _provided() -> dict[str, int]:
+    counts = {name: source() - _cleared.get(name, 0) for name, source in _sources.items()}
+    return {name: value for name, value in counts.items() if value}
+
+
 def add_sample(name: str, value: float, unit: str = "seconds") -> None:
     """Adds one sample to a metric."""
     with _lock:
@@ -62,7 +74,7 @@ def timed(name: str) -> Iterator[None]:
 
 def counter(name: str) -> int | None:
     """A counter's value, or None if nothing was ever counted under that name."""
-    return _counters.get(name)
+    return _counters.get(name) if name not in _sources else _provided().get(name)
 
 
 def metric(name: str) -> Metric | None:
@@ -72,7 +84,7 @@ def metric(name: str) -> Metric | None:
 
 def counter_names() -> list[str]:
     """Names of all counters, sorted."""
-    return sorted(_counters)
+    return sorted([*_counters, *_provided()])
 
 
 def metric_names() -> list[str]:
@@ -84,6 +96,7 @@ def clear_counters() -> None:
     """Forgets all counters."""
     with _lock:
         _counters.clear()
+        _cleared.update({name: source() for name, source in _sources.items()})
 
 
 def clear_metrics() -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _metrics
+from torch_xla import _config, _metrics
 from torch_xla._core import backend, compiler
 from torch_xla._core.compiler import Executable
 
@@ -46,6 +46,13 @@ def initialize(path: str, readonly: bool = False) -> None:
     _folder, _readonly = folder, readonly
 
 
+@functools.cache
+def _initialize_from_environment() -> None:
+    path = _config.XLA_PERSISTENT_CACHE_PATH.get()
+    if path is not None and _folder is None:
+        initialize(path, _config.XLA_PERSISTENT_CACHE_READ_ONLY.get())
+
+
 def num_graphs() -> int:
     """Number of executables in memory."""
     return len(_executables)
@@ -58,6 +65,7 @@ def clear() -> None:
 
 def find(key: str, device: int) -> Executable | None:
     """The executable of a graph, or None; counts what it found."""
+    _initialize_from_environment()
     entry = (_with_options(key), device)
     executable = _executables.get(entry)
     if executable is not None:
@@ -151,11 +159,11 @@ def _load(key: str, device: int) -> Executable | None:
         _metrics.count("PersistentCacheDamaged")
         return None
     from jax._src.lib import xla_client
-    from jax._src.lib.xla_client import DeviceList
 
     target = backend.jax_device(device)
     try:
-        loaded = target.client.deserialize_executable(payload, DeviceList((target,)), xla_client.CompileOptions())
+        devices = xla_client.DeviceList((target,))
+        loaded = target.client.deserialize_executable(payload, devices, xla_client.CompileOptions())
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from torch_xla import _bindings, _config
+from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import backend, sync
 from torch_xla.ops import whole
 
@@ -23,4 +23,5 @@ def install() -> None:
     # A user's line is one outside PyTorch and this package.
     for package in (torch.__file__, __file__):
         _bindings.add_skipped_prefix(os.path.dirname(os.path.dirname(package) if package == __file__ else package) + os.sep)
+    _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     backend.publish_count()

@@ -128,7 +128,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     """The pending graph of some tensors, without running it.
 
     Args:
-        tensors: Tensors on one device.
+        tensors: Tensors on one device; none means everything pending on the current device.
         form: ``"text"``, ``"dot"``, ``"hlo"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
 
     Returns:
@@ -140,7 +140,12 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     with _lock:
         while True:
             try:
-                return _render(graph.describe(_bindings.Graph.of_tensors(list(tensors))), form)
+                cut = (
+                    _bindings.Graph.of_tensors(list(tensors), live=False)
+                    if tensors
+                    else _bindings.Graph.of_device(_bindings.current_device())
+                )
+                return _render(graph.describe(cut), form)
             except StaticNumbers as static:
                 _make_static(static.op)
 

@@ -166,7 +166,7 @@ uint64_t tensor_id(const at::Tensor& tensor) {
 void bind_graph(py::module_& m) {
   py::class_<Graph>(m, "Graph")
       .def_static("of_device", [](int device) { return Graph::of_device(static_cast<c10::DeviceIndex>(device)); })
-      .def_static("of_tensors", &Graph::of_tensors)
+      .def_static("of_tensors", &Graph::of_tensors, py::arg("tensors"), py::arg("live") = true)
       .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
@@ -257,6 +257,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("record_whole", &record_whole);
   m.def("recorded_ops", &recorded_ops);
+  m.def("created_tensors", &created_tensors);
   m.def("shape_cache_misses", &shape_cache_misses);
   m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });
   m.def("device_count", [] { return static_cast<int>(device_count()); });

@@ -85,7 +85,7 @@ Graph Graph::of_device(c10::DeviceIndex device) {
   return graph;
 }
 
-Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors) {
+Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live) {
   Graph graph;
   const RecorderLock lock;
   ++epoch;
@@ -96,6 +96,12 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors) {
   }
   reach(roots);
   const auto reached = epoch;
+  if (!live) {
+    ++epoch;
+    graph.collect(std::move(roots));
+    graph.donated.assign(graph.leaves.size(), false);
+    return graph;
+  }
   // Whatever else lives inside this subgraph (saved activations, parameters) would be computed again by the next graph.
   for_each_storage(graph.device, [&](Storage& s) {
     resolve(s.value);
@@ -210,6 +216,9 @@ void Graph::find_donations() {
       if (*held && held->node->epoch == epoch) {
         ++held->node->references;
       }
+    }
+    if (s.value.node->epoch == epoch && s.value.node->leaf()) {
+      s.value.node->pinned = true;  // still a tensor's value, perhaps that of a clone
     }
     if (s.synced && !(s.synced == s.value)) {
       const auto slot = slot_of(*s.synced.node);

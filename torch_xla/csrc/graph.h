@@ -20,8 +20,8 @@ class Graph {
  public:
   // Everything pending on a device.
   static Graph of_device(c10::DeviceIndex device);
-  // What these tensors need, and with it whatever else of that is still alive.
-  static Graph of_tensors(const std::vector<at::Tensor>& tensors);
+  // What these tensors need; with `live` also whatever else of that is still alive.
+  static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live);
 
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;

@@ -1,11 +1,11 @@
 #include "record.h"
 
-#include <ATen/ATen.h>
 #include <ATen/native/CPUFallback.h>
 #include <torch/library.h>
 
 #include <atomic>
 
+#include "call.h"
 #include "frame.h"
 #include "op_info.h"
 #include "python_hooks.h"
@@ -21,10 +21,6 @@ using c10::IValue;
 using torch::jit::Stack;
 
 std::atomic<uint64_t> recorded{0};
-
-[[noreturn]] void throw_other_device(c10::Device one, c10::Device other) {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other, "!");
-}
 
 bool is_mask(const IValue& v) {
   return v.isTensor() && v.toTensor().defined() &&
@@ -42,232 +38,6 @@ bool indexes_by_mask(const OpInfo& info, const Stack& stack, size_t base) {
   }
   return false;
 }
-
-// Collects one call: which device it is on, and its arguments as the node will hold them.
-class Call {
- public:
-  Call(OpInfo& op, Stack& s) : info(op), stack(s), base(s.size() - op.kinds.size()) {}
-
-  // Finds the device and brings stray host values to it. Runs without the lock: it may copy.
-  void prepare() {
-    for (size_t i = 0; i < info.kinds.size(); ++i) {
-      auto& v = stack[base + i];
-      if (info.kinds[i] == ArgKind::Tensor) {
-        if (v.isTensor()) {
-          note(v.toTensor());
-        }
-      } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
-        for (const at::Tensor& t : v.toTensorList()) {
-          note(t);
-        }
-      } else if (v.isDevice()) {
-        device_argument = v.toDevice().index();
-      }
-    }
-    if (device < 0) {
-      device = std::max<c10::DeviceIndex>(device_argument, 0);
-    }
-    if (!foreign) {
-      return;
-    }
-    for (size_t i = 0; i < info.kinds.size(); ++i) {
-      auto& v = stack[base + i];
-      if (info.kinds[i] == ArgKind::Tensor && v.isTensor()) {
-        v = IValue(adopt(v.toTensor(), false));
-      } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (const at::Tensor& t : v.toTensorList()) {
-          list.push_back(adopt(t, false));
-        }
-        v = list;
-      }
-    }
-  }
-
-  // Index lists may hold host tensors, as on every device.
-  void adopt_indices() {
-    for (size_t i = 0; i < info.kinds.size(); ++i) {
-      auto& v = stack[base + i];
-      if (info.kinds[i] != ArgKind::OptTensorList || !v.isList()) {
-        continue;
-      }
-      bool host = false;
-      for (const auto& e : v.toListRef()) {
-        host = host || (e.isTensor() && e.toTensor().defined() && !is_xla(e.toTensor()));
-      }
-      if (!host) {
-        continue;
-      }
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& e : v.toListRef()) {
-        list.push_back(e.isTensor() && e.toTensor().defined() ? std::optional<at::Tensor>(adopt(e.toTensor(), true)) : std::nullopt);
-      }
-      v = list;
-    }
-  }
-
-  // Fills `args`, `inputs`, `attrs` and `key`. Wants the lock.
-  void collect() {
-    args.clear();
-    inputs.clear();
-    attrs = Hash();
-    key = info.hash;
-    for (size_t i = 0; i < info.kinds.size(); ++i) {
-      const auto& v = stack[base + i];
-      // The functional form of an out= call has no such argument, but shapes are checked against it.
-      const bool drop = info.functional != nullptr && info.is_out[i];
-      const size_t kept_args = args.size();
-      const size_t kept_inputs = inputs.size();
-      const Hash kept_attrs = attrs;
-      add(info.kinds[i], v);
-      if (drop) {
-        args.resize(kept_args);
-        inputs.resize(kept_inputs);
-        attrs = kept_attrs;
-      }
-    }
-    for (int i = 0; info.functional != nullptr && i < info.functional_extra; ++i) {
-      push({Arg::Kind::Attr, 0, {}});
-    }
-    key.mix(attrs);
-  }
-
-  OpInfo& info;
-  Stack& stack;
-  const size_t base;
-  c10::DeviceIndex device = -1;
-  Args args;
-  Inputs inputs;
-  Hash attrs;
-  Hash key;
-  c10::optional<at::Generator> generator;
-
- private:
-  void note(const at::Tensor& t) {
-    if (!t.defined()) {
-      return;
-    }
-    if (!is_xla(t)) {
-      foreign = foreign || !t.unsafeGetTensorImpl()->is_wrapped_number();
-      if (t.dim() != 0) {
-        other = t.device();
-      }
-      if (other && device >= 0) {
-        throw_other_device({c10::DeviceType::XLA, device}, *other);
-      }
-      return;
-    }
-    if (device >= 0 && t.device().index() != device) {
-      throw_other_device({c10::DeviceType::XLA, device}, t.device());
-    }
-    device = t.device().index();
-    if (other) {
-      throw_other_device({c10::DeviceType::XLA, device}, *other);
-    }
-  }
-
-  at::Tensor adopt(const at::Tensor& t, bool any_rank) const {
-    if (!t.defined() || is_xla(t) || t.unsafeGetTensorImpl()->is_wrapped_number()) {
-      return t;
-    }
-    if (!t.device().is_cpu() || (t.dim() != 0 && !any_rank)) {
-      throw_other_device({c10::DeviceType::XLA, device}, t.device());
-    }
-    auto meta = contiguous_meta(t.sizes(), t.scalar_type());
-    return make_tensor(new_alias(make_leaf(meta, upload(t, device)), meta, device));
-  }
-
-  void push(Arg arg) {
-    hash_arg(attrs, arg);
-    args.push_back(std::move(arg));
-  }
-
-  void add_input(const at::Tensor& t) {
-    auto* const impl = impl_of(t);
-    inputs.push_back(impl->alias.current());
-    key.mix(impl->alias.meta->layout);
-    if (info.view || info.inplace_view) {
-      key.mix(static_cast<uint64_t>(impl->alias.meta->offset));
-    }
-    if (impl->is_wrapped_number()) {
-      key.mix(static_cast<uint64_t>(1));
-    }
-  }
-
-  void add_number(const IValue& v) {
-    const bool lift = info.has_tensor && (v.isDouble() || v.isInt() || v.isComplexDouble()) && !is_special_number(v);
-    push({lift ? Arg::Kind::Number : Arg::Kind::Attr, 0, v});
-  }
-
-  void add_tensor(const at::Tensor& t) {
-    if (!t.defined()) {
-      push({Arg::Kind::Attr, 0, {}});
-    } else if (is_xla(t)) {
-      push({Arg::Kind::Input, 0, {}});
-      add_input(t);
-    } else {
-      const auto number = t.item();
-      key.mix(static_cast<uint64_t>(t.scalar_type()) + 100);
-      add_number(number.isBoolean()         ? IValue(number.toBool())
-                 : number.isIntegral(false) ? IValue(number.toLong())
-                 : number.isComplex()       ? IValue(number.toComplexDouble())
-                                            : IValue(number.toDouble()));
-    }
-  }
-
-  void add(ArgKind kind, const IValue& v) {
-    if (v.isNone()) {
-      push({Arg::Kind::Attr, 0, {}});
-      return;
-    }
-    switch (kind) {
-      case ArgKind::Tensor:
-        add_tensor(v.toTensor());
-        break;
-      case ArgKind::TensorList: {
-        const auto list = v.toTensorList();
-        push({Arg::Kind::Inputs, static_cast<uint32_t>(list.size()), {}});
-        for (const at::Tensor& t : list) {
-          TORCH_CHECK(is_xla(t), "[record ", info.name, "] got an undefined or host tensor in a list; move it with .to('xla')");
-          add_input(t);
-        }
-        break;
-      }
-      case ArgKind::OptTensorList: {
-        int64_t bits = 0;
-        const auto list = v.toListRef();
-        TORCH_CHECK(list.size() <= 62, "[record ", info.name, "] got ", list.size(), " indices, at most 62 are possible");
-        for (size_t i = 0; i < list.size(); ++i) {
-          if (list[i].isTensor() && list[i].toTensor().defined()) {
-            bits |= int64_t{1} << i;
-            add_input(list[i].toTensor());
-          }
-        }
-        push({Arg::Kind::OptInputs, static_cast<uint32_t>(list.size()), bits});
-        break;
-      }
-      case ArgKind::Number:
-        add_number(v);
-        break;
-      case ArgKind::NumberList: {
-        // Kept constant: the few operators that take such lists write them into the program's structure.
-        push({Arg::Kind::Attr, 0, v});
-        break;
-      }
-      case ArgKind::Generator:
-        generator = v.toGenerator();
-        push({Arg::Kind::Attr, 0, {}});
-        break;
-      case ArgKind::Attr:
-        push({Arg::Kind::Attr, 0, v});
-        break;
-    }
-  }
-
-  bool foreign = false;
-  std::optional<c10::Device> other;
-  c10::DeviceIndex device_argument = -1;
-};
 
 bool is_alias_op(const OpInfo& info) {
   return info.name == "aten.alias.default" || info.name == "aten.detach.default" || info.name == "aten.lift_fresh.default";
@@ -292,6 +62,9 @@ MetaSetPtr metas_of(Call& call) {
     metas = infer_metas(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
   } catch (const c10::NotImplementedError&) {
     return {};
+  } catch (...) {
+    raise_as_cpu(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
+    throw;
   }
   const RecorderLock lock;
   remember_metas(call.key, metas);
@@ -453,7 +226,7 @@ void check_as_strided(const Call& call) {
   const auto& base_meta = impl_of(self)->alias.storage->meta;
   const int64_t bytes = base_meta->numel() * static_cast<int64_t>(c10::elementSize(base_meta->dtype));
   const auto item = static_cast<int64_t>(self.element_size());
-  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", sizes, ", strides ", strides,
+  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes), ", strides ", c10::IntArrayRef(strides),
               ", storage offset ", offset, ", and itemsize ", item, " requiring a storage size of ", (last + 1) * item,
               " are out of bounds for storage of size ", bytes);
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
@@ -34,26 +35,42 @@ at::Tensor meta_twin(const at::Tensor& t) {
   return twin;
 }
 
-c10::IValue meta_argument(const c10::IValue& v) {
+struct TooLarge {};
+
+// A CPU tensor of zeros, which are valid indices too.
+at::Tensor cpu_twin(const at::Tensor& t) {
+  constexpr size_t kBytes = size_t{1} << 24;
+  if (!t.defined() || !is_xla(t)) {
+    return t;
+  }
+  if (at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size()) > kBytes) {
+    throw TooLarge();
+  }
+  auto twin = at::empty_strided(t.sizes(), t.strides(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  return t.is_non_overlapping_and_dense() ? twin.zero_() : twin;
+}
+
+template <class Twin>
+c10::IValue twin_argument(const c10::IValue& v, Twin twin, c10::DeviceType device) {
   if (v.isTensor()) {
-    return meta_twin(v.toTensor());
+    return twin(v.toTensor());
   }
   if (v.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& t : v.toTensorList()) {
-      list.push_back(meta_twin(t));
+      list.push_back(twin(t));
     }
     return list;
   }
   if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& e : v.toListRef()) {
-      list.push_back(e.isTensor() ? std::optional<at::Tensor>(meta_twin(e.toTensor())) : std::nullopt);
+      list.push_back(e.isTensor() ? std::optional<at::Tensor>(twin(e.toTensor())) : std::nullopt);
     }
     return list;
   }
   if (v.isDevice()) {
-    return c10::Device(c10::DeviceType::Meta);
+    return c10::Device(device);
   }
   if (v.isGenerator()) {
     return c10::IValue();
@@ -97,10 +114,16 @@ void remember_metas(const Hash& key, MetaSetPtr metas) { table().emplace(key, st
 
 MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   misses.fetch_add(1, std::memory_order_relaxed);
+  for (const auto position : info.written) {
+    // Meta tensors have no memory to overlap in.
+    if (arguments[position].isTensor() && arguments[position].toTensor().defined()) {
+      at::assert_no_internal_overlap(arguments[position].toTensor());
+    }
+  }
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const auto& v : arguments) {
-    stack.push_back(meta_argument(v));
+    stack.push_back(twin_argument(v, &meta_twin, c10::DeviceType::Meta));
   }
   const std::vector<c10::IValue> inputs(stack.begin(), stack.end());
   {
@@ -121,6 +144,19 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
   }
   set->rehash();
   return set;
+}
+
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  torch::jit::Stack stack;
+  try {
+    for (const auto& v : arguments) {
+      stack.push_back(twin_argument(v, &cpu_twin, c10::DeviceType::CPU));
+    }
+  } catch (const TooLarge&) {
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  info.op.callBoxed(stack);
 }
 
 uint64_t shape_cache_misses() { return misses.load(std::memory_order_relaxed); }

@@ -15,6 +15,10 @@ void remember_metas(const Hash& key, MetaSetPtr metas);
 // raises. Fresh results come first, then the written arguments. Must not be called under the recorder's lock.
 MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
+// After `infer_metas` failed: runs the CPU kernel on tensors of these shapes, because its message is the one users know
+// and Meta kernels word many differently. Returns if it does not raise, or the tensors would be large.
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
 uint64_t shape_cache_misses();
 
 }  // namespace torch_xla

@@ -1,11 +1,20 @@
 #include "tensor_impl.h"
 
+#include <atomic>
+
 namespace torch_xla {
+
+namespace {
+std::atomic<uint64_t> created{0};
+}  // namespace
+
+uint64_t created_tensors() { return created.load(std::memory_order_relaxed); }
 
 XlaTensorImpl::XlaTensorImpl(Alias a)
     : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::XLA), c10::scalarTypeToTypeMeta(a.meta->dtype),
                  c10::Device(c10::DeviceType::XLA, a.storage->device)),
       alias(std::move(a)) {
+  created.fetch_add(1, std::memory_order_relaxed);
   set_storage_access_should_throw();
   refresh_metadata();
 }

@@ -31,5 +31,7 @@ class XlaTensorImpl final : public c10::TensorImpl {
 inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
 XlaTensorImpl* impl_of(const at::Tensor& t);
 at::Tensor make_tensor(Alias alias);
+// Tensors on device xla made so far.
+uint64_t created_tensors();
 
 }  // namespace torch_xla

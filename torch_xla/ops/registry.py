@@ -15,6 +15,10 @@ import jax
 import torch
 
 
+# 2^64 divided by the golden ratio, as a signed 64-bit number: offsets times this spread over all keys.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+
 @dataclass(frozen=True, slots=True)
 class Meta:
     """Shape and dtype that PyTorch promises for one result.
@@ -81,7 +85,8 @@ class Context:
         if self.seed is None:
             raise RuntimeError(f"[lower {self.op}] draws random numbers but was recorded without a seed")
         seed, offset = self.seed
-        return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), offset.astype("uint32"))
+        # One wrapping 64-bit number, so that (seed, offset) can be saved and resumed as one integer.
+        return jax.random.key(seed + offset * GOLDEN, impl="threefry2x32")
 
 
 class StaticNumbers(Exception):

@@ -1,0 +1,38 @@
+"""Values of recorded tensors by the graph interpreter: what the recorder meant, before any lowering."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core import backend, graph, interpreter, verify
+
+
+def cut(tensor: torch.Tensor) -> graph.Graph:
+    """The verified pending graph of one tensor."""
+    described = graph.describe(_bindings.Graph.of_tensors([tensor], live=False))
+    verify.verify(described)
+    return described
+
+
+def value(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's value, computed by PyTorch's CPU kernels from its leaves; it stays pending."""
+    recorded = _bindings.Graph.of_tensors([tensor.detach()], live=False)
+    described = graph.describe(recorded)
+    verify.verify(described)
+    leaves = [
+        backend.download(buffer, meta.dtype)
+        for buffer, meta in zip(recorded.leaf_buffers(), described.leaves, strict=True)
+    ]
+    if not described.outputs:
+        return tensor.cpu()
+    (result,) = interpreter.interpret(described, leaves)
+    return result
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Values, shape, dtype and strides of a recorded tensor are those of a CPU tensor."""
+    torch.testing.assert_close(value(ours), theirs.detach().contiguous(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert ours.stride() == theirs.stride(), f"strides {ours.stride()}, on CPU {theirs.stride()}"
+    assert ours.storage_offset() == theirs.storage_offset()
+    assert ours.is_contiguous() == theirs.is_contiguous()

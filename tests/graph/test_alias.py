@@ -1,0 +1,207 @@
+"""The alias model against CPU tensors: random programs and the cases that have bitten others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from oracle import assert_same
+from programs import Step, programs, run
+from torch import Tensor
+
+import torch_xla  # noqa: F401
+
+Program = Callable[[str], tuple[Tensor, ...]]
+
+
+def base(device: str) -> Tensor:
+    return torch.arange(24.0, device=device).reshape(4, 6)
+
+
+def compare(program: Program) -> None:
+    for ours, theirs in zip(program("xla"), program("cpu"), strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.fuzz
+@given(programs)
+def test_programs_of_views_and_writes(program: list[Step]) -> None:
+    ours, theirs = run(program, "xla"), run(program, "cpu")
+    if isinstance(theirs, str) or isinstance(ours, str):
+        assert ours == theirs
+        return
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert_same(mine, expected)
+
+
+def test_write_to_the_base_shows_in_its_views() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        view = x.t()[1:3]
+        x.add_(1)
+        return x, view
+
+    compare(program)
+
+
+def test_write_through_a_view_of_a_view_shows_in_the_base() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        y = x[1:3]
+        z = y[:, 2:4]
+        x.add_(1)
+        z.add_(y.sum())
+        y.copy_(z.sum() * torch.arange(2.0, device=device).unsqueeze(1))
+        return x, y, z
+
+    compare(program)
+
+
+def test_parts_of_a_split_alias_their_base() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        a, b = x.split(2, 0)
+        a.add_(1)
+        b.zero_()
+        c = x.unbind(1)[2]
+        c.mul_(3)
+        return x, a, b, c
+
+    compare(program)
+
+
+def test_reshape_of_a_permuted_tensor_copies_where_cpu_copies() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        y = x.permute(1, 0).reshape(-1)
+        y += 1
+        return x, y
+
+    compare(program)
+
+
+def test_as_strided_addresses_the_base_whatever_its_layout() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        x.as_strided((2, 2), (6, 1), 1).mul_(0)
+        y = x.t().clone()  # dense but not contiguous
+        z = y.as_strided((3,), (4,), 2)
+        z.add_(100)
+        return x, y, z
+
+    compare(program)
+
+
+def test_write_to_one_row_of_an_expanded_tensor_reaches_every_row() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = torch.arange(4.0, device=device)
+        rows = x.expand(3, 4)
+        rows[1].add_(10)
+        return x, rows
+
+    compare(program)
+
+
+def test_views_of_another_dtype() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        bits = x.view(torch.int32)
+        bits[0].zero_()
+        pairs = x.view(torch.float64)
+        return x, bits, pairs.view(torch.float32)
+
+    compare(program)
+
+
+def test_real_and_imaginary_parts_are_views() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        z = torch.complex(base(device), base(device) * 2)
+        z.real.add_(1)
+        z.imag[0].zero_()
+        return z, torch.view_as_real(z)
+
+    compare(program)
+
+
+def test_data_and_detach_share_memory() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        p = torch.nn.Parameter(base(device))
+        p.data.add_(1)
+        p.detach().mul_(2)
+        q = torch.nn.Parameter(base(device))
+        q.data = base(device) + 5
+        q.data[0] = 0
+        return p, q
+
+    compare(program)
+
+
+def test_set_shares_memory_with_its_source() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x, y = base(device), base(device) + 1
+        x.set_(y)
+        y.add_(1)
+        return x, y
+
+    compare(program)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (24,), (5, 6), (0,)])
+def test_resize(sizes: tuple[int, ...]) -> None:
+    x = base("xla").resize_(*sizes)
+    y = base("cpu").resize_(*sizes)
+    assert x.shape == y.shape
+    kept = min(x.numel(), 24)
+    assert_same(x.flatten()[:kept], y.flatten()[:kept])
+
+
+def test_shape_changes_in_place() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        y = x.view(4, 6)
+        y.t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1)
+        y.add_(1)
+        return x, y
+
+    compare(program)
+
+
+def test_out_argument_is_resized() -> None:
+    with pytest.warns(UserWarning, match="resized"):
+        out = torch.arange(3.0, device="xla")
+        torch.add(base("xla"), 1, out=out)
+    assert_same(out, base("cpu") + 1)
+
+
+def test_channels_last_is_kept() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = torch.arange(48.0, device=device).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last)
+        return x, x + 1, (x * 2).relu()
+
+    compare(program)
+
+
+def test_swap_of_two_slices() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        x[[0, 1]] = x[[1, 0]]
+        return (x,)
+
+    compare(program)
+
+
+def test_gradients_through_views_and_writes() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device).requires_grad_()
+        y = x.clone()
+        rows = y.view(3, 8)
+        rows[0].mul_(2)
+        column = rows.transpose(0, 1)[1]
+        column.add_(x.sum())
+        (y**2).sum().backward()
+        assert x.grad is not None
+        return x.grad, y
+
+    compare(program)

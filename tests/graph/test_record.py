@@ -1,0 +1,161 @@
+"""What a recorded call becomes: nodes, keys, numbers, shapes, errors. Nothing here needs a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same, cut, value
+
+import torch_xla  # noqa: F401
+from torch_xla import _bindings
+
+
+def arange(n: int = 6, **kwargs: object) -> torch.Tensor:
+    return torch.arange(n, device="xla", **kwargs)  # type: ignore[call-overload]
+
+
+def ops(tensor: torch.Tensor) -> list[str]:
+    return [node.op for node in cut(tensor).nodes]
+
+
+def key(tensor: torch.Tensor) -> str:
+    return cut(tensor).key
+
+
+def test_one_node_per_call_in_functional_form() -> None:
+    x = arange() * 1.0
+    x.add_(2.5)
+    torch.mul(x, x, out=x)
+    x.relu_()
+    assert ops(x)[-3:] == ["aten.add.Tensor", "aten.mul.Tensor", "aten.relu.default"]
+
+
+def test_equal_programs_have_equal_keys() -> None:
+    def program(n: int, factor: float) -> torch.Tensor:
+        return (arange(n) * factor).sum()
+
+    assert key(program(6, 2.5)) == key(program(6, 2.5))
+    assert key(program(6, 2.5)) == key(program(6, 7.5)), "a number is an input of the program"
+    assert key(program(6, 2.5)) != key(program(7, 2.5)), "a shape is not"
+    assert key(program(6, 2)) != key(program(6, 2.5)), "nor is the type of a number"
+
+
+def test_wiring_is_part_of_the_key() -> None:
+    x = arange()
+    y = arange() + 2
+    assert key(x - y) != key(y - x)
+
+
+def test_zero_and_one_as_integers_are_constants() -> None:
+    x = arange()
+    assert key(x + 1) != key(x + 2)
+    assert key(x + 2) == key(x + 3)
+    _bindings.set_special_numbers(False)
+    try:
+        assert key(x + 1) == key(x + 2)
+    finally:
+        _bindings.set_special_numbers(True)
+
+
+def test_exponents_are_constants() -> None:
+    x = arange()
+    assert key(x**2) != key(x**3)
+
+
+def test_shapes_are_inferred_once_per_signature() -> None:
+    x = arange() * 1.0
+    torch.sin(x + 3.0)
+    before = _bindings.shape_cache_misses()
+    for factor in (4.0, 5.0, 6.0):
+        torch.sin(x + factor)
+    assert _bindings.shape_cache_misses() == before
+
+
+def test_a_clone_and_a_same_type_copy_are_no_nodes() -> None:
+    x = arange()
+    y = torch.empty_like(x)
+    y.copy_(x)
+    assert ops(x.clone()) == ops(y) == ["aten.arange.start_step"]
+
+
+def test_a_fill_replaces_the_value() -> None:
+    x = arange() * 2
+    x.fill_(3)
+    assert ops(x) == ["aten.full.default"]
+    assert value(x).tolist() == [3] * 6
+
+
+def test_strides_are_those_of_eager() -> None:
+    x = arange(24).reshape(2, 3, 4)
+    y = torch.arange(24).reshape(2, 3, 4)
+    assert_same(x.permute(2, 0, 1) + 1, y.permute(2, 0, 1) + 1)
+    assert_same(x.transpose(0, 2)[1:], y.transpose(0, 2)[1:])
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda d: torch.mm(torch.ones(2, 3, device=d), torch.ones(2, 3, device=d)),
+        lambda d: torch.ones(2, device=d) + torch.ones(3, device=d),
+        lambda d: torch.ones(4, 4, device=d).transpose(0, 1).view(-1),
+        lambda d: torch.ones(3, dtype=torch.int64, device=d).add_(1.5),
+        lambda d: torch.ones(3, device=d).expand(2, 3).add_(1),
+        lambda d: torch.ones(3, device=d)[5],
+        lambda d: torch.ones(3, device=d).reshape(2, 2),
+        lambda d: torch.cat([torch.ones(2, 2, device=d), torch.ones(3, 3, device=d)]),
+        lambda d: torch.ones(2, 2, device=d).sum(5),
+        lambda d: torch.nn.functional.linear(torch.ones(2, 3, device=d), torch.ones(4, 5, device=d)),
+        lambda d: torch.nn.functional.conv2d(torch.ones(1, 3, 4, 4, device=d), torch.ones(2, 4, 3, 3, device=d)),
+        lambda d: torch.ones(2, device=d).copy_(torch.ones(3, device=d)),
+        lambda d: torch.ones(2, 3, device=d).as_strided((9,), (1,)),
+        lambda d: torch.empty(-1, device=d),
+    ],
+)
+def test_a_mistake_raises_at_its_line_as_on_cpu(mistake: object) -> None:
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        mistake("cpu")  # type: ignore[operator]
+    with pytest.raises(Exception) as ours:  # noqa: PT011
+        mistake("xla")  # type: ignore[operator]
+    assert ours.type is theirs.type
+    mine, expected = str(ours.value).splitlines()[0], str(theirs.value).splitlines()[0]
+    assert mine == expected
+    assert value(arange() + 1).tolist() == [1, 2, 3, 4, 5, 6], "the next operation works"
+
+
+def test_mixing_devices_gives_pytorchs_message() -> None:
+    x = arange() * 1.0
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*xla:0 and cpu"):
+        x + torch.ones(6)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*xla:0 and xla:1"):
+        x + torch.arange(6.0, device="xla:1")
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(RuntimeError, match=r"\[device\] got xla:9, available are xla:0 to xla:3"):
+        torch.empty(2, device="xla:9")
+
+
+def test_frames_name_the_users_line() -> None:
+    _bindings.set_frames(True)
+    try:
+        x = arange() + 1
+    finally:
+        _bindings.set_frames(False)
+    frame = cut(x).nodes[-1].frame
+    assert frame is not None
+    assert "test_record.py" in frame
+    assert "test_frames_name_the_users_line" in frame
+
+
+def test_a_million_nodes_are_traversed_and_released() -> None:
+    x = arange() * 1.0
+    for _ in range(1_000_000):
+        x = x + 1.0
+    assert _bindings.Graph.of_tensors([x], live=False).num_nodes == 1_000_002
+    del x
+
+
+@pytest.mark.parametrize("op", [lambda x: x.roll(1), lambda x: x.flip(0), lambda x: x.roll((1, 2), (0, 0)), torch.cumsum])
+def test_zero_size_tensors(op: object) -> None:
+    call = (lambda x: op(x, 0)) if op is torch.cumsum else op  # type: ignore[operator]
+    assert_same(call(arange(0) * 1.0), call(torch.arange(0) * 1.0))  # type: ignore[operator]

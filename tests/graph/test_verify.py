@@ -1,0 +1,46 @@
+"""The verifier names what is wrong with a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle import cut
+
+import torch_xla  # noqa: F401
+from torch_xla._core.graph import Graph, Wire
+from torch_xla._core.verify import GraphError, verify
+
+
+@pytest.fixture
+def graph() -> Graph:
+    x = torch.arange(6, device="xla")
+    return cut((x + x * 2).sum())
+
+
+def test_a_cut_graph_is_sound(graph: Graph) -> None:
+    verify(graph)
+
+
+def test_an_input_that_comes_later(graph: Graph) -> None:
+    first = replace(graph.nodes[1], inputs=(Wire(leaf=False, slot=2, result=0),))
+    with pytest.raises(GraphError, match="does not come before it"):
+        verify(replace(graph, nodes=(graph.nodes[0], first, *graph.nodes[2:])))
+
+
+def test_a_leaf_that_does_not_exist(graph: Graph) -> None:
+    first = replace(graph.nodes[1], inputs=(Wire(leaf=True, slot=3, result=0),))
+    with pytest.raises(GraphError, match="reads leaf 3 of 0"):
+        verify(replace(graph, nodes=(graph.nodes[0], first, *graph.nodes[2:])))
+
+
+def test_a_missing_argument(graph: Graph) -> None:
+    last = replace(graph.nodes[-1], args=graph.nodes[-1].args[:-1])
+    with pytest.raises(GraphError, match="arguments, its schema"):
+        verify(replace(graph, nodes=(*graph.nodes[:-1], last)))
+
+
+def test_an_output_listed_twice(graph: Graph) -> None:
+    with pytest.raises(GraphError, match="listed twice"):
+        verify(replace(graph, outputs=graph.outputs * 2))

@@ -1,0 +1,49 @@
+// One call being recorded: which device it is on, and its arguments as the node will hold them.
+#pragma once
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+
+#include "ir.h"
+#include "op_info.h"
+
+namespace torch_xla {
+
+class Call {
+ public:
+  Call(OpInfo& op, torch::jit::Stack& s) : info(op), stack(s), base(s.size() - op.kinds.size()) {}
+
+  // Finds the device and brings stray host values to it. Runs without the recorder's lock: it may copy.
+  void prepare();
+  // Index lists may hold host tensors, as on every device.
+  void adopt_indices();
+  // Fills `args`, `inputs`, `attrs` and `key`. Wants the lock.
+  void collect();
+
+  OpInfo& info;
+  torch::jit::Stack& stack;
+  const size_t base;
+  c10::DeviceIndex device = -1;
+  Args args;
+  Inputs inputs;
+  Hash attrs;  // of the constant arguments
+  Hash key;    // of the signature: operator, constants, layouts of the inputs
+  std::optional<at::Generator> generator;
+
+ private:
+  void note(const at::Tensor& t);
+  at::Tensor adopt(const at::Tensor& t, bool any_rank) const;
+  void push(Arg arg);
+  void add_input(const at::Tensor& t);
+  void add_number(const c10::IValue& v);
+  void add_tensor(const at::Tensor& t);
+  void add(ArgKind kind, const c10::IValue& v);
+
+  bool foreign_ = false;  // some tensor is on another device
+  std::optional<c10::Device> other_;
+  c10::DeviceIndex device_argument_ = -1;
+};
+
+}  // namespace torch_xla
