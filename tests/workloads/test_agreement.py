@@ -73,5 +73,6 @@ def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContext
     torch_xla._core.cache.clear()
     with compiles(1):
         for _ in range(STEPS):
-            workload.step()
+            loss = workload.step()
             torch_xla.sync()
+    assert loss.isfinite()
