@@ -11,17 +11,21 @@ import operator
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 
 from benchmarks.measures import MEASURES, Figures
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# Cores that other programs may use during a measurement before it counts as disturbed.
+QUIET = 0.15
 LETTERS = {"mlp": "(a)", "resnet": "(b)", "gpt2": "(c)"}
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, "<": operator.lt, "=": operator.eq}
 
@@ -84,15 +88,34 @@ COMPARISONS = [
 ]
 
 
-def take(name: str) -> Figures:
-    """Runs one measurement in a fresh process; its failure is printed and leaves its lines out."""
+def busy_seconds() -> float:
+    """Processor seconds that the whole machine has spent working since it started."""
+    user, nice, system, _, _, interrupt, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + interrupt + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def children_seconds() -> float:
+    """Processor seconds of this process's finished children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def take(name: str) -> tuple[Figures, float]:
+    """Runs one measurement in a fresh process; its failure is printed and leaves its lines out.
+
+    Returns:
+        The figures, and how many cores other programs used meanwhile. OpenMP's barriers make torch eager many times
+        slower on a busy machine, which would flatter every ratio against it.
+    """
+    start, busy, own = perf_counter(), busy_seconds(), children_seconds()
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.measures", name], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=1800
     )
+    others = (busy_seconds() - busy - children_seconds() + own) / (perf_counter() - start)
     if result.returncode:
         print(f"measurement {name} failed with status {result.returncode}", file=sys.stderr)
-        return {}
-    return json.loads(result.stdout.splitlines()[-1])
+        return {}, others
+    return json.loads(result.stdout.splitlines()[-1]), others
 
 
 def machine() -> dict[str, str]:
@@ -135,8 +158,12 @@ def main() -> int:
     where = machine()
     print(f"{where['device']}, {where['cpu']}, torch {where['torch']}, jax {where['jax']}\n")
     figures: Figures = {}
+    disturbed: dict[str, float] = {}
     for name in names:
-        figures |= take(name)
+        taken, others = take(name)
+        figures |= taken
+        if others > QUIET:
+            disturbed[name] = round(others, 2)
     for title, lines in (("figures", LINES), ("for comparison", COMPARISONS)):
         print(f"-- {title}")
         for line in lines:
@@ -144,6 +171,11 @@ def main() -> int:
                 print(line.show(figures[line.key]))
         print()
 
+    if disturbed:
+        print(
+            f"other programs used the machine, take these again: {disturbed} cores; nothing is written", file=sys.stderr
+        )
+        return 1
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{where['name']}.json"
     known = json.loads(path.read_text())["figures"] if path.exists() and len(names) < len(MEASURES) else {}
