@@ -24,7 +24,6 @@ def test_switches(monkeypatch, raw, value):
         (_config.XLA_IR_DEBUG, "maybe", "a switch: '1', 'true'"),
         (_config.CPU_NUM_DEVICES, "0", "a whole number of 1 or more"),
         (_config.CPU_NUM_DEVICES, "many", "a whole number of 1 or more"),
-        (_config.PT_XLA_DEBUG_LEVEL, "1000", "a whole number from 0 to 100"),
         (_config.XLA_SAVE_TENSORS_FMT, "pdf", "'text', 'hlo', 'stablehlo' or 'dot'"),
         (_config.RATE_TRACKER_SMOOTHING, "2", "a number from 0.0 to 1.0"),
     ],
@@ -61,11 +60,11 @@ def test_overrides_nest_and_end(monkeypatch):
 
 
 def test_writing_into_the_environment(monkeypatch):
-    monkeypatch.setenv("XLA_HLO_DEBUG", "0")
-    _config.XLA_HLO_DEBUG.set(True)
-    assert _config.XLA_HLO_DEBUG.get() is True
-    _config.XLA_HLO_DEBUG.set(None)
-    assert not _config.XLA_HLO_DEBUG.is_set()
+    monkeypatch.setenv("XLA_IR_DEBUG", "0")
+    _config.XLA_IR_DEBUG.set(True)
+    assert _config.XLA_IR_DEBUG.get() is True
+    _config.XLA_IR_DEBUG.set(None)
+    assert not _config.XLA_IR_DEBUG.is_set()
 
 
 def test_hot_options_are_read_once(monkeypatch):

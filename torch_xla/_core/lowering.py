@@ -113,7 +113,9 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
     kinds = tuple(type(n.value) for n in node.numbers())
-    key = (node.op, node.attrs, avals, kinds, node.outs)
+    # `attrs` knows only the types of numbers that became constants after they were recorded.
+    constants = tuple(a for a in node.args if isinstance(a, (int, float, complex)))
+    key = (node.op, node.attrs, avals, kinds, constants, node.outs)
     found = _rules.get(key)
     if found is not None:
         return found
