@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch  # noqa: F401  # the extension links against its libraries
 
-from torch_xla import _C
+import torch_xla._C as _C
 
 Graph = _C.Graph
 

@@ -52,7 +52,8 @@ def set_device_type(name: str) -> None:
     global _chosen
     if _started and name.upper() != device_type().upper():
         raise RuntimeError(
-            f"[device] got device type {name}, but the process already uses {device_type()}; choose before the first xla tensor"
+            f"[device] got device type {name}, but the process already uses {device_type()}; "
+            "choose before the first xla tensor"
         )
     _chosen = name
     os.environ["PJRT_DEVICE"] = name
@@ -125,10 +126,11 @@ def _devices() -> tuple[jax.Device, ...]:
         try:
             jax.config.update("jax_num_cpu_devices", _config.CPU_NUM_DEVICES.get())
         except RuntimeError:
-            if len(jax.local_devices(backend="cpu")) < _config.CPU_NUM_DEVICES.get():
+            count = len(jax.local_devices(backend="cpu"))
+            if count < _config.CPU_NUM_DEVICES.get():
                 raise RuntimeError(
-                    f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX with "
-                    f"{len(jax.local_devices(backend='cpu'))} CPU device(s); create the first xla tensor before using JAX"
+                    f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX "
+                    f"with {count} CPU device(s); create the first xla tensor before using JAX"
                 ) from None
     try:
         devices = tuple(jax.local_devices(backend=platform))

@@ -158,7 +158,7 @@ def _load(key: str, device: int) -> Executable | None:
     if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
         _metrics.count("PersistentCacheDamaged")
         return None
-    from jax._src.lib import xla_client
+    from jaxlib import xla_client
 
     target = backend.jax_device(device)
     try:

@@ -9,7 +9,7 @@ from torch_xla import _metrics
 from torch_xla._core import backend, lowering
 from torch_xla._core.graph import Graph
 
-_options: dict[str, str | bool | int | float] = {}
+_options: dict[str, Any] = {}
 
 
 @dataclass
@@ -59,5 +59,5 @@ def compile_graph(graph: Graph, name: str) -> Executable:
         lowered = lowering.lower(replace(graph, donated=()), name)
     with _metrics.timed("CompileTime"), backend.x64():
         compiled = lowered.stage.compile(compiler_options=_options or None)
-    loaded = compiled.runtime_executable()
+    loaded: Any = compiled.runtime_executable()
     return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)

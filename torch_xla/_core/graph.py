@@ -1,4 +1,4 @@
-"""A cut graph as Python sees it: the nodes, their wiring and the promised results. Made only when a graph is lowered."""
+"""A cut graph as Python sees it: nodes, wiring and promised results. Made only when a graph is lowered."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ def text(graph: Graph) -> str:
         lines.append(f"  %p{i} = xla::device_data(), {_meta_text(leaf)}{donated}")
     used = {slot for slot, _ in graph.outputs}
     for i, node in enumerate(graph.nodes):
-        tensors = [f"%p{w.slot}" if w.leaf else f"%{w.slot}" + (f".{w.result}" if w.result else "") for w in node.inputs]
+        tensors = [
+            f"%p{w.slot}" if w.leaf else f"%{w.slot}" + (f".{w.result}" if w.result else "") for w in node.inputs
+        ]
         args = fill_template(node, tensors, lambda n: f"number({n.value!r})")
         namespace, op, overload = node.op.split(".")
         shown = ", ".join(_arg_text(a) for a in args)

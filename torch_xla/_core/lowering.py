@@ -141,7 +141,7 @@ def bytecode(stage: jax.stages.Lowered) -> bytes:
     """The module in MLIR's binary form, as other StableHLO tools read it."""
     from io import BytesIO
 
-    module = stage.compiler_ir("stablehlo")
+    module: Any = stage.compiler_ir("stablehlo")
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

@@ -22,6 +22,8 @@ def install() -> None:
     _bindings.set_frames(_config.XLA_IR_DEBUG.get())
     # A user's line is one outside PyTorch and this package.
     for package in (torch.__file__, __file__):
-        _bindings.add_skipped_prefix(os.path.dirname(os.path.dirname(package) if package == __file__ else package) + os.sep)
+        _bindings.add_skipped_prefix(
+            os.path.dirname(os.path.dirname(package) if package == __file__ else package) + os.sep
+        )
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     backend.publish_count()

@@ -30,7 +30,10 @@ def verify(graph: Graph) -> None:
                     raise GraphError(f"{at} reads leaf {wire.slot} of {len(graph.leaves)}")
             elif not 0 <= wire.slot < i:
                 raise GraphError(f"{at} reads node {wire.slot}, which does not come before it")
-            elif not 0 <= wire.result < len(graph.nodes[wire.slot].outs) or graph.nodes[wire.slot].outs[wire.result] is None:
+            elif (
+                not 0 <= wire.result < len(graph.nodes[wire.slot].outs)
+                or graph.nodes[wire.slot].outs[wire.result] is None
+            ):
                 raise GraphError(f"{at} reads result {wire.result} of node {wire.slot}, which gives none such")
     if len(set(graph.outputs)) != len(graph.outputs):
         raise GraphError(f"[verify] an output is listed twice: {graph.outputs}")

@@ -65,8 +65,7 @@ py::list describe_nodes(const Graph& graph) {
     for (const auto& meta : node->outs->metas) {
       outs.append(describe_meta(meta));
     }
-    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->op->seeded,
-                                node->op->static_numbers.load(),
+    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->op->seeded, node->op->static_numbers.load(),
                                 node->frame ? py::object(py::str(*node->frame)) : py::object(py::none()),
                                 py::make_tuple(node->attrs.hi, node->attrs.lo)));
   }
@@ -225,12 +224,14 @@ PYBIND11_MODULE(_C, m) {
     auto* const buffer = buffer_of(t);
     return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
   });
-  m.def("tensor_of", [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
-    const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
-    auto alias = new_alias(make_leaf(meta, py::object(buffer).release().ptr()), meta, static_cast<c10::DeviceIndex>(device));
-    alias.storage->synced = alias.storage->value;
-    return make_tensor(std::move(alias));
-  });
+  m.def("tensor_of",
+        [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
+          const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+          auto alias = new_alias(make_leaf(meta, py::object(buffer).release().ptr()), meta,
+                                 static_cast<c10::DeviceIndex>(device));
+          alias.storage->synced = alias.storage->value;
+          return make_tensor(std::move(alias));
+        });
   m.def("tensor_id", &tensor_id);
   m.def("live_tensors", [](int device) {
     py::list found;

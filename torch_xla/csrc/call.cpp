@@ -12,7 +12,8 @@ using c10::IValue;
 namespace {
 
 [[noreturn]] void throw_other_device(c10::Device one, c10::Device other) {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other, "!");
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ",
+              other, "!");
 }
 
 }  // namespace
@@ -67,7 +68,8 @@ void Call::adopt_indices() {
     }
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& e : v.toListRef()) {
-      list.push_back(e.isTensor() && e.toTensor().defined() ? std::optional<at::Tensor>(adopt(e.toTensor(), true)) : std::nullopt);
+      list.push_back(e.isTensor() && e.toTensor().defined() ? std::optional<at::Tensor>(adopt(e.toTensor(), true))
+                                                            : std::nullopt);
     }
     v = list;
   }
@@ -183,7 +185,8 @@ void Call::add(ArgKind kind, const IValue& v) {
       const auto list = v.toTensorList();
       push({Arg::Kind::Inputs, static_cast<uint32_t>(list.size()), {}});
       for (const at::Tensor& t : list) {
-        TORCH_CHECK(is_xla(t), "[record ", info.name, "] got an undefined or host tensor in a list; move it with .to('xla')");
+        TORCH_CHECK(is_xla(t), "[record ", info.name,
+                    "] got an undefined or host tensor in a list; move it with .to('xla')");
         add_input(t);
       }
       break;

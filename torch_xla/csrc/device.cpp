@@ -37,7 +37,8 @@ struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
   bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
-  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {}
+  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
+              c10::EventFlag /*flag*/) const override {}
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }
   void synchronizeEvent(void* /*event*/) const override {}

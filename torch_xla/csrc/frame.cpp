@@ -50,8 +50,8 @@ std::unique_ptr<std::string> user_frame() {
     }
     if (!skip) {
       const char* name = PyUnicode_AsUTF8(code->co_name);
-      found = std::make_unique<std::string>(std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame)) + " in " +
-                                            (name != nullptr ? name : "?"));
+      found = std::make_unique<std::string>(std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame)) +
+                                            " in " + (name != nullptr ? name : "?"));
       Py_DECREF(code);
       break;
     }

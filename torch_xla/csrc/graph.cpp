@@ -292,7 +292,8 @@ void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) {
       auto& forward = node.forwards[outputs[i].index];
       forward = make_leaf({node.outs, outputs[i].index}, buffers[i]);
       forward.node->shared = shared;
-      if (std::all_of(node.forwards.begin(), node.forwards.end(), [](const Value& v) { return static_cast<bool>(v); })) {
+      if (std::all_of(node.forwards.begin(), node.forwards.end(),
+                      [](const Value& v) { return static_cast<bool>(v); })) {
         for (auto& input : node.inputs) {
           garbage.push_back(std::move(input));
         }

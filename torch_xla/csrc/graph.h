@@ -29,10 +29,10 @@ class Graph {
 
   c10::DeviceIndex device = 0;
   Hash key;
-  std::vector<NodePtr> nodes;    // in recording order
-  std::vector<NodePtr> leaves;   // in order of first use
-  std::vector<bool> donated;     // per leaf: no one needs its buffer after the run
-  std::vector<Value> outputs;    // in recording order
+  std::vector<NodePtr> nodes;   // in recording order
+  std::vector<NodePtr> leaves;  // in order of first use
+  std::vector<bool> donated;    // per leaf: no one needs its buffer after the run
+  std::vector<Value> outputs;   // in recording order
   std::vector<NumberSlot> numbers;
 
   // Leaves that still need a buffer, filled with one number each.

@@ -183,9 +183,9 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   for (int i = 0; i < 4; ++i) {
     args.push_back({Arg::Kind::Attr, 0, c10::IValue()});
   }
-  auto node = make_node(full, std::move(args), {}, meta.set->metas.size() == 1
-                                                       ? meta.set
-                                                       : make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
+  auto node = make_node(
+      full, std::move(args), {},
+      meta.set->metas.size() == 1 ? meta.set : make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
   node->fill = true;
   return {std::move(node), 0};
 }
@@ -226,7 +226,8 @@ void hash_attr(Hash& hash, const c10::IValue& v) {
   } else if (v.isGenerator()) {
     hash.mix(static_cast<uint64_t>(11));
   } else {
-    TORCH_CHECK(false, "[record] an argument of type ", v.tagKind(), " cannot be recorded; pass a number, a list or a tensor");
+    TORCH_CHECK(false, "[record] an argument of type ", v.tagKind(),
+                " cannot be recorded; pass a number, a list or a tensor");
   }
 }
 

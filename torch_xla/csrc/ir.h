@@ -1,4 +1,5 @@
-// The graph: a Node is one recorded operator call (or a leaf that holds a device buffer), a Value is one of its results.
+// The graph: a Node is one recorded operator call (or a leaf that holds a device buffer), a Value is one of its
+// results.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>

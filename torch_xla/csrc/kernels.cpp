@@ -9,9 +9,9 @@
 
 #include "device.h"
 #include "frame.h"
+#include "op_info.h"
 #include "python_hooks.h"
 #include "record.h"
-#include "op_info.h"
 #include "tensor_impl.h"
 
 namespace torch_xla {
@@ -23,8 +23,9 @@ using c10::IntArrayRef;
 
 c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
   const auto index = device && device->has_index() ? device->index() : current_device();
-  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index), ", available are xla:0 to xla:",
-              static_cast<int>(device_count()) - 1, "; CPU_NUM_DEVICES=n gives n CPU devices");
+  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index),
+              ", available are xla:0 to xla:", static_cast<int>(device_count()) - 1,
+              "; CPU_NUM_DEVICES=n gives n CPU devices");
   return index;
 }
 
@@ -41,7 +42,8 @@ Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
 Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                            std::optional<at::Device> device, std::optional<bool> /*pin_memory*/,
                            std::optional<at::MemoryFormat> format) {
-  TORCH_CHECK(!layout || *layout == at::kStrided, "[empty] got layout ", *layout, ", xla tensors are strided; use a dense tensor");
+  TORCH_CHECK(!layout || *layout == at::kStrided, "[empty] got layout ", *layout,
+              ", xla tensors are strided; use a dense tensor");
   const FrameScope frame;
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve) {
@@ -96,7 +98,8 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   return make_tensor(std::move(alias));
 }
 
-Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&), const at::Scalar& scalar) {
+Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&),
+                    const at::Scalar& scalar) {
   auto* const impl = impl_of(self);
   {
     const FrameScope frame;
@@ -137,7 +140,8 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
     return;
   }
   const auto sizes = at::infer_size(self.sizes(), source.sizes());
-  TORCH_CHECK(IntArrayRef(sizes) == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", sizes);
+  TORCH_CHECK(IntArrayRef(sizes) == self.sizes(), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", sizes);
 }
 
 void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
@@ -155,7 +159,9 @@ void copy_within(const Tensor& self, const Tensor& source) {
     }
     args.push_back(attr(false));
     args.push_back(attr({}));
-    value = {make_node(to_copy, std::move(args), {std::move(value)}, contiguous_meta(from->sizes, self.scalar_type()).set), 0};
+    value = {
+        make_node(to_copy, std::move(args), {std::move(value)}, contiguous_meta(from->sizes, self.scalar_type()).set),
+        0};
   }
   if (source.sizes() != self.sizes()) {
     value = {make_node(expand, {input_arg(), attr(self.sizes().vec()), attr(false)}, {std::move(value)},
@@ -261,8 +267,10 @@ const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::M
 }
 
 Tensor& set_tensor(Tensor& self, const Tensor& source) {
-  TORCH_CHECK(is_xla(source), "[set_] got a tensor on ", source.device(), ", expected one on ", self.device(), "; move it with .to('xla')");
-  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "Could not set tensor of type ", source.dtype(), " to a tensor of type ", self.dtype());
+  TORCH_CHECK(is_xla(source), "[set_] got a tensor on ", source.device(), ", expected one on ", self.device(),
+              "; move it with .to('xla')");
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "Could not set tensor of type ", source.dtype(),
+              " to a tensor of type ", self.dtype());
   Alias old;
   const RecorderLock lock;
   old = impl_of(self)->alias;
@@ -270,7 +278,9 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
   return self;
 }
 
-Tensor& set_empty(Tensor& self) { return set_tensor(self, new_fill(contiguous_meta({0}, self.scalar_type()), self.device().index())); }
+Tensor& set_empty(Tensor& self) {
+  return set_tensor(self, new_fill(contiguous_meta({0}, self.scalar_type()), self.device().index()));
+}
 
 bool is_set_to(const Tensor& self, const Tensor& other) {
   const RecorderLock lock;
@@ -302,7 +312,8 @@ Tensor& set_storage(Tensor& /*self*/, at::Storage /*source*/) {
   no_storage("set_");
   TORCH_INTERNAL_ASSERT(false);
 }
-Tensor& set_storage_offset(Tensor& /*self*/, at::Storage /*source*/, int64_t /*offset*/, IntArrayRef /*size*/, IntArrayRef /*stride*/) {
+Tensor& set_storage_offset(Tensor& /*self*/, at::Storage /*source*/, int64_t /*offset*/, IntArrayRef /*size*/,
+                           IntArrayRef /*stride*/) {
   no_storage("set_");
   TORCH_INTERNAL_ASSERT(false);
 }

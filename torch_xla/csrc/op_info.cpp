@@ -28,7 +28,9 @@ ArgKind kind_of(const c10::Type& type) {
         return kind_of(element) == ArgKind::Tensor ? ArgKind::OptTensorList : ArgKind::Attr;
       }
       const auto kind = kind_of(element);
-      return kind == ArgKind::Tensor ? ArgKind::TensorList : kind == ArgKind::Number ? ArgKind::NumberList : ArgKind::Attr;
+      return kind == ArgKind::Tensor   ? ArgKind::TensorList
+             : kind == ArgKind::Number ? ArgKind::NumberList
+                                       : ArgKind::Attr;
     }
     default:
       return ArgKind::Attr;
@@ -120,7 +122,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     kinds.push_back(kind_of(*argument.type()));
-    has_tensor = has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
+    has_tensor =
+        has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       written.push_back(static_cast<uint8_t>(i));
@@ -181,7 +184,8 @@ bool is_special_number(const c10::IValue& number) {
   if (number.isBool()) {
     return true;
   }
-  return number.isInt() && (number.toInt() == 0 || number.toInt() == 1) && special_numbers.load(std::memory_order_relaxed);
+  return number.isInt() && (number.toInt() == 0 || number.toInt() == 1) &&
+         special_numbers.load(std::memory_order_relaxed);
 }
 
 void set_special_numbers(bool on) { special_numbers.store(on, std::memory_order_relaxed); }

@@ -28,7 +28,7 @@ struct OpInfo {
   bool seeded = false;                // draws random numbers
   bool needs_host = false;            // result shapes or Python values depend on data
   bool has_tensor = false;
-  OpInfo* functional = nullptr;            // the operator the node stands for, where this one writes
+  OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
 };

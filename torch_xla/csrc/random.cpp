@@ -30,7 +30,8 @@ class XlaGeneratorImpl final : public c10::GeneratorImpl {
   // The state is two little-endian 64-bit words as a byte tensor, as on other devices.
   void set_state(const c10::TensorImpl& state) override {
     TORCH_CHECK(state.numel() == 16 && state.dtype() == caffe2::TypeMeta::Make<uint8_t>(),
-                "[random] got a generator state of ", state.numel(), " bytes of ", state.dtype(), ", expected 16 of uint8");
+                "[random] got a generator state of ", state.numel(), " bytes of ", state.dtype(),
+                ", expected 16 of uint8");
     const auto* words = static_cast<const uint64_t*>(state.data());
     seed_ = words[0];
     offset_ = words[1];

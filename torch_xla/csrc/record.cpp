@@ -28,7 +28,8 @@ bool is_mask(const IValue& v) {
 }
 
 bool indexes_by_mask(const OpInfo& info, const Stack& stack, size_t base) {
-  if (info.name != "aten.index.Tensor" && info.name != "aten._unsafe_index.Tensor" && info.name != "aten.index.Tensor_out") {
+  if (info.name != "aten.index.Tensor" && info.name != "aten._unsafe_index.Tensor" &&
+      info.name != "aten.index.Tensor_out") {
     return false;
   }
   for (const auto& e : stack[base + 1].toListRef()) {
@@ -40,7 +41,8 @@ bool indexes_by_mask(const OpInfo& info, const Stack& stack, size_t base) {
 }
 
 bool is_alias_op(const OpInfo& info) {
-  return info.name == "aten.alias.default" || info.name == "aten.detach.default" || info.name == "aten.lift_fresh.default";
+  return info.name == "aten.alias.default" || info.name == "aten.detach.default" ||
+         info.name == "aten.lift_fresh.default";
 }
 
 void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info, const char* reason) {
@@ -132,7 +134,8 @@ void record_view(Call& call, const MetaSetPtr& metas) {
 // `t_`, `squeeze_` and the like: the tensor becomes a view of itself.
 void record_inplace_view(Call& call, Stack* stack) {
   auto& info = call.info;
-  TORCH_CHECK(info.functional != nullptr, "[record ", info.name, "] has no functional form; use the out-of-place operator");
+  TORCH_CHECK(info.functional != nullptr, "[record ", info.name,
+              "] has no functional form; use the out-of-place operator");
   const at::Tensor self = (*stack)[call.base].toTensor();
   Stack view_stack(stack->begin() + static_cast<int64_t>(call.base), stack->end());
   record(info.functional->op, &view_stack);
@@ -219,16 +222,17 @@ void check_as_strided(const Call& call) {
   int64_t last = offset;
   bool empty = false;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    TORCH_CHECK(strides[i] >= 0, "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
+    TORCH_CHECK(strides[i] >= 0,
+                "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
     empty = empty || sizes[i] == 0;
     last += (sizes[i] - 1) * strides[i];
   }
   const auto& base_meta = impl_of(self)->alias.storage->meta;
   const int64_t bytes = base_meta->numel() * static_cast<int64_t>(c10::elementSize(base_meta->dtype));
   const auto item = static_cast<int64_t>(self.element_size());
-  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes), ", strides ", c10::IntArrayRef(strides),
-              ", storage offset ", offset, ", and itemsize ", item, " requiring a storage size of ", (last + 1) * item,
-              " are out of bounds for storage of size ", bytes);
+  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes),
+              ", strides ", c10::IntArrayRef(strides), ", storage offset ", offset, ", and itemsize ", item,
+              " requiring a storage size of ", (last + 1) * item, " are out of bounds for storage of size ", bytes);
 }
 
 }  // namespace
@@ -255,7 +259,8 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     const auto self = (*stack)[call.base].toTensor();
     const auto& offset = (*stack)[call.base + 3];
     record_view(call, make_meta((*stack)[call.base + 1].toIntVector(), (*stack)[call.base + 2].toIntVector(),
-                                offset.isNone() ? self.storage_offset() : offset.toInt(), self.scalar_type()).set);
+                                offset.isNone() ? self.storage_offset() : offset.toInt(), self.scalar_type())
+                          .set);
     return;
   }
   const auto metas = metas_of(call);
@@ -276,7 +281,8 @@ void record_whole(const std::vector<std::string>& names) {
     const auto dot = name.find('.', name.find("::"));
     const c10::OperatorName op{name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
     registrations->push_back(c10::Dispatcher::singleton().registerImpl(
-        op, c10::DispatchKey::XLA, c10::KernelFunction::makeFromBoxedFunction<&record>(), std::nullopt, nullptr, "torch_xla"));
+        op, c10::DispatchKey::XLA, c10::KernelFunction::makeFromBoxedFunction<&record>(), std::nullopt, nullptr,
+        "torch_xla"));
   }
 }
 

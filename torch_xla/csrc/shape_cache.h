@@ -2,8 +2,8 @@
 #pragma once
 #include <ATen/core/stack.h>
 
-#include "op_info.h"
 #include "ir.h"
+#include "op_info.h"
 
 namespace torch_xla {
 

@@ -45,7 +45,7 @@ void for_each_storage(c10::DeviceIndex device, Visit visit);
 struct ViewStep final : c10::intrusive_ptr_target {
   c10::intrusive_ptr<ViewStep> parent;
   OpInfo* op = nullptr;
-  Args args;       // with `Input` in place of the tensor
+  Args args;         // with `Input` in place of the tensor
   uint32_t out = 0;  // which result, for operators with several
   MetaRef in;
   MetaSetPtr outs;
@@ -57,7 +57,7 @@ using ViewPath = c10::intrusive_ptr<ViewStep>;
 struct Alias {
   StoragePtr storage;
   ViewPath path;  // null for the base
-  Value value;  // of a view, at `generation`
+  Value value;    // of a view, at `generation`
   uint64_t generation = 0;
   MetaRef meta;
 

@@ -85,9 +85,7 @@ class _LowerMode(TorchDispatchMode):
         target = _functional(func)
         outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
         arrays = call(target, positional, keywords, outs)
-        wrapped = [
-            _Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)
-        ]
+        wrapped = [_Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)]
         return pytree.tree_unflatten(wrapped, spec)
 
 
@@ -120,9 +118,7 @@ def _functional(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     )
 
 
-def bind(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Fills in the schema's defaults, and separates positional from keyword-only arguments.
 
     Raises:

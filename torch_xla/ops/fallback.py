@@ -79,9 +79,7 @@ def run(
             results = op(*thaw(template[0]), **{k: thaw(v) for k, v in template[1].items()})
         flat = results if isinstance(results, (tuple, list)) else (results,)
         flat = [r for r in flat if isinstance(r, torch.Tensor)]
-        return tuple(
-            to_numpy(r.to(m.dtype).expand(m.shape)) for r, m in zip(flat, metas, strict=True)
-        )
+        return tuple(to_numpy(r.to(m.dtype).expand(m.shape)) for r, m in zip(flat, metas, strict=True))
 
     values = iter(jax.pure_callback(host, tuple(shapes), *arrays, vmap_method="sequential"))
     return tuple(None if m is None else next(values) for m in out)

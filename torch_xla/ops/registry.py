@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import torch
 
-
 # 2^64 divided by the golden ratio, as a signed 64-bit number: offsets times this spread over all keys.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
