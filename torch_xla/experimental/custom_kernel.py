@@ -1,0 +1,128 @@
+"""Attention under the names that model libraries look for.
+
+The work is done by the device's own attention operator: nothing here is specific to one kind of hardware.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_xla._errors import message
+
+
+class FlashAttention:
+    """The same as `flash_attention`, in the form of an autograd function."""
+
+    @staticmethod
+    def apply(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        q_segment_ids: torch.Tensor | None = None,
+        kv_segment_ids: torch.Tensor | None = None,
+        sm_scale: float = 1.0,
+        ab: torch.Tensor | None = None,
+        partition_spec: Any = None,
+        mesh: Any = None,
+    ) -> torch.Tensor:
+        """Calls `flash_attention` with every argument by position."""
+        return flash_attention(
+            q,
+            k,
+            v,
+            causal,
+            q_segment_ids,
+            kv_segment_ids,
+            sm_scale,
+            ab=ab,
+            partition_spec=partition_spec,
+            mesh=mesh,
+        )
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    q_segment_ids: torch.Tensor | None = None,
+    kv_segment_ids: torch.Tensor | None = None,
+    sm_scale: float = 1.0,
+    *,
+    ab: torch.Tensor | None = None,
+    partition_spec: Any = None,
+    mesh: Any = None,
+) -> torch.Tensor:
+    """Attention: ``softmax(sm_scale * (q k^T + ab)) v``, with gradients for `q`, `k`, `v` and `ab`.
+
+    Args:
+        q: Queries, ``[batch, heads, L, dim]``. They are not scaled by their dimension: that is what `sm_scale` is for.
+        k: Keys, ``[batch, heads, S, dim]``.
+        v: Values, ``[batch, heads, S, dim]``.
+        causal: Whether query i sees only the keys 0 to i.
+        q_segment_ids: Integers ``[batch, L]``; a query sees only the keys of its own segment. One without any gives
+            zeros.
+        kv_segment_ids: Integers ``[batch, S]``.
+        sm_scale: Factor of the scores.
+        ab: Bias of the scores before they are scaled, ``[batch, heads, L, S]`` or broadcast to it.
+        partition_spec: Must be None.
+        mesh: Must be None.
+
+    Returns:
+        ``[batch, heads, L, dim]`` in the dtype of `q`.
+
+    Raises:
+        ValueError: One of the segment ids is missing, their shapes do not fit, or a partition is asked for.
+    """
+    if partition_spec is not None or mesh is not None:
+        given = "partition_spec" if partition_spec is not None else "mesh"
+        raise ValueError(
+            message(
+                "flash_attention",
+                f"got a {given}",
+                expected="none, because attention over a partitioned tensor is not implemented",
+                do="leave it out",
+            )
+        )
+    bias = _bias(q, k, causal, _same_segment(q, k, q_segment_ids, kv_segment_ids), sm_scale, ab)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, is_causal=causal and bias is None, scale=sm_scale
+    )
+
+
+def _same_segment(
+    q: torch.Tensor, k: torch.Tensor, q_ids: torch.Tensor | None, kv_ids: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Which query may see which key, ``[batch, 1, L, S]``; None without segments."""
+    if q_ids is None and kv_ids is None:
+        return None
+    if q_ids is None or kv_ids is None:
+        given = "q_segment_ids" if kv_ids is None else "kv_segment_ids"
+        raise ValueError(message("flash_attention", f"got only {given}", expected="both segment ids or none"))
+    for name, ids, length in (("q_segment_ids", q_ids, q.shape[-2]), ("kv_segment_ids", kv_ids, k.shape[-2])):
+        if tuple(ids.shape) != (q.shape[0], length):
+            got = f"got {name} of shape {tuple(ids.shape)}"
+            raise ValueError(message("flash_attention", got, expected=str((q.shape[0], length))))
+    return (q_ids[:, :, None] == kv_ids[:, None, :])[:, None]
+
+
+def _bias(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool,
+    visible: torch.Tensor | None,
+    sm_scale: float,
+    ab: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """One mask or bias of the scaled scores; None where causality alone is the mask, which needs no array."""
+    if causal and (visible is not None or ab is not None):
+        below = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        visible = below if visible is None else visible & below
+    if ab is None:
+        return visible
+    # The scores of half types are float32, and so may be their bias.
+    scaled = ab.to(torch.promote_types(q.dtype, torch.float32)) * sm_scale
+    return scaled if visible is None else scaled.masked_fill(~visible, float("-inf"))
