@@ -1,4 +1,4 @@
-"""Situations in which a lazy device can hang, crash or lose data; those that may end a process run in one of their own."""
+"""Situations in which a lazy device can hang, crash or lose data; those that may end a process run in their own."""
 
 from __future__ import annotations
 
@@ -239,7 +239,9 @@ class TestFailures:
 
         monkeypatch.setattr(compiler, "compile_graph", fail)
 
-    def test_a_failed_compile_gives_back_the_earlier_values(self, broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_compile_gives_back_the_earlier_values(
+        self, broken: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         x = torch.arange(3.0).to("xla")
         x.add_(41.5)
         new = x * 7.25
@@ -279,7 +281,13 @@ class TestFailures:
 @pytest.mark.parametrize("make", [lambda: torch.zeros(0, 3), lambda: torch.zeros(2, 0)])
 def test_zero_size_tensors_run(make: Callable[[], torch.Tensor]) -> None:
     x = make()
-    for op in (lambda t: t.roll(1, 0), lambda t: t.flip(0), lambda t: t + 1, lambda t: t.sum(), lambda t: t.repeat(2, 2)):
+    for op in (
+        lambda t: t.roll(1, 0),
+        lambda t: t.flip(0),
+        lambda t: t + 1,
+        lambda t: t.sum(),
+        lambda t: t.repeat(2, 2),
+    ):
         torch.testing.assert_close(op(x.to("xla")).cpu(), op(x))
 
 

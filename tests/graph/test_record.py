@@ -155,7 +155,9 @@ def test_a_million_nodes_are_traversed_and_released() -> None:
     del x
 
 
-@pytest.mark.parametrize("op", [lambda x: x.roll(1), lambda x: x.flip(0), lambda x: x.roll((1, 2), (0, 0)), torch.cumsum])
+@pytest.mark.parametrize(
+    "op", [lambda x: x.roll(1), lambda x: x.flip(0), lambda x: x.roll((1, 2), (0, 0)), torch.cumsum]
+)
 def test_zero_size_tensors(op: object) -> None:
     call = (lambda x: op(x, 0)) if op is torch.cumsum else op  # type: ignore[operator]
     assert_same(call(arange(0) * 1.0), call(torch.arange(0) * 1.0))  # type: ignore[operator]
