@@ -1,0 +1,114 @@
+"""Compiling: options go with each compile, and nothing of JAX that the user sees is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from probes import cut_of
+
+import torch_xla
+from torch_xla._core import cache, compiler
+
+Counting = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_options() -> Iterator[None]:
+    cache.clear()
+    yield
+    compiler.set_options({})
+
+
+def step() -> torch.Tensor:
+    y = torch.arange(24.0).reshape(4, 6).to("xla").tanh() * 2.5
+    torch_xla.sync()
+    return y
+
+
+class TestOptions:
+    def test_other_options_are_another_executable(self, compiles: Counting) -> None:
+        with compiles(1):
+            step()
+        compiler.set_options({"xla_cpu_enable_fast_math": True})
+        with compiles(1):
+            step()
+            step()
+        compiler.set_options({})
+        with compiles(0):
+            step()
+        compiler.set_options({"xla_cpu_enable_fast_math": True})
+        with compiles(0):
+            step()
+
+    def test_their_order_does_not_matter(self, compiles: Counting) -> None:
+        compiler.set_options({"xla_cpu_enable_fast_math": True, "xla_backend_optimization_level": 1})
+        step()
+        compiler.set_options({"xla_backend_optimization_level": 1, "xla_cpu_enable_fast_math": True})
+        with compiles(0):
+            step()
+
+    def test_they_reach_the_compiler(self) -> None:
+        compiler.set_options({"xla_no_such_option": True})
+        with pytest.raises(RuntimeError, match="xla_no_such_option"):
+            step()
+
+    def test_a_bad_option_loses_no_value(self) -> None:
+        x = torch.arange(6.0).to("xla")
+        torch_xla.sync()
+        compiler.set_options({"xla_no_such_option": True})
+        x.add_(2.5)
+        with pytest.raises(RuntimeError, match="failed"):
+            torch_xla.sync()
+        compiler.set_options({})
+        assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+    def test_what_they_are_cannot_be_changed_by_accident(self) -> None:
+        given: dict[str, Any] = {"xla_cpu_enable_fast_math": True}
+        compiler.set_options(given)
+        given.clear()
+        compiler.options().clear()
+        assert compiler.options() == {"xla_cpu_enable_fast_math": True}
+
+
+class TestTheUsersJax:
+    def test_the_environment_is_not_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = dict(os.environ)
+        compiler.set_options({"xla_cpu_enable_fast_math": True})
+        step()
+        assert dict(os.environ) == before
+
+    def test_64_bit_types_stay_off_for_it(self) -> None:
+        wide = torch.arange(3).to("xla") * 5_000_000_000 + torch.arange(3, device="xla")
+        torch_xla.sync()
+        assert wide.tolist() == [0, 5_000_000_001, 10_000_000_002]
+        assert not jax.config.jax_enable_x64
+        assert jnp.arange(3).dtype == jnp.int32
+        assert (jnp.arange(3.0) * 2).dtype == jnp.float32
+        assert jax.jit(lambda: jnp.zeros(3) + 1)().dtype == jnp.float32
+
+    def test_64_bit_types_stay_on_for_it(self) -> None:
+        with jax.enable_x64(True):
+            narrow = step()
+            assert jnp.arange(3).dtype == jnp.int64
+        assert narrow.dtype == narrow.cpu().dtype == torch.float32
+        assert not jax.config.jax_enable_x64
+
+    def test_its_settings_do_not_reach_our_numbers(self) -> None:
+        with jax.numpy_dtype_promotion("strict"):
+            x = torch.linspace(0, 1, 64).reshape(8, 8).to("xla")
+            y = x @ x + torch.arange(8, device="xla")
+            torch_xla.sync()
+        torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu() + torch.arange(8))
+
+
+def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
+    x = torch.linspace(0, 1, 6).to("xla")
+    assert not compiler.compile_graph(cut_of(x.sin()), "plain").waits
+    assert compiler.compile_graph(cut_of(torch.special.airy_ai(x)), "callback").waits
