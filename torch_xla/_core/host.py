@@ -18,9 +18,8 @@ _CAPACITY = 64
 _constants: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
 
 
-def run(cut: _bindings.Graph) -> None:
-    """Computes a cut graph and gives its results to the tensors."""
-    _metrics.count("HostCompute")
+def run(cut: _bindings.Graph) -> bool:
+    """Computes a cut graph and gives its results to the tensors; False where PyTorch has no CPU kernel for it."""
     numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
     key = (cut.key, numbers)
     buffers = _constants.get(key)
@@ -30,7 +29,11 @@ def run(cut: _bindings.Graph) -> None:
             backend.download(buffer, meta.dtype)
             for buffer, meta in zip(cut.leaf_buffers(), described.leaves, strict=True)
         ]
-        buffers = [backend.upload(result, cut.device) for result in interpreter.interpret(described, leaves)]
+        try:
+            results = interpreter.interpret(described, leaves)
+        except NotImplementedError:
+            return False
+        buffers = [backend.upload(result, cut.device) for result in results]
         if not leaves:
             _constants[key] = buffers
             if len(_constants) > _CAPACITY:
@@ -38,3 +41,5 @@ def run(cut: _bindings.Graph) -> None:
     else:
         _constants.move_to_end(key)
     cut.attach_shared(buffers)
+    _metrics.count("HostCompute")
+    return True

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from torch_xla._core.graph import Graph, fill_template
 from torch_xla.ops.call import find_overload
 from torch_xla.ops.decompositions import bind
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    debug_mask: bool,
+    *,
+    scale: float | None,
+) -> tuple[Any, ...]:
+    mask = bias
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    repeats = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(repeats, 1).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    probabilities = torch.softmax(scores, -1).nan_to_num(0.0)
+    out = probabilities @ v.repeat_interleave(repeats, 1)
+    zero = torch.zeros((), dtype=torch.int64)
+    return out, scores.logsumexp(-1), None, None, q.shape[-2], k.shape[-2], zero, zero, None
+
+
+def _attention_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, *rest: Any, scale: float | None
+) -> tuple[Any, ...]:
+    is_causal = rest[-3]
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = _attention(*leaves, bias, 0.0, is_causal, False, scale=scale)[0]
+        grads = torch.autograd.grad(out, leaves, grad)
+    return (*grads, None if bias is None else torch.zeros_like(bias))
+
+
+# Operators that PyTorch leaves to other devices.
+_WITHOUT_CPU_KERNEL: dict[str, Callable[..., Any]] = {
+    "aten._scaled_dot_product_fused_attention_overrideable.default": _attention,
+    "aten._scaled_dot_product_fused_attention_overrideable_backward.default": _attention_backward,
+}
 
 
 def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -38,11 +81,11 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional = [v.clone() if isinstance(v, torch.Tensor) else v for v in positional]
-            result = op(*positional, **keywords)
+            result = _WITHOUT_CPU_KERNEL.get(node.op, op)(*positional, **keywords)
             flat = list(result) if isinstance(result, (list, tuple)) else [result]
             results.append(
                 [
-                    None if meta is None else value.to(meta.dtype).clone(memory_format=torch.contiguous_format)
+                    None if meta is None or value is None else value.to(meta.dtype).clone(memory_format=torch.contiguous_format)
                     for value, meta in zip(flat, node.outs, strict=True)
                 ]
             )

@@ -82,8 +82,7 @@ def _run(cut: _bindings.Graph, reading: bool) -> bool:
     key = cut.key
     region.before_run(key, lambda: [_node_text(node) for node in graph.describe(cut).nodes])
     try:
-        if reading and cut.fits_host:
-            host.run(cut)
+        if reading and cut.fits_host and host.run(cut):
             return True
         executable = cache.find(key, cut.device)
         if executable is None:

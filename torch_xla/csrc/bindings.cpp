@@ -65,7 +65,7 @@ py::list describe_nodes(const Graph& graph) {
     for (const auto& meta : node->outs->metas) {
       outs.append(describe_meta(meta));
     }
-    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->op->seeded, node->op->static_numbers.load(),
+    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, node->op->static_numbers.load(),
                                 node->frame ? py::object(py::str(*node->frame)) : py::object(py::none()),
                                 py::make_tuple(node->attrs.hi, node->attrs.lo)));
   }

@@ -169,7 +169,7 @@ void Graph::number_leaves() {
       }
       numbers.push_back(slot);
     }
-    if (node->op->seeded) {
+    if (node->seeded) {
       for (const auto word : node->seed) {
         numbers.push_back({NumberSlot::Type::Int, word, {}});
       }
@@ -270,7 +270,7 @@ bool Graph::fits_host() const {
   };
   std::for_each(nodes.begin(), nodes.end(), count);
   std::for_each(leaves.begin(), leaves.end(), count);
-  return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->seeded; });
+  return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
 void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) {

@@ -77,7 +77,7 @@ MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offs
   m.offset = offset;
   m.dtype = dtype;
   set->metas.push_back(std::move(m));
-  set->returns.push_back(-1);
+  set->returns.push_back(MetaSet::kTensor);
   set->rehash();
   return {std::move(set), 0};
 }

@@ -36,7 +36,11 @@ struct Meta {
 // The metas of all results of one call; shared by every call with the same signature.
 struct MetaSet final : c10::intrusive_ptr_target {
   std::vector<Meta> metas;
-  c10::SmallVector<int32_t, 4> returns;  // per return of the schema: -1 for a tensor, else the length of the list
+  // Per return of the schema: a tensor, a number (which has an undefined meta), or a list of that length.
+  static constexpr int32_t kTensor = -1;
+  static constexpr int32_t kNumber = -2;
+  c10::SmallVector<int32_t, 4> returns;
+  std::vector<int64_t> numbers;
   Hash value;
 
   void rehash();
@@ -82,6 +86,7 @@ struct Node final : c10::intrusive_ptr_target {
   MetaSetPtr outs;
   Hash attrs;  // of the constant arguments
   uint64_t sequence = 0;
+  bool seeded = false;
   int64_t seed[2] = {0, 0};  // for operators that draw random numbers
   std::unique_ptr<std::string> frame;
 

@@ -125,6 +125,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     has_tensor =
         has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());
+    if (argument.name() == "dropout_p") {
+      dropout = static_cast<int>(i);
+    }
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       written.push_back(static_cast<uint8_t>(i));
       written_arguments.push_back(&argument);

@@ -95,13 +95,17 @@ void finish(Call& call, const MetaSetPtr& metas, std::vector<at::Tensor>& fresh)
   std::vector<IValue> results;
   size_t next = 0;
   size_t entry = 0;
+  size_t number = 0;
   for (const auto which : call.info.return_writes) {
     if (which >= 0) {
       results.push_back(call.stack[call.base + call.info.written[which]]);
       continue;
     }
     const auto length = metas->returns[entry++];
-    if (length < 0) {
+    if (length == MetaSet::kNumber) {
+      ++next;
+      results.emplace_back(metas->numbers[number++]);
+    } else if (length == MetaSet::kTensor) {
       results.emplace_back(std::move(fresh[next++]));
     } else {
       c10::List<at::Tensor> list;
@@ -167,7 +171,8 @@ void record_call(Call& call, const MetaSetPtr& metas) {
   {
     const RecorderLock lock;
     const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
-    if (info.seeded) {
+    if (info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0)) {
+      node->seeded = true;
       next_seed(call.device, call.generator, node->seed);
     }
     uint32_t out = 0;

@@ -96,9 +96,13 @@ void add_result(MetaSet& set, const c10::IValue& v) {
     for (const at::Tensor& t : list) {
       add_meta(set, t);
     }
+  } else if (v.isInt()) {
+    set.returns.push_back(MetaSet::kNumber);
+    set.numbers.push_back(v.toInt());
+    add_meta(set, at::Tensor());
   } else {
     TORCH_CHECK(v.isTensor(), "[record] an operator returned a ", v.tagKind(), " where a tensor was expected");
-    set.returns.push_back(-1);
+    set.returns.push_back(MetaSet::kTensor);
     add_meta(set, v.toTensor());
   }
 }

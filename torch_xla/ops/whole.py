@@ -12,7 +12,8 @@ expand _reshape_alias diagonal split.Tensor split_with_sizes unbind.int view.dty
 
 OPERATORS = """
 _unsafe_view native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum
-repeat masked_fill.Scalar masked_fill.Tensor index_put
+repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused_attention_overrideable
+_scaled_dot_product_fused_attention_overrideable_backward
 """.split()
 
 # Their numbers shape the program (`x ** 2` is a multiplication), so they are constants of it from the start. Any other
