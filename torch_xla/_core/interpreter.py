@@ -12,6 +12,16 @@ from torch_xla.ops.call import find_overload
 from torch_xla.ops.decompositions import bind
 
 
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril() if is_causal else bias
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+
 def _attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -23,28 +33,25 @@ def _attention(
     *,
     scale: float | None,
 ) -> tuple[Any, ...]:
-    mask = bias
-    if is_causal:
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-    repeats = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(repeats, 1).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    probabilities = torch.softmax(scores, -1).nan_to_num(0.0)
-    out = probabilities @ v.repeat_interleave(repeats, 1)
+    scores = _scores(q, k, bias, is_causal, scale)
+    out = torch.softmax(scores, -1).nan_to_num(0.0) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     zero = torch.zeros((), dtype=torch.int64)
     return out, scores.logsumexp(-1), None, None, q.shape[-2], k.shape[-2], zero, zero, None
 
 
+# Written out: a value may be read where autograd is switched off.
 def _attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, *rest: Any, scale: float | None
 ) -> tuple[Any, ...]:
-    is_causal = rest[-3]
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        out = _attention(*leaves, bias, 0.0, is_causal, False, scale=scale)[0]
-        grads = torch.autograd.grad(out, leaves, grad)
-    return (*grads, None if bias is None else torch.zeros_like(bias))
+    groups, factor = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
+    p = torch.softmax(_scores(q, k, bias, rest[-3], scale), -1).nan_to_num(0.0)
+    grad_p = grad @ v.repeat_interleave(groups, 1).mT
+    grad_scores = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
+    ungroup = lambda g, like: g.unflatten(1, (like.shape[1], groups)).sum(2)  # noqa: E731
+    grad_q = grad_scores @ k.repeat_interleave(groups, 1) * factor
+    grad_k = ungroup(grad_scores.mT @ q * factor, k)
+    grad_bias = None if bias is None else grad_scores.sum_to_size(bias.shape)
+    return grad_q, grad_k, ungroup(p.mT @ grad, v), grad_bias
 
 
 # Operators that PyTorch leaves to other devices.
