@@ -1,0 +1,234 @@
+"""The cache of executables: what it counts, how much it keeps, and what it writes to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from probes import sampled
+
+import torch_xla
+from torch_xla import _config
+from torch_xla._core import cache, compiler
+
+Counting = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No executable in memory and no folder, before and after."""
+    torch_xla.sync()
+    monkeypatch.setattr(cache, "_folder", None)
+    monkeypatch.setattr(cache, "_readonly", False)
+    cache.clear()
+    yield
+    cache.clear()
+
+
+def run(number: float = 2.5, size: int = 6, device: str = "xla:0") -> list[float]:
+    """A barrier with one graph, which depends on the size and the device."""
+    y = torch.arange(float(size)).to(device) * number
+    torch_xla.sync()
+    return y.tolist()
+
+
+EXPECTED = [0.0, 2.5, 5.0, 7.5, 10.0, 12.5]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestMemory:
+    def test_a_graph_is_compiled_once(self, counted: Counting) -> None:
+        with counted("UncachedCompile", 1), counted("CachedCompile", 3):
+            for i in range(4):
+                run(i + 2.5)
+        assert cache.num_graphs() == 1
+
+    def test_each_shape_and_device_is_a_graph(self, counted: Counting) -> None:
+        with counted("UncachedCompile", 3), counted("CachedCompile", 3):
+            for _ in range(2):
+                run(size=6)
+                run(size=7)
+                run(size=6, device="xla:1")
+
+    def test_what_was_not_used_longest_goes_first(self, monkeypatch: pytest.MonkeyPatch, compiles: Counting) -> None:
+        monkeypatch.setattr(cache, "_CAPACITY", 2)
+        run(size=6)
+        run(size=7)
+        with compiles(0):
+            run(size=6)
+        with compiles(1):
+            run(size=8)
+        assert cache.num_graphs() == 2
+        with compiles(0):
+            run(size=6)
+        with compiles(1):
+            run(size=7)
+
+    def test_without_a_folder_nothing_is_said_of_it(self, counted: Counting) -> None:
+        with counted("PersistentCacheMiss", 0), counted("PersistentCacheHit", 0):
+            run()
+
+    def test_nothing_pending_is_no_graph(self, counted: Counting) -> None:
+        run()
+        with counted("UncachedCompile", 0), counted("CachedCompile", 0):
+            torch_xla.sync()
+
+
+class TestFolder:
+    def test_a_later_process_neither_lowers_nor_compiles(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        with counted("PersistentCacheMiss", 1), counted("UncachedCompile", 1):
+            assert run() == EXPECTED
+        (name,) = files(tmp_path)
+        assert name.endswith(".xla")
+        cache.clear()
+        with (
+            counted("PersistentCacheHit", 1),
+            counted("UncachedCompile", 0),
+            counted("CachedCompile", 2),
+            sampled("LoweringTime", 0),
+            sampled("CompileTime", 0),
+        ):
+            for number in (2.5, -2.5, 2.5):
+                assert run(number) == [value * number / 2.5 for value in EXPECTED]
+        assert files(tmp_path) == [name]
+
+    def test_a_training_step_comes_back(self, tmp_path: Path, compiles: Counting) -> None:
+        def train(device: str) -> list[float]:
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(device)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            x = torch.linspace(-1, 1, 12).reshape(3, 4).to(device)
+            losses = []
+            for _ in range(4):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                torch_xla.sync()
+                losses.append(loss.detach())
+            return torch.stack(losses).tolist()
+
+        cache.initialize(str(tmp_path))
+        fresh = train("xla")
+        cache.clear()
+        with compiles(0):
+            stored = train("xla")
+        assert stored == fresh
+        assert stored == pytest.approx(train("cpu"), rel=1e-4)
+
+    def test_random_numbers_come_back(self, tmp_path: Path, compiles: Counting) -> None:
+        def draw() -> list[float]:
+            torch_xla.manual_seed(7)
+            x = torch.rand(5, device="xla")
+            torch_xla.sync()
+            return x.tolist()
+
+        cache.initialize(str(tmp_path))
+        fresh = draw()
+        cache.clear()
+        with compiles(0):
+            assert draw() == fresh
+
+    def test_devices_and_options_have_files_of_their_own(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        run()
+        run(device="xla:1")
+        compiler.set_options({"xla_backend_optimization_level": 1})
+        try:
+            run()
+        finally:
+            compiler.set_options({})
+        assert len(files(tmp_path)) == 3
+
+    @pytest.mark.xfail(reason="an executable from a file runs on the first device")
+    def test_a_later_process_may_use_any_device(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        run(device="xla:1")
+        cache.clear()
+        with counted("PersistentCacheHit", 1):
+            assert run(device="xla:1") == EXPECTED
+
+    def test_read_only(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        run()
+        known = files(tmp_path)
+        cache.initialize(str(tmp_path), readonly=True)
+        cache.clear()
+        with counted("PersistentCacheHit", 1), counted("UncachedCompile", 0):
+            assert run() == EXPECTED
+        with counted("PersistentCacheMiss", 1), counted("UncachedCompile", 1):
+            run(size=9)
+        assert files(tmp_path) == known
+
+    def test_read_only_makes_no_folder(self, tmp_path: Path) -> None:
+        cache.initialize(str(tmp_path / "missing"), readonly=True)
+        assert run() == EXPECTED
+        assert files(tmp_path) == []
+
+    def test_folders_are_made(self, tmp_path: Path) -> None:
+        cache.initialize(str(tmp_path / "some" / "where"))
+        run()
+        assert len(files(tmp_path / "some" / "where")) == 1
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(RuntimeError, match=r"\[cache\] got .*expected a folder that can be written.*readonly=True"):
+            cache.initialize(str(tmp_path / "file" / "cache"))
+        assert cache._folder is None
+
+    def test_a_folder_that_goes_away(self, tmp_path: Path, counted: Counting) -> None:
+        folder = tmp_path / "cache"
+        cache.initialize(str(folder))
+        folder.rmdir()
+        with counted("PersistentCacheWriteFailed", 1):
+            assert run() == EXPECTED
+
+    def test_programs_that_call_back_into_this_process_are_not_written(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        with counted("UncachedCompile", 1):
+            y = torch.special.airy_ai(torch.linspace(0, 1, 6).to("xla"))
+            torch_xla.sync()
+        assert files(tmp_path) == []
+        torch.testing.assert_close(y.cpu(), torch.special.airy_ai(torch.linspace(0, 1, 6)))
+
+    @pytest.mark.parametrize("damage", [lambda raw: raw[:100], lambda raw: b"", lambda raw: raw[:-1] + b"?"])
+    def test_a_damaged_file_is_replaced(
+        self, tmp_path: Path, counted: Counting, damage: Callable[[bytes], bytes]
+    ) -> None:
+        cache.initialize(str(tmp_path))
+        run()
+        (path,) = tmp_path.iterdir()
+        path.write_bytes(damage(path.read_bytes()))
+        cache.clear()
+        with counted("PersistentCacheDamaged", 1), counted("UncachedCompile", 1):
+            assert run() == EXPECTED
+        cache.clear()
+        with counted("PersistentCacheHit", 1):
+            run()
+
+    def test_the_environment_may_name_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counting
+    ) -> None:
+        cache._initialize_from_environment.cache_clear()
+        with _config.XLA_PERSISTENT_CACHE_PATH.override(str(tmp_path)):
+            run()
+        assert len(files(tmp_path)) == 1
+        cache._initialize_from_environment.cache_clear()
+        cache.clear()
+        monkeypatch.setattr(cache, "_folder", None)
+        with (
+            _config.XLA_PERSISTENT_CACHE_PATH.override(str(tmp_path)),
+            _config.XLA_PERSISTENT_CACHE_READ_ONLY.override(True),
+            counted("PersistentCacheHit", 1),
+        ):
+            run()
+            run(size=9)
+        assert len(files(tmp_path)) == 1

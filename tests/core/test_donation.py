@@ -1,0 +1,259 @@
+"""Donation: overwritten buffers are given to the program, buffers that anyone can still reach are not."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import jax
+import pytest
+import torch
+
+import torch_xla
+from torch_xla import _bindings
+from torch_xla._core import sync
+
+SIZE = 50_000  # too large for the host to compute
+
+
+def computed(size: int = SIZE) -> torch.Tensor:
+    """A tensor that had its value at the last barrier."""
+    x = torch.linspace(0, 1, size).to("xla")
+    torch_xla.sync()
+    return x
+
+
+def barrier() -> int:
+    """Issues a barrier; the number of buffers its graph gives away."""
+    donated = _bindings.Graph.of_device(0).donated
+    torch.zeros(1, device="xla")
+    torch_xla.sync()
+    return len(donated)
+
+
+@pytest.fixture(autouse=True)
+def idle() -> None:
+    gc.collect()
+    torch_xla.sync(wait=True)
+
+
+class TestDonated:
+    def test_a_tensor_written_in_place(self) -> None:
+        x = computed()
+        buffer = _bindings.buffer_of(x)
+        x.add_(2.5)
+        assert barrier() == 1
+        assert buffer.is_deleted()
+        assert x[:2].tolist() == pytest.approx([2.5, 2.5 + 1 / (SIZE - 1)])
+
+    def test_a_parameter_whose_data_is_replaced(self) -> None:
+        parameter = torch.nn.Parameter(computed())
+        parameter.data.mul_(2.5)
+        assert barrier() == 1
+
+    def test_with_aliases_that_see_the_new_value(self) -> None:
+        x = computed()
+        alias, data = x.detach(), x.data
+        x.add_(2.5)
+        assert barrier() == 1
+        assert alias[0].item() == data[0].item() == 2.5
+
+    def test_a_write_through_a_view(self) -> None:
+        x = computed()
+        x[:3].fill_(7.5)
+        assert barrier() == 1
+        assert x[:4].tolist() == pytest.approx([7.5] * 3 + [3 / (SIZE - 1)])
+
+    def test_a_value_that_another_result_of_the_graph_needs(self) -> None:
+        x = computed()
+        y = x * 2.5
+        x.add_(1.5)
+        assert barrier() == 1
+        assert y[-1].item() == 2.5
+        assert x[-1].item() == 2.5
+
+    def test_state_made_from_nothing_is_given_away_in_its_first_step_as_in_later_ones(self) -> None:
+        x = computed()
+        state = torch.zeros(SIZE, device="xla")
+        counts = []
+        for _ in range(3):
+            state.mul_(0.5).add_(x)
+            counts.append(barrier())
+        assert counts == [1, 1, 1]
+        assert state[-1].item() == 1.75
+
+    def test_each_parameter_and_state_of_a_step(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).to("xla")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        counts = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 8).to("xla")).sum().backward()
+            optimizer.step()
+            counts.append(barrier())
+        assert counts[1:] == [8, 8, 8]
+
+
+class TestKept:
+    """What is still reachable keeps its value."""
+
+    def check(self, x: torch.Tensor, kept: Callable[[], torch.Tensor]) -> None:
+        """Writes to `x`, which must not change what `kept` gives."""
+        before = kept().cpu().clone()
+        x.add_(2.5)
+        assert barrier() == 0
+        torch.testing.assert_close(kept().cpu(), before)
+        x.add_(2.5)
+        barrier()
+        torch.testing.assert_close(kept().cpu(), before)
+        assert x[0].item() == 5.0
+
+    def test_a_clone(self) -> None:
+        x = computed()
+        clone = x.clone()
+        torch_xla.sync()
+        self.check(x, lambda: clone)
+
+    def test_a_clone_that_is_pending(self) -> None:
+        x = computed()
+        clone = x.clone()
+        x.add_(2.5)
+        barrier()
+        assert clone[0].item() == 0.0
+        assert x[0].item() == 2.5
+
+    def test_a_copy_made_by_copy_(self) -> None:
+        x = computed()
+        copy = torch.empty(SIZE, device="xla")
+        copy.copy_(x)
+        torch_xla.sync()
+        self.check(x, lambda: copy)
+
+    def test_a_view_that_was_seen(self) -> None:
+        x = computed()
+        view = x[2:4]
+        torch_xla.sync()
+        x.add_(2.5)
+        barrier()
+        torch.testing.assert_close(view.cpu(), torch.linspace(0, 1, SIZE)[2:4] + 2.5)
+
+    def test_copies_of_a_state_dict(self) -> None:
+        model = torch.nn.Linear(300, 300).to("xla")
+        torch_xla.sync()
+        saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        expected = {name: tensor.cpu() for name, tensor in saved.items()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(2, 300).to("xla")).sum().backward()
+            optimizer.step()
+            torch_xla.sync()
+        for name, tensor in saved.items():
+            torch.testing.assert_close(tensor.cpu(), expected[name])
+        model.load_state_dict(saved)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor.cpu(), expected[name])
+
+    def test_plain_references_of_a_state_dict_follow_the_model(self) -> None:
+        model = torch.nn.Linear(300, 300).to("xla")
+        torch_xla.sync()
+        references = model.state_dict()
+        with torch.no_grad():
+            model.weight.add_(2.5)
+        assert barrier() == 1
+        torch.testing.assert_close(references["weight"].cpu(), model.weight.detach().cpu())
+
+    def test_a_value_that_a_pending_graph_needs(self) -> None:
+        x = computed()
+        pending = x * 2.5
+        x.add_(1.5)
+        sync.evaluate([x])
+        assert _bindings.buffer_of(pending) is None
+        assert x[-1].item() == 2.5
+        x.add_(1.5)
+        sync.evaluate([x])
+        torch_xla.sync()
+        assert pending[-1].item() == 2.5
+        assert x[-1].item() == 4.0
+
+    def test_a_value_that_backward_will_need(self) -> None:
+        x = computed().requires_grad_()
+        weight = computed()
+        loss = (x * weight.clone()).sum()
+        torch_xla.sync()
+        weight.add_(2.5)
+        barrier()
+        loss.backward()
+        torch_xla.sync()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.cpu(), torch.linspace(0, 1, SIZE))
+
+    def test_a_value_of_another_device(self) -> None:
+        x = computed()
+        other = x.to("xla:1")
+        x.add_(2.5)
+        torch_xla.sync()
+        assert other[0].item() == 0.0
+        assert x[0].item() == 2.5
+
+    def test_the_source_of_a_swap(self) -> None:
+        x, y = computed(), computed() + 1.5
+        torch_xla.sync()
+        x.data, y.data = y.data, x.data
+        x.add_(1.0)
+        barrier()
+        assert x[0].item() == 2.5
+        assert y[0].item() == 0.0
+
+    def test_what_the_host_computed_for_others_too(self) -> None:
+        def constant() -> torch.Tensor:
+            x = torch.arange(3, device="xla") + 2
+            assert x.tolist() == [2, 3, 4]
+            return x
+
+        x = constant()
+        x.add_(5)
+        assert barrier() == 0
+        assert x.tolist() == [7, 8, 9]
+        assert constant().tolist() == [2, 3, 4]
+        x.add_(5)
+        assert barrier() == 1
+
+    def test_nothing_when_a_callback_may_fail(self) -> None:
+        x = computed()
+        buffer = _bindings.buffer_of(x)
+        x.copy_(torch.special.airy_ai(x))
+        torch_xla.sync()
+        assert not buffer.is_deleted()
+
+    def test_a_tensor_whose_dtype_or_shape_changes_reuses_nothing_it_should_not(self) -> None:
+        x = computed()
+        x.data = x.double()
+        torch_xla.sync()
+        assert x.dtype == torch.float64
+        assert x[-1].item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+    ],
+    ids=["sgd", "momentum", "adamw"],
+)
+def test_memory_does_not_grow(make: Callable[..., torch.optim.Optimizer]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to("xla")
+    optimizer = make(model.parameters())
+    data = torch.linspace(-1, 1, 80).reshape(5, 16).to("xla")
+    live = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync(wait=True)
+        live.append(len(jax.live_arrays()))
+    assert len(set(live[2:])) == 1, live
+    assert loss.isfinite()
