@@ -135,6 +135,16 @@ class TestNumbers:
             torch_xla.sync()
         assert y.tolist() == [(1.25 + 7) * 3.25 - 9] * 5
 
+    @pytest.mark.xfail(reason="when one vector changes, all are sent")
+    def test_a_vector_that_stays_beside_one_that_changes(self) -> None:
+        x = torch.ones(5).to("xla")
+        torch_xla.sync()
+        with sampled("TransferToDeviceTime", 2 + 3):
+            for i in range(4):
+                y = x * (i + 1.25) + 7
+                torch_xla.sync()
+        assert y.tolist() == [11.25] * 5
+
     def test_numbers_that_compare_equal_but_are_not(self) -> None:
         x = torch.ones(2).to("xla")
         results = []
