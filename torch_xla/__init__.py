@@ -9,7 +9,7 @@ from importlib.metadata import version as _version
 import torch as _torch
 
 from torch_xla import _XLAC as _XLAC
-from torch_xla import _bindings, _config, _device_module
+from torch_xla import _bindings, _config, _device_module, _serialization
 
 # Libraries reach these as attributes after a plain `import torch_xla`.
 from torch_xla import _internal as _internal
@@ -53,5 +53,6 @@ __all__ = [
 _torch._register_device_module("xla", _device_module)
 _recording.install()
 _modules.install()
+_serialization.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():
     _bindings.set_eager(True)
