@@ -32,16 +32,21 @@ def x() -> torch.Tensor:
     return torch.linspace(0, 1, 6).reshape(2, 3).to("xla")
 
 
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    """A namespace with an operator `stage::probe`."""
-    with torch.library._scoped_library("stage", "DEF") as library:
-        library.define("probe(Tensor x, Scalar a=2.5) -> Tensor")
-        library.impl("probe", lambda x, a=2.5: torch.empty_like(x), "Meta")
-        yield library
-    # Another test gives the same operator another rule.
+LIBRARY = torch.library.Library("stage", "DEF")
+LIBRARY.define("probe(Tensor x, Scalar a=2.5) -> Tensor")
+LIBRARY.define("powered(Tensor x, Scalar a) -> Tensor")
+LIBRARY.define("shifted(Tensor x, Scalar a) -> Tensor")
+for _name in ("probe", "powered", "shifted"):
+    LIBRARY.impl(_name, lambda x, a=2.5: torch.empty_like(x), "Meta")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """No rule was traced and no graph compiled: another test gives the same operator another rule."""
     lowering._rules.clear()
     cache.clear()
+    yield
+    torch_xla.sync()
 
 
 @pytest.fixture
@@ -110,7 +115,7 @@ class TestProgram:
         torch_xla.sync()
 
     def test_an_input_that_a_rule_ignores_stays_an_input(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
+        self, x: torch.Tensor, rule: Callable[[str, Any], None]
     ) -> None:
         rule("stage.probe.default", lambda ctx, value, a: jax.numpy.ones(value.shape))
         main = next(line for line in stablehlo(torch.ops.stage.probe(x)).splitlines() if "@main(" in line)
@@ -130,7 +135,7 @@ class TestProgram:
 
 class TestStaticNumbers:
     def test_an_operator_that_needs_its_number_is_recorded_again(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None], compiles: Counting
+        self, x: torch.Tensor, rule: Callable[[str, Any], None], compiles: Counting
     ) -> None:
         powers: list[float] = []
 
@@ -138,8 +143,8 @@ class TestStaticNumbers:
             powers.append(ctx.constant(a))
             return value ** powers[-1]
 
-        rule("stage.probe.default", power)
-        probe = torch.ops.stage.probe
+        rule("stage.powered.default", power)
+        probe = torch.ops.stage.powered
         with compiles(1):
             y = probe(x, 2.5)
             before = _bindings.Graph.of_tensors([y], live=False)
@@ -156,11 +161,9 @@ class TestStaticNumbers:
             torch_xla.sync()
         torch.testing.assert_close(z.cpu(), x.cpu() ** 3.5 + x.cpu() ** 4.5 * 1.5)
 
-    def test_showing_a_graph_may_find_it_out_too(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
-    ) -> None:
-        rule("stage.probe.default", lambda ctx, value, a: value + ctx.constant(a))
-        assert "1.234500e+00" in stablehlo(torch.ops.stage.probe(x, 1.2345))
+    def test_showing_a_graph_may_find_it_out_too(self, x: torch.Tensor, rule: Callable[[str, Any], None]) -> None:
+        rule("stage.shifted.default", lambda ctx, value, a: value + ctx.constant(a))
+        assert "1.234500e+00" in stablehlo(torch.ops.stage.shifted(x, 1.2345))
 
     @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
     def test_norms(self, x: torch.Tensor, p: float) -> None:
@@ -174,9 +177,7 @@ class TestStaticNumbers:
 
 
 class TestErrors:
-    def test_the_operator_is_named(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
-    ) -> None:
+    def test_the_operator_is_named(self, x: torch.Tensor, rule: Callable[[str, Any], None]) -> None:
         def broken(ctx: Any, value: Any, a: Any) -> Any:
             raise KeyError("no such thing")
 
@@ -186,9 +187,7 @@ class TestErrors:
             lowering.lower(described)
         assert "XLA_IR_DEBUG=1 tells the line" in str(failure.value)
 
-    def test_the_users_line_is_named(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
-    ) -> None:
+    def test_the_users_line_is_named(self, x: torch.Tensor, rule: Callable[[str, Any], None]) -> None:
         def broken(ctx: Any, value: Any, a: Any) -> Any:
             raise KeyError("no such thing")
 
@@ -214,7 +213,6 @@ class TestErrors:
     def test_a_result_that_breaks_the_promise(
         self,
         x: torch.Tensor,
-        library: torch.library.Library,
         rule: Callable[[str, Any], None],
         result: Callable[[Any], Any],
         text: str,
@@ -223,9 +221,7 @@ class TestErrors:
         with pytest.raises(lowering.LoweringError, match=text):
             lowering.lower(cut_of(torch.ops.stage.probe(x)))
 
-    def test_a_result_of_another_dtype_is_cast(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
-    ) -> None:
+    def test_a_result_of_another_dtype_is_cast(self, x: torch.Tensor, rule: Callable[[str, Any], None]) -> None:
         rule("stage.probe.default", lambda ctx, value, a: value.astype("float64") * 2)
         y = torch.ops.stage.probe(x)
         torch_xla.sync()
@@ -233,7 +229,7 @@ class TestErrors:
         torch.testing.assert_close(y.cpu(), x.cpu() * 2)
 
     def test_a_failed_graph_says_so_and_gives_old_values_back(
-        self, x: torch.Tensor, library: torch.library.Library, rule: Callable[[str, Any], None]
+        self, x: torch.Tensor, rule: Callable[[str, Any], None]
     ) -> None:
         def broken(ctx: Any, value: Any, a: Any) -> Any:
             raise KeyError("no such thing")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Lifted, Meta
@@ -17,7 +18,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor's values as a NumPy array of the XLA dtype; shares memory where it can."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     target = dtypes.numpy_dtype(tensor.dtype)
-    if target.kind == "V" or tensor.dtype in (torch.bfloat16,):
+    if target.isbuiltin != 1:  # NumPy knows bfloat16 and the 8-bit floats through ml_dtypes, PyTorch does not
         width = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
         return tensor.view(width).numpy().view(target)
     return tensor.numpy()
@@ -26,7 +27,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor with a copy of the array's values."""
     array = np.array(array, order="C", copy=True)
-    if array.dtype.kind == "V" or dtype == torch.bfloat16:
+    if array.dtype.isbuiltin != 1:
         width = {1: np.uint8, 2: np.int16}[array.dtype.itemsize]
         return torch.from_numpy(array.view(width)).view(dtype)
     return torch.from_numpy(array)
@@ -62,24 +63,94 @@ def run(
         return x
 
     template = freeze(list(args)), {k: freeze(v) for k, v in kwargs.items()}
+    types = [np.dtype(array.dtype) for array in arrays]
     metas = [m for m in out if m is not None]
-    shapes = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
+    shapes = [_carried(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
 
     def host(*values: np.ndarray) -> tuple[np.ndarray, ...]:
         def thaw(x: Any) -> Any:
             if isinstance(x, Slot):
-                value = np.asarray(values[x])
+                value = _unpack_on_host(np.asarray(values[x]), types[x])
                 tensor = from_numpy(value, dtypes.torch_dtype(value.dtype))
                 return tensor if x.kind is None else x.kind(tensor.item())
             if isinstance(x, (list, tuple)):
                 return type(x)(thaw(e) for e in x)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
+        positional, keywords = thaw(template[0]), {k: thaw(v) for k, v in template[1].items()}
         with torch.no_grad():
-            results = op(*thaw(template[0]), **{k: thaw(v) for k, v in template[1].items()})
-        flat = results if isinstance(results, (tuple, list)) else (results,)
-        flat = [r for r in flat if isinstance(r, torch.Tensor)]
-        return tuple(to_numpy(r.to(m.dtype).expand(m.shape)) for r, m in zip(flat, metas, strict=True))
+            returned = op(*positional, **keywords)
+        results = results_of(op, returned, positional, keywords)
+        return tuple(
+            _pack_on_host(to_numpy(r.to(m.dtype).expand(m.shape))) for r, m in zip(results, metas, strict=True)
+        )
 
-    values = iter(jax.pure_callback(host, tuple(shapes), *arrays, vmap_method="sequential"))
+    packed = jax.pure_callback(host, tuple(shapes), *map(_pack, arrays), vmap_method="sequential")
+    values = iter([_unpack(x, m) for x, m in zip(packed, metas, strict=True)])
     return tuple(None if m is None else next(values) for m in out)
+
+
+def results_of(
+    op: torch._ops.OpOverload, returned: Any, positional: Sequence[Any], keywords: dict[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors a call made, then those it wrote: the order in which the recorder counts a node's results.
+
+    Args:
+        op: The operator.
+        returned: What it returned.
+        positional: The arguments it was called with.
+        keywords: Likewise.
+    """
+    schema = op._schema
+    values = returned if len(schema.returns) > 1 else (returned,)
+    fresh = [
+        value
+        for value, result in zip(values, schema.returns, strict=False)
+        if result.alias_info is None or not result.alias_info.is_write
+    ]
+    given = iter(positional)
+    arguments = [(a, keywords[a.name] if a.name in keywords else next(given)) for a in schema.arguments]
+    written = [value for a, value in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [x for x in pytree.tree_leaves([fresh, written]) if isinstance(x, torch.Tensor)]
+
+
+# JAX cuts 64-bit values of a callback to 32 bits where the process has them off, and it decides when the program runs.
+# They travel as pairs of 32-bit words.
+
+
+def _words(dtype: np.dtype) -> int:
+    """Number of words per element; 0 for a dtype that travels as it is."""
+    return dtype.itemsize // 4 if dtype in (np.float64, np.int64, np.uint64, np.complex128) else 0
+
+
+def _carried(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+    words = _words(dtype)
+    return jax.ShapeDtypeStruct((*shape, words), np.uint32) if words else jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _pack(x: jax.Array) -> jax.Array:
+    if not _words(np.dtype(x.dtype)):
+        return x
+    if x.dtype == np.complex128:
+        parts = jax.numpy.stack([x.real, x.imag], -1)
+        return jax.lax.bitcast_convert_type(parts, np.uint32).reshape(*x.shape, 4)
+    return jax.lax.bitcast_convert_type(x, np.uint32)
+
+
+def _unpack(x: jax.Array, meta: Meta) -> jax.Array:
+    dtype = dtypes.numpy_dtype(meta.dtype)
+    if not _words(dtype):
+        return x
+    if dtype != np.complex128:
+        return jax.lax.bitcast_convert_type(x, dtype)
+    parts = jax.lax.bitcast_convert_type(x.reshape(*meta.shape, 2, 2), np.float64)
+    return jax.lax.complex(parts[..., 0], parts[..., 1])
+
+
+def _pack_on_host(x: np.ndarray) -> np.ndarray:
+    words = _words(x.dtype)
+    return np.ascontiguousarray(x).reshape(*x.shape, 1).view(np.uint32) if words else x
+
+
+def _unpack_on_host(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return np.ascontiguousarray(x).view(dtype).reshape(x.shape[:-1]) if _words(dtype) else x

@@ -1,0 +1,163 @@
+"""Values that are read: small graphs behind them are computed on the host, others compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from probes import sampled
+
+import torch_xla
+from torch_xla import _bindings
+from torch_xla._core import cache, host
+from torch_xla.ops import registry
+
+Counting = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    torch_xla.sync()
+    cache.clear()
+    host._constants.clear()
+    yield
+    host._constants.clear()
+
+
+class TestSmall:
+    def test_an_entry_at_a_position_that_changes(self, counted: Counting, compiles: Counting) -> None:
+        timesteps = torch.arange(980, -20, -50).to("xla")
+        with compiles(0), counted("HostCompute", 20), sampled("ExecuteTime", 0):
+            read = [timesteps[i].item() for i in range(20)]
+        assert read == list(range(980, -20, -50))
+
+    def test_a_check_of_a_mask(self, compiles: Counting) -> None:
+        mask = torch.ones(2, 128, dtype=torch.int64).to("xla")
+        with compiles(0):
+            assert (mask == 1).all()
+            assert not (mask[:, :5] == 0).any()
+            assert mask.sum().item() == 256
+
+    def test_control_flow_on_a_value(self, compiles: Counting) -> None:
+        x = torch.tensor(3.5).to("xla")
+        steps = 0
+        with compiles(0):
+            while x > 0.5:
+                x = x - 1
+                steps += 1
+        assert steps == 3
+
+    def test_a_value_that_was_read_is_computed_once(self, counted: Counting) -> None:
+        x = torch.arange(6.0).to("xla") * 2.5
+        with counted("HostCompute", 1):
+            assert x.tolist() == [0.0, 2.5, 5.0, 7.5, 10.0, 12.5]
+            assert x.sum().shape == ()
+            assert x.tolist()[1] == 2.5
+
+    def test_later_graphs_take_it_from_the_device(self, compiles: Counting) -> None:
+        x = torch.arange(6.0).to("xla") * 2.5
+        assert x[1].item() == 2.5
+        y = x.sin()
+        with compiles(1):
+            torch_xla.sync()
+        torch.testing.assert_close(y.cpu(), (torch.arange(6.0) * 2.5).sin())
+
+    def test_constants_are_computed_once(self, counted: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+        interpreted: list[int] = []
+        interpret = host.interpreter.interpret
+        monkeypatch.setattr(host.interpreter, "interpret", lambda *a: interpreted.append(1) or interpret(*a))
+        for _ in range(3):
+            assert torch.arange(5, device="xla").tolist() == [0, 1, 2, 3, 4]
+        assert len(interpreted) == 1
+        assert torch.arange(6, device="xla").tolist() == [0, 1, 2, 3, 4, 5]
+        assert (torch.arange(5, device="xla") * 3).tolist() == [0, 3, 6, 9, 12]
+        assert (torch.arange(5, device="xla") * 4).tolist() == [0, 4, 8, 12, 16]
+        assert len(interpreted) == 4
+
+    def test_constants_kept_are_bounded(self) -> None:
+        for i in range(host._CAPACITY + 5):
+            torch.arange(i + 1, device="xla").tolist()
+        assert len(host._constants) == host._CAPACITY
+
+    def test_a_constant_that_is_written_later_stays_one(self) -> None:
+        for _ in range(3):
+            x = torch.arange(5, device="xla")
+            assert x.tolist() == [0, 1, 2, 3, 4]
+            x.add_(7)
+            torch_xla.sync()
+            assert x.tolist() == [7, 8, 9, 10, 11]
+
+    def test_values_agree_with_the_device(self) -> None:
+        x = torch.linspace(-2, 2, 30).reshape(5, 6)
+        for function in (torch.softmax, torch.cumsum, torch.argmax, torch.amax):
+            on_host = function(x.to("xla"), 1).cpu()
+            on_device = function(x.to("xla"), 1)
+            torch_xla.sync()
+            torch.testing.assert_close(on_host, on_device.cpu())
+            torch.testing.assert_close(on_host, function(x, 1))
+
+    def test_it_stays_on_its_device(self) -> None:
+        x = torch.arange(4.0).to("xla:2") * 2.5
+        assert x[1].item() == 2.5
+        assert (x.device, (x + 1).tolist()) == (torch.device("xla:2"), [1.0, 3.5, 6.0, 8.5])
+
+
+class TestOthers:
+    def test_many_values_are_compiled(self, counted: Counting, compiles: Counting) -> None:
+        x = torch.arange(40_000.0).to("xla")
+        with compiles(1), counted("HostCompute", 0):
+            assert (x * 2.5).sum().item() == pytest.approx(2.5 * 39_999 * 20_000)
+
+    def test_many_operators_are_compiled(self, counted: Counting, compiles: Counting) -> None:
+        x = torch.arange(4.0).to("xla")
+        y = x
+        for _ in range(30):
+            y = (y + 1).sin()
+        with compiles(1), counted("HostCompute", 0):
+            y.tolist()
+
+    def test_random_numbers_are_the_devices(self, counted: Counting, compiles: Counting) -> None:
+        with compiles(1), counted("HostCompute", 0):
+            value = torch.rand((), device="xla").item()
+        assert 0 <= value < 1
+
+    def test_a_barrier_never_computes_on_the_host(self, counted: Counting, compiles: Counting) -> None:
+        x = torch.arange(4.0).to("xla") * 2.5
+        with compiles(1), counted("HostCompute", 0):
+            torch_xla.sync()
+        assert x.tolist() == [0.0, 2.5, 5.0, 7.5]
+
+    def test_a_computed_value_is_only_copied(self, counted: Counting, compiles: Counting) -> None:
+        x = torch.arange(4.0).to("xla")
+        with compiles(0), counted("HostCompute", 0), sampled("TransferFromDeviceTime", 1):
+            assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+    def test_reading_inside_a_step_leaves_the_rest_pending(self, compiles: Counting) -> None:
+        x = torch.arange(40_000.0).to("xla")
+        flag = torch.tensor([3, 4]).to("xla")
+        y = x.sin()
+        with compiles(0):
+            assert flag.max().item() == 4
+        assert _bindings.buffer_of(y) is None
+        with compiles(1):
+            torch_xla.sync()
+        torch.testing.assert_close(y.cpu(), torch.arange(40_000.0).sin())
+
+    def test_an_error_of_the_host_names_the_cause_and_harms_nothing_else(self) -> None:
+        x = torch.arange(4.0).to("xla")
+        index = torch.tensor([9]).to("xla")
+        with pytest.raises((RuntimeError, IndexError), match="index"):
+            x[index].tolist()
+        assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+    def test_an_operator_without_a_cpu_kernel_is_compiled(
+        self, monkeypatch: pytest.MonkeyPatch, counted: Counting, compiles: Counting
+    ) -> None:
+        monkeypatch.setitem(registry._RULES, "hostless.double.default", lambda ctx, x: x * 2)
+        with torch.library._scoped_library("hostless", "DEF") as library, compiles(1), counted("HostCompute", 0):
+            library.define("double(Tensor x) -> Tensor")
+            library.impl("double", torch.empty_like, "Meta")
+            assert torch.ops.hostless.double(torch.arange(3.0).to("xla")).tolist() == [0.0, 2.0, 4.0]
