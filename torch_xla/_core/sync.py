@@ -142,7 +142,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
                 cut = (
                     _bindings.Graph.of_tensors(list(tensors), live=False)
                     if tensors
-                    else _bindings.Graph.of_device(_bindings.current_device())
+                    else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
                 )
                 return _render(graph.describe(cut), form)
             except StaticNumbers as static:

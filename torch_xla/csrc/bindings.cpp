@@ -75,6 +75,9 @@ py::list describe_nodes(const Graph& graph) {
 py::list leaf_buffers(const Graph& graph) {
   py::list buffers(graph.leaves.size());
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    if (const auto rest = graph.leaves[i]->rest) {
+      fetch_rest(rest);
+    }
     TORCH_CHECK(graph.leaves[i]->buffer != nullptr, "[run] input ", i, " has no buffer");
     buffers[i] = py::reinterpret_borrow<py::object>(graph.leaves[i]->buffer);
   }
@@ -131,13 +134,24 @@ py::object execute(Graph& graph, const py::object& run, const py::list& argument
   if (wait) {
     token.attr("block_until_ready")();
   }
-  const py::sequence lists = results.attr("disassemble_into_single_device_arrays")();
+  // What is left of the run before this one is fetched now, so that one living result does not keep its dead siblings.
+  static auto* const previous = new std::vector<c10::weak_intrusive_ptr<Rest>>();
+  for (const auto& weak : std::exchange(*previous, {})) {
+    if (const auto rest = weak.lock()) {
+      fetch_rest(rest);
+    }
+  }
+  const py::sequence lists = results.attr("disassemble_prefix_into_single_device_arrays")(graph.prompt);
   std::vector<PyObject*> buffers;
   for (const auto& shards : lists) {
-    py::object array = py::reinterpret_borrow<py::sequence>(shards)[0];
-    buffers.push_back(array.release().ptr());
+    buffers.push_back(py::object(py::reinterpret_borrow<py::sequence>(shards)[0]).release().ptr());
   }
-  graph.attach(buffers);
+  c10::intrusive_ptr<Rest> rest;
+  if (graph.prompt < graph.outputs.size()) {
+    rest = c10::make_intrusive<Rest>(results.release().ptr());
+    previous->emplace_back(rest);
+  }
+  graph.attach(buffers, rest, false);
   return token;
 }
 
@@ -164,7 +178,10 @@ uint64_t tensor_id(const at::Tensor& tensor) {
 
 void bind_graph(py::module_& m) {
   py::class_<Graph>(m, "Graph")
-      .def_static("of_device", [](int device) { return Graph::of_device(static_cast<c10::DeviceIndex>(device)); })
+      .def_static(
+          "of_device",
+          [](int device, bool barrier) { return Graph::of_device(static_cast<c10::DeviceIndex>(device), barrier); },
+          py::arg("device"), py::arg("barrier") = true)
       .def_static("of_tensors", &Graph::of_tensors, py::arg("tensors"), py::arg("live") = true)
       .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })

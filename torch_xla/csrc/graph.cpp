@@ -66,13 +66,18 @@ std::array<uint64_t, 512> last_cut{};  // the node sequence at each device's lat
 
 }  // namespace
 
-Graph Graph::of_device(c10::DeviceIndex device) {
+Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
   Graph graph;
   graph.device = device;
   const RecorderLock lock;
+  if (barrier) {
+    forget_views(device, graph.forgotten_);
+  }
   ++epoch;
-  last_cut[device] = node_sequence();
-  fills_to_leaves(device, [](const Node&) { return true; });
+  if (barrier) {
+    last_cut[device] = node_sequence();
+    fills_to_leaves(device, [](const Node&) { return true; });
+  }
   std::vector<Value> roots;
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
@@ -90,6 +95,9 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live) {
   const RecorderLock lock;
   ++epoch;
   std::vector<Value> roots;
+  if (live && !tensors.empty()) {
+    forget_views(tensors.front().device().index(), graph.forgotten_);
+  }
   for (const auto& t : tensors) {
     roots.push_back(impl_of(t)->alias.current());
     graph.device = t.device().index();
@@ -139,7 +147,26 @@ void Graph::collect(std::vector<Value> roots) {
     return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
   });
   outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
+  order_outputs();
   number_leaves();
+}
+
+// The state of a loop comes first: it is needed for the next step. What was made in this one, such as gradients, mostly
+// dies with it, and is fetched only if someone asks.
+void Graph::order_outputs() {
+  for_each_storage(device, [&](Storage& s) {
+    if (s.synced && s.value.node->epoch == epoch && !s.value.node->leaf()) {
+      s.value.node->pinned = true;  // a mark, taken off again below
+    }
+  });
+  const auto first = std::stable_partition(outputs.begin(), outputs.end(), [](const Value& v) {
+    return v.node->pinned || v.node->meta(v.index).numel() <= 1;
+  });
+  prompt = static_cast<size_t>(first - outputs.begin());
+  for (const auto& v : outputs) {
+    v.node->pinned = false;
+  }
+  key.mix(static_cast<uint64_t>(prompt));
 }
 
 void Graph::number_leaves() {
@@ -273,8 +300,19 @@ bool Graph::fits_host() const {
   return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
-void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) {
-  TORCH_CHECK(buffers.size() == outputs.size(), "[attach] got ", buffers.size(), " results, expected ", outputs.size());
+void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) { attach(buffers, {}, shared); }
+
+void Graph::attach(const std::vector<PyObject*>& buffers, const c10::intrusive_ptr<Rest>& rest, bool shared) {
+  TORCH_CHECK(buffers.size() == outputs.size() || rest.defined(), "[attach] got ", buffers.size(),
+              " results, expected ", outputs.size());
+  const auto buffer_at = [&](size_t i) { return i < buffers.size() ? buffers[i] : nullptr; };
+  const auto note = [&](const NodePtr& leaf, size_t i) {
+    leaf->shared = shared;
+    if (i >= buffers.size()) {
+      leaf->rest = rest;
+      rest->leaves.emplace_back(leaf);
+    }
+  };
   Inputs garbage;
   std::vector<Value> old;
   {
@@ -282,16 +320,16 @@ void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) {
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
       if (node.outs->metas.size() == 1) {
-        node.become_leaf(buffers[i], garbage);
-        node.shared = shared;
+        node.become_leaf(buffer_at(i), garbage);
+        note(outputs[i].node, i);
         continue;
       }
       if (node.forwards.empty()) {
         node.forwards.resize(node.outs->metas.size());
       }
       auto& forward = node.forwards[outputs[i].index];
-      forward = make_leaf({node.outs, outputs[i].index}, buffers[i]);
-      forward.node->shared = shared;
+      forward = make_leaf({node.outs, outputs[i].index}, buffer_at(i));
+      note(forward.node, i);
       if (std::all_of(node.forwards.begin(), node.forwards.end(),
                       [](const Value& v) { return static_cast<bool>(v); })) {
         for (auto& input : node.inputs) {
@@ -354,10 +392,16 @@ bool has_pending(c10::DeviceIndex device) {
 }
 
 PyObject* buffer_of(const at::Tensor& tensor) {
-  const RecorderLock lock;
-  auto* const buffer = impl_of(tensor)->alias.current().node->buffer;
-  Py_XINCREF(buffer);
-  return buffer;
+  NodePtr node;
+  {
+    const RecorderLock lock;
+    node = impl_of(tensor)->alias.current().node;
+  }
+  if (const auto rest = node->rest) {
+    fetch_rest(rest);
+  }
+  Py_XINCREF(node->buffer);
+  return node->buffer;
 }
 
 }  // namespace torch_xla

@@ -18,8 +18,8 @@ struct NumberSlot {
 
 class Graph {
  public:
-  // Everything pending on a device.
-  static Graph of_device(c10::DeviceIndex device);
+  // Everything pending on a device; without `barrier` only to be looked at.
+  static Graph of_device(c10::DeviceIndex device, bool barrier = true);
   // What these tensors need; with `live` also whatever else of that is still alive.
   static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live);
 
@@ -32,7 +32,9 @@ class Graph {
   std::vector<NodePtr> nodes;   // in recording order
   std::vector<NodePtr> leaves;  // in order of first use
   std::vector<bool> donated;    // per leaf: no one needs its buffer after the run
-  std::vector<Value> outputs;   // in recording order
+  // First what tensors held before too, and single values; then the rest; each in recording order.
+  std::vector<Value> outputs;
+  size_t prompt = 0;  // how many of them come first
   std::vector<NumberSlot> numbers;
 
   // Leaves that still need a buffer, filled with one number each.
@@ -44,16 +46,20 @@ class Graph {
   // Gives the results (new references, stolen) to the tensors; the graph is empty afterwards. `shared` buffers are
   // held by someone else too and are never donated.
   void attach(const std::vector<PyObject*>& buffers, bool shared = false);
+  // The same where only the first buffers were fetched: the others are in `rest`.
+  void attach(const std::vector<PyObject*>& buffers, const c10::intrusive_ptr<Rest>& rest, bool shared);
   // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
   void abandon(const std::string& error);
 
  private:
   Graph() = default;
   void collect(std::vector<Value> roots);
+  void order_outputs();
   void number_leaves();
   void find_donations();
   void clear();
 
+  std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
 

@@ -26,7 +26,7 @@ struct OpInfo {
   bool view = false;                  // the results alias the first argument
   bool inplace_view = false;          // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;                // draws random numbers
-  int dropout = -1;            // position of a `dropout_p`; where that is 0 nothing is drawn
+  int dropout = -1;                   // position of a `dropout_p`; where that is 0 nothing is drawn
   bool needs_host = false;            // result shapes or Python values depend on data
   bool has_tensor = false;
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes

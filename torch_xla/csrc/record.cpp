@@ -156,6 +156,10 @@ void record_inplace_view(Call& call, Stack* stack) {
 
 void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, c10::DeviceIndex device) {
   auto* const impl = impl_of(t);
+  auto& storage = *impl->alias.storage;
+  if (value.node->seeded && storage.origin && storage.value == storage.origin) {
+    storage.origin = {};  // random numbers replace what the memory was made with: it is never needed
+  }
   if (impl->sizes() == c10::IntArrayRef(meta->sizes)) {
     impl->alias.write(std::move(value));
   } else {

@@ -18,6 +18,7 @@ struct Registry {
   std::mutex mutex;
   std::array<Storage*, kMaxDevices> heads{};
   std::array<Storage*, kMaxDevices> tails{};
+  std::array<ViewStep*, kMaxDevices> views{};  // those that remember a value
 };
 Registry& registry() {
   static auto* const r = new Registry();
@@ -214,6 +215,52 @@ Storage::~Storage() {
   (next != nullptr ? next->previous : r.tails[device]) = previous;
 }
 
+ViewStep::~ViewStep() {
+  if (device >= 0) {
+    auto& r = registry();
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    (previous != nullptr ? previous->next : r.views[device]) = next;
+    if (next != nullptr) {
+      next->previous = previous;
+    }
+  }
+  // As with nodes, a long chain must not be released by nested destructors.
+  auto step = std::move(parent);
+  while (step.defined() && step.use_count() == 1) {
+    auto up = std::move(step->parent);
+    step = std::move(up);
+  }
+}
+
+void ViewStep::remember(Value v, const Storage& storage) {
+  value = std::move(v);
+  generation = storage.generation;
+  if (device < 0) {
+    auto& r = registry();
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    device = storage.device;
+    next = r.views[device];
+    if (next != nullptr) {
+      next->previous = this;
+    }
+    r.views[device] = this;
+  }
+}
+
+void forget_views(c10::DeviceIndex device, std::vector<Value>& garbage) {
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  for (auto* step = r.views[device]; step != nullptr;) {
+    auto* const following = step->next;
+    garbage.push_back(std::move(step->value));
+    step->value = {};
+    step->device = -1;
+    step->previous = step->next = nullptr;
+    step = following;
+  }
+  r.views[device] = nullptr;
+}
+
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
   Alias alias;
   alias.storage = c10::make_intrusive<Storage>(std::move(value), meta, device);
@@ -225,17 +272,20 @@ const Value& Alias::current() {
   resolve(storage->value);
   Value* latest = &storage->value;
   if (path.defined()) {
-    if (generation != storage->generation) {
-      Value v = storage->value;
-      for (const auto* step : steps_of(path)) {
-        v = forward(*step, v);
-      }
-      value = std::move(v);
-      generation = storage->generation;
-    } else {
-      resolve(value);
+    // Down to the nearest step that still knows its value, and up again.
+    std::vector<ViewStep*> behind;
+    auto* step = path.get();
+    for (; step != nullptr && (!step->value || step->generation != storage->generation); step = step->parent.get()) {
+      behind.push_back(step);
     }
-    latest = &value;
+    if (step != nullptr) {
+      resolve(step->value);
+      latest = &step->value;
+    }
+    for (size_t i = behind.size(); i-- > 0;) {
+      behind[i]->remember(forward(*behind[i], *latest), *storage);
+      latest = &behind[i]->value;
+    }
   }
   TORCH_CHECK(latest->node->error == nullptr, latest->node->error ? *latest->node->error : std::string());
   return *latest;
@@ -260,17 +310,16 @@ void Alias::write(Value v) {
     back = inverse(*steps[i], inputs[i], back);
   }
   storage->value = std::move(back);
-  // A view with repeated elements must see its own write, so it replays.
-  generation = path->repeats ? storage->generation - 1 : storage->generation;
-  value = std::move(v);
+  if (!path->repeats) {  // a view with repeated elements must see its own write, so it replays
+    path->remember(std::move(v), *storage);
+  }
 }
 
 Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const {
   Alias result;
   result.storage = storage;
   result.path = make_step(path, op, std::move(step_args), meta, outs, out);
-  result.value = {node, out};
-  result.generation = storage->generation;
+  result.path->remember({node, out}, *storage);
   result.meta = {outs, out};
   return result;
 }
@@ -280,8 +329,6 @@ Alias Alias::as_strided(const MetaRef& strided) {
   result.storage = storage;
   result.path = strided_path(storage->meta, strided);
   result.meta = {result.path->outs, 0};
-  result.generation = storage->generation - 1;
-  result.current();
   return result;
 }
 

@@ -41,8 +41,19 @@ using StoragePtr = c10::intrusive_ptr<Storage>;
 template <class Visit>
 void for_each_storage(c10::DeviceIndex device, Visit visit);
 
-// One view operator of a path, as a persistent list so that a view of a view costs one allocation.
+// One view operator of a path, as a persistent list so that a view of a view costs one allocation. It remembers its
+// value until the storage is written or the next cut: a view that kept its value over a barrier would keep the whole
+// graph behind it, and carry it into the next one.
 struct ViewStep final : c10::intrusive_ptr_target {
+  ~ViewStep() override;
+  void remember(Value v, const Storage& storage);
+
+  Value value;  // valid at `generation`
+  uint64_t generation = 0;
+  c10::DeviceIndex device = -1;  // whose list of remembered values it is in; -1 for none
+  ViewStep* previous = nullptr;
+  ViewStep* next = nullptr;
+
   c10::intrusive_ptr<ViewStep> parent;
   OpInfo* op = nullptr;
   Args args;         // with `Input` in place of the tensor
@@ -53,20 +64,20 @@ struct ViewStep final : c10::intrusive_ptr_target {
 };
 using ViewPath = c10::intrusive_ptr<ViewStep>;
 
-// What a tensor is: a storage, a path to it, and the value last seen there. All functions want the recorder's lock.
+// Takes back all values that views of a device remember; `garbage` is to be destroyed after the lock is gone.
+void forget_views(c10::DeviceIndex device, std::vector<Value>& garbage);
+
+// What a tensor is: a storage and a path to it. All functions want the recorder's lock.
 struct Alias {
   StoragePtr storage;
   ViewPath path;  // null for the base
-  Value value;    // of a view, at `generation`
-  uint64_t generation = 0;
   MetaRef meta;
 
   // The tensor's current value, replaying the path where the storage was written since.
-  // A base tensor's is its storage's; a view keeps what it last saw.
   const Value& current();
   // Makes `v` the tensor's value, and its storage's through the path.
   void write(Value v);
-  // The path step of `op` on this tensor; the value of the new view in `value`.
+  // The view that `op` makes of this tensor; `node` is the call, which gives its value.
   Alias view(OpInfo& op, Args args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const;
   // A view of the storage's memory, as torch.as_strided addresses it.
   Alias as_strided(const MetaRef& meta);
