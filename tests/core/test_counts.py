@@ -111,7 +111,6 @@ class TestLoops:
         Loop(OPTIMIZERS[name], read=True).check(compiles, copies=1)
 
 
-@pytest.mark.xfail(reason="a view that lives over a barrier keeps its old graph, and gradients are views")
 def test_gradients_that_are_set_to_zero(compiles: Counting) -> None:
     cache.clear()
     loop = Loop(OPTIMIZERS["momentum"], to_none=False)
@@ -122,7 +121,6 @@ def test_gradients_that_are_set_to_zero(compiles: Counting) -> None:
     assert losses == pytest.approx(loop.run("cpu"), rel=1e-3)
 
 
-@pytest.mark.xfail(reason="a view that lives over a barrier keeps its old graph")
 def test_a_view_that_is_written_at_every_step(compiles: Counting) -> None:
     cache.clear()
     x = torch.zeros(3, 2).to("xla")

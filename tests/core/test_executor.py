@@ -171,7 +171,6 @@ class TestNumbers:
                 torch_xla.sync()
         assert len({tuple(d.tolist()) for d in draws}) == 3
 
-    @pytest.mark.xfail(reason="the memory a random tensor is drawn into is filled on the host first")
     def test_a_random_tensor_that_is_kept_costs_no_copy(self) -> None:
         with sampled("TransferToDeviceTime", 3):
             for _ in range(3):

@@ -175,7 +175,6 @@ class TestText:
             "}\n"
         )
 
-    @pytest.mark.xfail(reason="a cut that only shows the graph is taken for a barrier")
     def test_showing_the_pending_graph_leaves_it_to_the_barrier(self) -> None:
         (x,) = buffers((50_000,))
         torch_xla.sync()
