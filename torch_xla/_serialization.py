@@ -33,13 +33,12 @@ class _Bytes(torch.UntypedStorage):
         return self.target
 
 
-def _check_format() -> None:
+def _check_format(do: str) -> None:
     """Refuses files that hold the values behind everything else: an xla tensor would copy them before they are read."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is torch.serialization._legacy_load.__code__:
             got = "got a file in the format of PyTorch before 1.6"
-            do = "load it with map_location='cpu' and move what it holds to xla"
             raise RuntimeError(message("load", got, expected="a zip file", do=do))
         frame = frame.f_back
 
@@ -47,7 +46,7 @@ def _check_format() -> None:
 def _restore(storage: Any, location: str) -> Any:
     if location.partition(":")[0] != "xla":
         return None
-    _check_format()
+    _check_format("load it with map_location='cpu' and move what it holds to xla")
     device = torch.device(location)
     count = _bindings.device_count()
     if location == "xla":
@@ -79,7 +78,7 @@ def _forgetting_gradients(rebuild: Callable[..., torch.Tensor]) -> Callable[...,
     def wrapper(data: torch.Tensor, *args: Any) -> torch.Tensor:
         made = rebuild(data.detach(), *args)
         if made.device.type == "xla":
-            _check_format()
+            _check_format("save it again with torch.save's default format")
         return made
 
     return wrapper
