@@ -10,6 +10,7 @@ import os
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "4")
+os.environ.setdefault("XLA_VERIFY_GRAPHS", "1")
 # Tests of single rules start JAX before there is an xla tensor; they must find as many devices.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", os.environ["CPU_NUM_DEVICES"])
 

@@ -148,7 +148,6 @@ class TestFolder:
             compiler.set_options({})
         assert len(files(tmp_path)) == 3
 
-    @pytest.mark.xfail(reason="an executable from a file runs on the first device")
     def test_a_later_process_may_use_any_device(self, tmp_path: Path, counted: Counting) -> None:
         cache.initialize(str(tmp_path))
         run(device="xla:1")

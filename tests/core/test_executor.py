@@ -135,7 +135,6 @@ class TestNumbers:
             torch_xla.sync()
         assert y.tolist() == [(1.25 + 7) * 3.25 - 9] * 5
 
-    @pytest.mark.xfail(reason="when one vector changes, all are sent")
     def test_a_vector_that_stays_beside_one_that_changes(self) -> None:
         x = torch.ones(5).to("xla")
         torch_xla.sync()

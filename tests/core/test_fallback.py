@@ -155,7 +155,6 @@ class TestCallbacks:
         torch.testing.assert_close(y.cpu(), values(6) + 2.5)
         torch.testing.assert_close(made.cpu(), (values(6) + 2.5) * 2)
 
-    @pytest.mark.xfail(reason="the interpreter takes what an operator returns, not what it writes")
     def test_an_operator_that_writes_and_is_computed_on_the_host(self) -> None:
         x = values(6).to("xla")
         ops.write_and_make(x, 2.5)
@@ -267,7 +266,6 @@ class TestCuts:
         assert x[x > 0].shape == (0,)
 
 
-@pytest.mark.xfail(reason="what is known of an operator outlives it")
 def test_an_operator_that_is_defined_again() -> None:
     program = """
 import torch, torch_xla

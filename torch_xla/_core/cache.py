@@ -163,7 +163,7 @@ def _load(key: str, device: int) -> Executable | None:
     target = backend.jax_device(device)
     try:
         devices = xla_client.DeviceList((target,))
-        loaded = target.client.deserialize_executable(payload, devices, xla_client.CompileOptions())
+        loaded = target.client.deserialize_executable(payload, devices)
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None

@@ -21,14 +21,14 @@ class Executable:
         loaded: XLA's executable.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
-        numbers: Bytes of the numbers of the latest run, and their buffers.
+        numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
     """
 
     run: Any
     loaded: Any
     waits: bool = False
     keep: Any = None
-    numbers: tuple[bytes, list[Any]] = field(default=(b"", []))
+    numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:

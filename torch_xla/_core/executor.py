@@ -37,14 +37,17 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
 
 
 def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) -> list[Any]:
-    """The packed numbers as device buffers; those of the latest run where nothing changed."""
-    vectors = [vector for vector in packed if vector.size]
-    if not vectors:
-        return []
-    content = b"".join(vector.tobytes() for vector in vectors)
-    if executable.numbers[0] != content:
-        executable.numbers = (content, [backend.put(vector, device) for vector in vectors])
-    return executable.numbers[1]
+    """The packed numbers as device buffers; the latest run's where a vector did not change."""
+    buffers = []
+    for slot, vector in enumerate(packed):
+        if not vector.size:
+            continue
+        content = vector.tobytes()
+        held = executable.numbers.get(slot)
+        if held is None or held[0] != content:
+            held = executable.numbers[slot] = (content, backend.put(vector, device))
+        buffers.append(held[1])
+    return buffers
 
 
 def wait(device: int) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_xla._core.graph import Graph, fill_template
 from torch_xla.ops.call import find_overload
 from torch_xla.ops.decompositions import bind
+from torch_xla.ops.fallback import results_of
 
 
 def _scores(
@@ -87,12 +89,17 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
-                positional = [v.clone() if isinstance(v, torch.Tensor) else v for v in positional]
-            result = _WITHOUT_CPU_KERNEL.get(node.op, op)(*positional, **keywords)
-            flat = list(result) if isinstance(result, (list, tuple)) else [result]
+                positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
+            returned = _WITHOUT_CPU_KERNEL.get(node.op, op)(*positional, **keywords)
+            if op._schema.is_mutable:
+                flat: list[Any] = results_of(op, returned, positional, keywords)
+            else:
+                flat = list(returned) if isinstance(returned, (list, tuple)) else [returned]
             results.append(
                 [
-                    None if meta is None or value is None else value.to(meta.dtype).clone(memory_format=torch.contiguous_format)
+                    None
+                    if meta is None or value is None
+                    else value.to(meta.dtype).clone(memory_format=torch.contiguous_format)
                     for value, meta in zip(flat, node.outs, strict=True)
                 ]
             )

@@ -79,6 +79,9 @@ void Call::collect() {
   args.clear();
   inputs.clear();
   attrs = Hash();
+  if (info.redefined != 0) {
+    attrs.mix(info.redefined);
+  }
   key = info.hash;
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     const auto& v = stack[base + i];

@@ -156,26 +156,61 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   }
 }
 
+namespace {
+
+// What is known of the operators, by the address of their name, which lives in the dispatcher as long as they do.
+// Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
+// notebook cell runs again) loses its entry, and counts how often that happened.
+struct Known {
+  std::shared_mutex mutex;
+  std::unordered_map<const void*, OpInfo*> by_address;
+  std::unordered_map<c10::OperatorName, uint64_t> redefined;
+};
+
+struct Listener final : c10::OpRegistrationListener {
+  explicit Listener(Known& k) : known(k) {}
+  void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    const std::unique_lock<std::shared_mutex> lock(known.mutex);
+    if (known.by_address.erase(&op.operator_name()) != 0) {
+      ++known.redefined[op.operator_name()];
+    }
+  }
+  Known& known;
+};
+
+Known& known() {
+  static auto* const k = [] {
+    auto* made = new Known();
+    static auto* const registration = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*made)));
+    (void)registration;
+    return made;
+  }();
+  return *k;
+}
+
+}  // namespace
+
 OpInfo& op_info(const c10::OperatorHandle& op) {
-  static auto* const mutex = new std::shared_mutex();
-  static auto* const table = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
-  static auto* const by_address = new std::unordered_map<const void*, OpInfo*>();
-  // The operator's name object lives in the dispatcher, so its address identifies the operator.
+  auto& k = known();
   const void* const address = &op.operator_name();
   {
-    const std::shared_lock<std::shared_mutex> lock(*mutex);
-    const auto found = by_address->find(address);
-    if (found != by_address->end()) {
+    const std::shared_lock<std::shared_mutex> lock(k.mutex);
+    const auto found = k.by_address.find(address);
+    if (found != k.by_address.end()) {
       return *found->second;
     }
   }
   auto made = std::make_unique<OpInfo>(op);
-  const std::unique_lock<std::shared_mutex> lock(*mutex);
-  auto& entry = (*table)[op.operator_name()];
-  if (!entry) {
-    entry = std::move(made);
+  const std::unique_lock<std::shared_mutex> lock(k.mutex);
+  auto& entry = k.by_address[address];
+  if (entry == nullptr) {
+    const auto times = k.redefined.find(op.operator_name());
+    made->redefined = times == k.redefined.end() ? 0 : times->second;
+    made->hash.mix(made->redefined);
+    entry = made.release();
   }
-  (*by_address)[address] = entry.get();
   return *entry;
 }
 

@@ -19,6 +19,7 @@ struct OpInfo {
   c10::OperatorHandle op;
   std::string name;  // "aten.add.Tensor"
   Hash hash;
+  uint64_t redefined = 0;  // how often an operator of this name was taken back before
   std::vector<ArgKind> kinds;
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
