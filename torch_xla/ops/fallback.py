@@ -79,7 +79,7 @@ def run(
 
         positional, keywords = thaw(template[0]), {k: thaw(v) for k, v in template[1].items()}
         with torch.no_grad():
-            returned = op(*positional, **keywords)
+            returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
         return tuple(
             _pack_on_host(to_numpy(r.to(m.dtype).expand(m.shape))) for r, m in zip(results, metas, strict=True)
@@ -88,6 +88,20 @@ def run(
     packed = jax.pure_callback(host, tuple(shapes), *map(_pack, arrays), vmap_method="sequential")
     values = iter([_unpack(x, m) for x, m in zip(packed, metas, strict=True)])
     return tuple(None if m is None else next(values) for m in out)
+
+
+def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[Any]:
+    """The arguments with numbers made tensors where the operator has tensors, which an overload by itself does not do.
+
+    Args:
+        op: The operator.
+        positional: Its positional arguments.
+    """
+    declared = [a for a in op._schema.arguments if not a.kwarg_only]
+    return [
+        torch.tensor(x) if isinstance(x, (bool, int, float, complex)) and isinstance(a.type, torch.TensorType) else x
+        for x, a in zip(positional, declared, strict=True)
+    ]
 
 
 def results_of(
