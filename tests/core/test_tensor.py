@@ -393,6 +393,39 @@ class TestEquality:
         torch.testing.assert_close(x, x.clone())
 
 
+class TestNumbers:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: x % 3,
+            lambda x: torch.fmod(x, 2.5),
+            lambda x: torch.copysign(x, -1.0),
+            lambda x: torch.xlogy(x, 3.0),
+            lambda x: torch.special.xlog1py(3.0, x),
+            lambda x: torch.special.zeta(x + 2, 3.0),
+            lambda x: torch.special.chebyshev_polynomial_t(x, 3),
+            lambda x: x.long() & 2,
+            lambda x: (x > 1) ^ True,
+            lambda x: torch.bitwise_left_shift(2, x.int()),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "size", [pytest.param(3, marks=pytest.mark.xfail(reason="the interpreter takes no numbers there")), 3000]
+    )
+    def test_in_the_place_of_tensors(self, call: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
+        host = torch.arange(size) % 7 / 2
+        torch.testing.assert_close(call(host.to("xla")).cpu(), call(host), rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "call",
+        [lambda z: z.conj(), lambda z: z.conj() * 2, lambda z: z.conj().imag, lambda z: z @ z.mH, torch.view_as_real],
+    )
+    @pytest.mark.xfail(run=False, reason="resolving a lazy conjugate never ends")
+    def test_lazy_conjugation(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        host = torch.tensor([[1 + 2j, 3 - 1j]])
+        torch.testing.assert_close(call(host.to("xla")).cpu(), call(host).resolve_conj().resolve_neg())
+
+
 class TestFactories:
     @pytest.mark.parametrize(
         "make",

@@ -131,7 +131,13 @@ WRITES: dict[str, tuple[Key, Key]] = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), WRITES.values(), ids=WRITES)
+CRASHES = pytest.mark.xfail(run=False, reason="index tensors of the host are not moved to the device")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [pytest.param(*case, marks=CRASHES if name.startswith("host") else (), id=name) for name, case in WRITES.items()],
+)
 def test_writes(key: Key, value: Key) -> None:
     def write(x: Tensor) -> Tensor:
         x[key(x)] = value(x)

@@ -46,6 +46,9 @@ bool is_alias_op(const OpInfo& info) {
 }
 
 void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info, const char* reason) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "[record ", info.op.schema().name(), "] ", reason,
+      ", and it has no CPU kernel that could run instead; register one, and a fake kernel, with torch.library");
   note_host_op(info.op.schema().name(), reason);
   at::native::cpu_fallback(op, stack);
 }
