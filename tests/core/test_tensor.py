@@ -410,6 +410,17 @@ class TestNumbers:
         ],
     )
     @pytest.mark.parametrize(
+        "compiled",
+        [True, pytest.param(False, marks=pytest.mark.xfail(reason="the interpreter takes no numbers there"))],
+    )
+    def test_in_the_place_of_tensors(self, call: Callable[[torch.Tensor], torch.Tensor], compiled: bool) -> None:
+        host = torch.arange(9) % 7 / 2
+        made = call(host.to("xla"))
+        if compiled:
+            torch_xla.sync()
+        torch.testing.assert_close(made.cpu(), call(host), rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize(
         "size", [pytest.param(3, marks=pytest.mark.xfail(reason="the interpreter takes no numbers there")), 3000]
     )
     def test_in_the_place_of_tensors(self, call: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
