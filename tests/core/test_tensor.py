@@ -421,13 +421,6 @@ class TestNumbers:
         torch.testing.assert_close(made.cpu(), call(host), rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize(
-        "size", [pytest.param(3, marks=pytest.mark.xfail(reason="the interpreter takes no numbers there")), 3000]
-    )
-    def test_in_the_place_of_tensors(self, call: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
-        host = torch.arange(size) % 7 / 2
-        torch.testing.assert_close(call(host.to("xla")).cpu(), call(host), rtol=1e-5, atol=1e-5)
-
-    @pytest.mark.parametrize(
         "call",
         [lambda z: z.conj(), lambda z: z.conj() * 2, lambda z: z.conj().imag, lambda z: z @ z.mH, torch.view_as_real],
     )
