@@ -1,5 +1,7 @@
 #include "storage.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -190,6 +192,24 @@ std::mutex& recorder_mutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
 }
+}  // namespace
+
+namespace {
+// A forked child, such as a loader's worker, frees tensors it inherited: the locks must be free in it, whatever other
+// threads of the parent held.
+const int at_fork = pthread_atfork(
+    [] {
+      recorder_mutex().lock();
+      registry().mutex.lock();
+    },
+    [] {
+      registry().mutex.unlock();
+      recorder_mutex().unlock();
+    },
+    [] {
+      registry().mutex.unlock();
+      recorder_mutex().unlock();
+    });
 }  // namespace
 
 RecorderLock::RecorderLock() { recorder_mutex().lock(); }
