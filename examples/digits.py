@@ -124,7 +124,7 @@ def main() -> int:
         return data[1] / 1e9 if data else 0.0
 
     print(
-        f"{met.counter_value('UncachedCompile') or 0} graphs compiled in {wall:.1f} s on {device}: "
+        f"{met.counter_value('UncachedCompile') or 0} graphs compiled in a loop of {wall:.1f} s on {device}: "
         f"tracing {tracing:.2f} s, lowering {seconds('LoweringTime'):.2f} s, "
         f"compiling {seconds('CompileTime'):.2f} s, executing {seconds('ExecuteTime'):.2f} s"
     )
