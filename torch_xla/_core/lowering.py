@@ -24,6 +24,8 @@ from torch_xla.ops.registry import Lifted, StaticNumbers
 
 _SPLIT = {int: 1, float: 0, complex: 2}  # which packed vector a number of this type travels in
 
+_CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
+
 _rules: dict[Any, Callable[..., Any]] = {}
 
 
@@ -127,6 +129,8 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
         positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
         return call(op, positional, keywords, node.outs, seed)
 
+    if len(_rules) >= _CAPACITY:
+        _rules.clear()
     rule.__name__ = node.op.replace(".", "_")
     found = _rules[key] = jax.jit(rule)
     return found

@@ -114,7 +114,13 @@ const MetaSetPtr* find_metas(const Hash& key) {
   return found == table().end() ? nullptr : &found->second;
 }
 
-void remember_metas(const Hash& key, MetaSetPtr metas) { table().emplace(key, std::move(metas)); }
+void remember_metas(const Hash& key, MetaSetPtr metas) {
+  constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
+  if (table().size() >= kCapacity) {
+    table().clear();
+  }
+  table().emplace(key, std::move(metas));
+}
 
 MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   misses.fetch_add(1, std::memory_order_relaxed);
