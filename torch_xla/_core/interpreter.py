@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch_xla._core.graph import Graph, fill_template
 from torch_xla.ops.call import find_overload
 from torch_xla.ops.decompositions import bind
-from torch_xla.ops.fallback import results_of
+from torch_xla.ops.fallback import results_of, with_tensors
 
 
 def _scores(
@@ -90,7 +90,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
-            returned = _WITHOUT_CPU_KERNEL.get(node.op, op)(*positional, **keywords)
+            returned = _WITHOUT_CPU_KERNEL.get(node.op, op)(*with_tensors(op, positional), **keywords)
             if op._schema.is_mutable:
                 flat: list[Any] = results_of(op, returned, positional, keywords)
             else:

@@ -80,5 +80,6 @@ C10_REGISTER_GUARD_IMPL(XLA, XlaGuard);
 
 namespace at {
 using torch_xla::XlaHooks;
-REGISTER_XLA_HOOKS(XlaHooks);
+// PyTorch looks the hooks up under this name.
+C10_REGISTER_TYPED_CLASS(XLAHooksRegistry, "torch_xla::detail::XLAHooks", XlaHooks);
 }  // namespace at

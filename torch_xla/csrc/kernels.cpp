@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/NativeFunctions.h>
 #include <torch/library.h>
 
 #include <numeric>
@@ -132,9 +133,6 @@ Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
 
 Tensor& zero_(Tensor& self) { return fill_number(self, c10::IValue(int64_t{0}), &record_fill, at::Scalar(int64_t{0})); }
 
-// The bits PyTorch keeps beside the values (lazy conjugation and negation) do not cross into the graph.
-Tensor plain(const Tensor& t) { return t.resolve_conj().resolve_neg(); }
-
 void check_broadcast(const Tensor& self, const Tensor& source) {
   if (self.sizes() == source.sizes()) {
     return;
@@ -172,7 +170,7 @@ void copy_within(const Tensor& self, const Tensor& source) {
 }
 
 void copy_to_device(const Tensor& self, const Tensor& source) {
-  const auto values = source.to(at::kCPU, self.scalar_type()).expand(self.sizes());
+  const auto values = source.to(at::kCPU, self.scalar_type()).resolve_conj().resolve_neg().expand(self.sizes());
   auto* const buffer = upload(values, self.device().index());
   const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
   const RecorderLock lock;
@@ -198,13 +196,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   }
   at::assert_no_internal_overlap(self);
   const FrameScope frame;
-  Tensor values = plain(source);
-  if (self.is_conj()) {
-    values = at::conj_physical(values);
-  }
-  if (self.is_neg()) {
-    values = at::neg(values);
-  }
+  Tensor values = source;  // no xla tensor has a conjugate or negative bit: `_conj` and `_neg_view` are recorded views
   if (is_xla(values) && values.device() != self.device()) {
     values = fetch(values);
   }
@@ -217,6 +209,19 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
     copy_to_device(self, values);
   }
   return self;
+}
+
+// PyTorch's own keeps eager's strides only on devices that support as_strided, by its list.
+Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+               std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+               std::optional<at::MemoryFormat> format) {
+  const bool here = !device || device->type() == c10::DeviceType::XLA;
+  const bool preserve = !format || *format == at::MemoryFormat::Preserve;
+  if (!here || !preserve || layout.value_or(at::kStrided) != at::kStrided || !self.is_non_overlapping_and_dense()) {
+    return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  }
+  auto result = at::empty_strided(self.sizes(), self.strides(), self.options().dtype(dtype).device(device));
+  return result.copy_(self, non_blocking);
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
@@ -326,6 +331,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("fill_.Scalar", TORCH_FN(fill_scalar));
   m.impl("zero_", TORCH_FN(zero_));
   m.impl("copy_", TORCH_FN(copy_));
+  m.impl("_to_copy", TORCH_FN(to_copy));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));

@@ -125,6 +125,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     has_tensor =
         has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());
+    has_indices = has_indices || kinds.back() == ArgKind::OptTensorList;
     if (argument.name() == "dropout_p") {
       dropout = static_cast<int>(i);
     }

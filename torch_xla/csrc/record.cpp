@@ -259,7 +259,7 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   call.prepare();
-  if (info.name.size() >= 10 && info.name.compare(0, 10, "aten.index") == 0) {
+  if (info.has_indices) {
     call.adopt_indices();
   }
   if (info.inplace_view) {

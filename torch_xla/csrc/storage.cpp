@@ -105,6 +105,9 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
     static auto& complex = op_info("aten::view_as_complex", "");
     return apply(name == "aten.view_as_real.default" ? complex : real, {v}, {input_arg()}, in);
   }
+  if (name == "aten._conj.default" || name == "aten._neg_view.default") {
+    return apply(*step.op, {v}, {input_arg()}, in);
+  }
   if (name == "aten.view.dtype") {
     return apply(*step.op, {v}, {input_arg(), attr(static_cast<int64_t>(in->dtype))}, in);
   }
