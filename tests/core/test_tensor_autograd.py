@@ -259,7 +259,6 @@ class TestSeeds:
         assert first != second
         assert draw(generator=generator.manual_seed(3)) == first
 
-    @pytest.mark.xfail(reason="PyTorch asks hooks for a generator that are not registered")
     def test_a_generator_of_the_device(self) -> None:
         generator = torch.Generator(device="xla").manual_seed(3)
         assert generator.device.type == "xla" and generator.initial_seed() == 3

@@ -131,12 +131,9 @@ WRITES: dict[str, tuple[Key, Key]] = {
 }
 
 
-CRASHES = pytest.mark.xfail(run=False, reason="index tensors of the host are not moved to the device")
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
-    [pytest.param(*case, marks=CRASHES if name.startswith("host") else (), id=name) for name, case in WRITES.items()],
+    [pytest.param(*case, id=name) for name, case in WRITES.items()],
 )
 def test_writes(key: Key, value: Key) -> None:
     def write(x: Tensor) -> Tensor:

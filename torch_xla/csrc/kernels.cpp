@@ -220,7 +220,8 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
   if (!here || !preserve || layout.value_or(at::kStrided) != at::kStrided || !self.is_non_overlapping_and_dense()) {
     return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
   }
-  auto result = at::empty_strided(self.sizes(), self.strides(), self.options().dtype(dtype).device(device));
+  const auto options = self.options().dtype(dtype.value_or(self.scalar_type())).device(device.value_or(self.device()));
+  auto result = at::empty_strided(self.sizes(), self.strides(), options);
   return result.copy_(self, non_blocking);
 }
 
