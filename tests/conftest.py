@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -26,6 +27,14 @@ settings.register_profile(
 )
 settings.register_profile("fuzz", settings.get_profile("default"), max_examples=10_000, derandomize=False)
 settings.load_profile("default")
+
+torch.manual_seed(0)  # for the numbers that test modules draw when they are collected
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same random numbers in every run of a test."""
+    torch.manual_seed(0)
 
 
 @dataclass

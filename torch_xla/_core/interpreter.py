@@ -14,6 +14,10 @@ from torch_xla.ops.decompositions import bind
 from torch_xla.ops.fallback import results_of, with_tensors
 
 
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
 def _scores(
     q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float | None
 ) -> torch.Tensor:
@@ -35,6 +39,7 @@ def _attention(
     *,
     scale: float | None,
 ) -> tuple[Any, ...]:
+    q, k, v = (_wide(t) for t in (q, k, v))
     scores = _scores(q, k, bias, is_causal, scale)
     out = torch.softmax(scores, -1).nan_to_num(0.0) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     zero = torch.zeros((), dtype=torch.int64)
@@ -45,6 +50,7 @@ def _attention(
 def _attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, *rest: Any, scale: float | None
 ) -> tuple[Any, ...]:
+    grad, q, k, v = (_wide(t) for t in (grad, q, k, v))
     groups, factor = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     p = torch.softmax(_scores(q, k, bias, rest[-3], scale), -1).nan_to_num(0.0)
     grad_p = grad @ v.repeat_interleave(groups, 1).mT
