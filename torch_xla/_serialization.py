@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -89,11 +88,9 @@ def install() -> None:
     # A priority of its own: PyTorch sorts the entries, and two functions cannot be compared.
     torch.serialization.register_package(49, lambda storage: None, _restore)
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        # The kernel that is replaced refuses every storage, as ours does for all but those being loaded.
-        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
+    library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
     _registered.append(library)
+    # There is no registration for this one, and without it no tensor that asks for gradients can be unpickled.
     torch._utils._rebuild_device_tensor_from_cpu_tensor = _forgetting_gradients(
         torch._utils._rebuild_device_tensor_from_cpu_tensor
     )

@@ -318,12 +318,6 @@ Tensor& set_storage(Tensor& /*self*/, at::Storage /*source*/) {
   no_storage("set_");
   TORCH_INTERNAL_ASSERT(false);
 }
-Tensor& set_storage_offset(Tensor& /*self*/, at::Storage /*source*/, int64_t /*offset*/, IntArrayRef /*size*/,
-                           IntArrayRef /*stride*/) {
-  no_storage("set_");
-  TORCH_INTERNAL_ASSERT(false);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, XLA, m) {
@@ -340,7 +334,6 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_empty));
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
-  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_offset));
   m.impl("is_set_to", TORCH_FN(is_set_to));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
 }
