@@ -30,7 +30,7 @@ struct OpInfo {
   int dropout = -1;                   // position of a `dropout_p`; where that is 0 nothing is drawn
   bool needs_host = false;            // result shapes or Python values depend on data
   bool has_tensor = false;
-  bool has_indices = false;  // takes a list of optional tensors
+  bool has_indices = false;                 // takes a list of optional tensors
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
