@@ -21,9 +21,7 @@ def install() -> None:
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frames(_config.XLA_IR_DEBUG.get())
     # A user's line is one outside PyTorch and this package.
-    for package in (torch.__file__, __file__):
-        _bindings.add_skipped_prefix(
-            os.path.dirname(os.path.dirname(package) if package == __file__ else package) + os.sep
-        )
+    for file in (torch.__file__, _config.__file__):
+        _bindings.add_skipped_prefix(os.path.dirname(file) + os.sep)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     backend.publish_count()

@@ -66,12 +66,11 @@ class _LowerMode(TorchDispatchMode):
         from torch_xla.ops.call import call
 
         kwargs = kwargs or {}
-        meta_of = lambda x: _meta_like(x)  # noqa: E731
         with torch.utils._python_dispatch._disable_current_modes():
             metas = func(
-                *pytree.tree_map_only(torch.Tensor, meta_of, args),
+                *pytree.tree_map_only(torch.Tensor, _meta_like, args),
                 **{
-                    k: torch.device("meta") if k == "device" else pytree.tree_map_only(torch.Tensor, meta_of, v)
+                    k: torch.device("meta") if k == "device" else pytree.tree_map_only(torch.Tensor, _meta_like, v)
                     for k, v in kwargs.items()
                 },
             )
@@ -82,9 +81,9 @@ class _LowerMode(TorchDispatchMode):
         unwrap = lambda x: x.array if isinstance(x, _Array) else _constant(x)  # noqa: E731
         args, kwargs = pytree.tree_map_only(torch.Tensor, unwrap, (tuple(args), kwargs))
         positional, keywords = bind(func, args, kwargs)
-        target = _functional(func)
+        _check_functional(func)
         outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
-        arrays = call(target, positional, keywords, outs)
+        arrays = call(func, positional, keywords, outs)
         wrapped = [_Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)]
         return pytree.tree_unflatten(wrapped, spec)
 
@@ -109,13 +108,12 @@ def _is_wrapped(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float64, torch.int64, torch.bool, torch.complex128)
 
 
-@functools.cache
-def _functional(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    if not func._schema.is_mutable:
-        return func
-    raise RuntimeError(
-        f"[lower {func}] a decomposition wrote in place, which lowering cannot follow; give the operator a rule in ops/"
-    )
+def _check_functional(func: torch._ops.OpOverload) -> None:
+    if func._schema.is_mutable:
+        raise RuntimeError(
+            f"[lower {func}] a decomposition wrote in place, which lowering cannot follow; "
+            "give the operator a rule in ops/"
+        )
 
 
 def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
