@@ -31,6 +31,8 @@ NAMES = {
     "torch_xla.experimental": "eager_mode is_eager_mode eager_mode_context",
     "torch_xla.experimental.eager": "eager_mode is_eager_mode eager_mode_context",
     "torch_xla.amp": "autocast GradScaler",
+    "torch_xla.amp.autocast_mode": "autocast",
+    "torch_xla.amp.syncfree": "SGD Adam AdamW",
     "torch_xla._internal.tpu": "num_available_devices get_tpu_env version",
     "torch_xla._XLAC": "_xla_metrics_report _get_xla_tensors_text _get_xla_tensors_hlo _get_xla_tensor_debug_info "
     "_xla_get_tensor_id _xla_sync_multi _xla_get_default_device _get_stablehlo _xla_step_marker _xla_real_devices",

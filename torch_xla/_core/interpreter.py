@@ -100,7 +100,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             if op._schema.is_mutable:
                 flat: list[Any] = results_of(op, returned, positional, keywords)
             else:
-                flat = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+                flat = pytree.tree_leaves(returned)  # an operator may return several lists
             results.append(
                 [
                     None

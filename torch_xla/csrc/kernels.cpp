@@ -311,6 +311,23 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
+// Reached by a direct call of `_convolution`, which looks for a backend of its own.
+Tensor convolution_overrideable(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                                IntArrayRef output_padding, int64_t groups) {
+  return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(const Tensor& grad, const Tensor& input,
+                                                                     const Tensor& weight, IntArrayRef stride,
+                                                                     IntArrayRef padding, IntArrayRef dilation,
+                                                                     bool transposed, IntArrayRef output_padding,
+                                                                     int64_t groups, std::array<bool, 3> wanted) {
+  const std::vector<int64_t> bias_sizes{grad.size(1)};
+  return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
+                                  output_padding, groups, wanted);
+}
+
 Tensor no_storage(const std::string& call) {
   TORCH_CHECK(false, "[storage] ", call, " needs a torch.Storage, and xla tensors have none; use tensors instead");
 }
@@ -336,6 +353,8 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
   m.impl("is_set_to", TORCH_FN(is_set_to));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
+  m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
+  m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
 }
 
 }  // namespace torch_xla

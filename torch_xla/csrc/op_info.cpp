@@ -2,6 +2,7 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -155,6 +156,13 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     functional = find_functional(handle, functional_extra);
     seeded = seeded || (functional != nullptr && functional->seeded);
   }
+}
+
+bool OpInfo::only_writes_inputs() const {
+  const auto fresh = [](int8_t which) { return which < 0; };
+  const auto out = [this](uint8_t position) { return is_out[position]; };
+  return !written.empty() && !inplace_view && std::none_of(return_writes.begin(), return_writes.end(), fresh) &&
+         std::none_of(written.begin(), written.end(), out);
 }
 
 namespace {

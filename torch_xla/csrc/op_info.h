@@ -34,6 +34,9 @@ struct OpInfo {
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
+
+  // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
+  bool only_writes_inputs() const;
 };
 
 OpInfo& op_info(const c10::OperatorHandle& op);

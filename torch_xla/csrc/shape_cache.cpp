@@ -138,7 +138,14 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
   const std::vector<c10::IValue> inputs(stack.begin(), stack.end());
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    info.op.callBoxed(stack);
+    try {
+      info.op.callBoxed(stack);
+    } catch (const c10::NotImplementedError&) {
+      if (!info.only_writes_inputs()) {
+        throw;
+      }
+      stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
+    }
   }
   auto set = c10::make_intrusive<MetaSet>();
   for (size_t r = 0; r < stack.size(); ++r) {
