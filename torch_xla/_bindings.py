@@ -7,10 +7,12 @@ import torch  # noqa: F401  # the extension links against its libraries
 import torch_xla._C as _C
 
 Graph = _C.Graph
+Packing = _C.Packing
 
 # Graphs and values.
 has_pending = _C.has_pending
 buffer_of = _C.buffer_of
+location_of = _C.location_of
 tensor_of = _C.tensor_of
 tensor_id = _C.tensor_id
 live_tensors = _C.live_tensors

@@ -145,8 +145,8 @@ def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
         described = graph.describe(cut)
         verify.verify(described)
         leaves = [
-            backend.download(buffer, meta.dtype)
-            for buffer, meta in zip(cut.leaf_buffers(), described.leaves, strict=True)
+            backend.download(location, meta.shape, meta.dtype)
+            for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
         ]
         (value,) = interpreter.interpret(described, leaves)
         values.append(value)

@@ -21,8 +21,8 @@ def value(tensor: torch.Tensor) -> torch.Tensor:
     described = graph.describe(recorded)
     verify.verify(described)
     leaves = [
-        backend.download(buffer, meta.dtype)
-        for buffer, meta in zip(recorded.leaf_buffers(), described.leaves, strict=True)
+        backend.download(location, meta.shape, meta.dtype)
+        for location, meta in zip(recorded.leaf_locations(), described.leaves, strict=True)
     ]
     if not described.outputs:
         return tensor.cpu()

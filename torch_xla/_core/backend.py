@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
+import math
 import os
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from glob import glob
 from typing import TYPE_CHECKING, Any
@@ -229,11 +232,60 @@ def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
     return to_numpy(torch.full(shape, number, dtype=dtype))
 
 
-def download(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
-    """A new CPU tensor with a buffer's values; waits until they are computed."""
+def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A new CPU tensor with values of the device; waits until they are computed.
+
+    Args:
+        location: The buffer and the index of the first element in it, -1 where it holds nothing else.
+        shape: Sizes of the tensor.
+        dtype: Its type.
+    """
     import numpy as np
 
     from torch_xla.ops.fallback import from_numpy
 
+    buffer, start = location
     with _metrics.timed("TransferFromDeviceTime"):
-        return from_numpy(np.asarray(buffer), dtype)
+        values = np.asarray(buffer)
+        if start >= 0:
+            values = values[start : start + math.prod(shape)].reshape(shape)
+        return from_numpy(values, dtype)
+
+
+def pack(buffers: Sequence[Any]) -> Any:
+    """Several device buffers of one dtype end to end in one."""
+    import jax
+    import numpy as np
+
+    # The first step's weights came from the host a moment ago, and a program for this would be one more to compile.
+    if all(buffer.is_ready() for buffer in buffers):
+        joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
+        with x64():
+            return jax.device_put(joined, buffers[0].device)
+    with x64():
+        return _joined()(list(buffers))
+
+
+def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """The parts of a device buffer, each as one of its own."""
+    with x64():
+        return _split()(buffer, shapes)
+
+
+@functools.cache
+def _joined() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.jit(lambda buffers: jnp.concatenate([buffer.reshape(-1) for buffer in buffers]))
+
+
+@functools.cache
+def _split() -> Any:
+    import jax
+
+    def split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+        starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
+        return [buffer[i : i + math.prod(shape)].reshape(shape) for i, shape in zip(starts, shapes, strict=False)]
+
+    return jax.jit(split, static_argnums=1)

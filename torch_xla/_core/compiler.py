@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch_xla import _metrics
+from torch_xla import _bindings, _metrics
 from torch_xla._core import backend, lowering
 from torch_xla._core.graph import Graph
 
@@ -21,6 +21,7 @@ class Executable:
         loaded: XLA's executable.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
+        packing: Which of its buffers hold several leaves; known from its first run on.
         numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
     """
 
@@ -28,6 +29,7 @@ class Executable:
     loaded: Any
     waits: bool = False
     keep: Any = None
+    packing: _bindings.Packing | None = None
     numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
 
 

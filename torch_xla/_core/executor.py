@@ -26,13 +26,14 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
     device = cut.device
-    inputs = cut.leaf_buffers()
-    inputs.extend(_numbers(executable, cut.packed_numbers(), device))
+    if executable.packing is None:
+        executable.packing = _bindings.Packing(cut)
+    numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
     while len(queue) >= _AHEAD:
         queue.popleft().block_until_ready()
     with _metrics.timed("ExecuteTime"):
-        token = cut.execute(executable.run, inputs, executable.waits)
+        token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
 
 

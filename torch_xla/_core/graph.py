@@ -83,6 +83,7 @@ class Graph:
         leaves: Shape and dtype of each input buffer.
         outputs: (node, result) pairs.
         donated: Indices of the leaves whose buffers the program may overwrite.
+        packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
     """
 
     key: str
@@ -91,6 +92,7 @@ class Graph:
     leaves: tuple[Meta, ...]
     outputs: tuple[tuple[int, int], ...]
     donated: tuple[int, ...]
+    packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
 
 def describe(cut: _bindings.Graph) -> Graph:
@@ -102,6 +104,7 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
+        packs=tuple(_bindings.Packing(cut).packs),
     )
 
 

@@ -26,8 +26,8 @@ def run(cut: _bindings.Graph) -> bool:
     if buffers is None:
         described = graph.describe(cut)
         leaves = [
-            backend.download(buffer, meta.dtype)
-            for buffer, meta in zip(cut.leaf_buffers(), described.leaves, strict=True)
+            backend.download(location, meta.shape, meta.dtype)
+            for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
         ]
         try:
             results = interpreter.interpret(described, leaves)

@@ -16,13 +16,12 @@ import numpy as np
 
 from torch_xla import _metrics
 from torch_xla._core import backend
+from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import call, find_overload
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, StaticNumbers
-
-_SPLIT = {int: 1, float: 0, complex: 2}  # which packed vector a number of this type travels in
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
 
@@ -47,7 +46,7 @@ class LoweringError(RuntimeError):
 
 
 def lower(graph: Graph, name: str = "graph") -> Lowered:
-    """Lowers a graph.
+    """Lowers a graph; `convention.py` tells what its program takes and gives.
 
     Args:
         graph: The graph.
@@ -63,7 +62,7 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         taken = [0, 0, 0]
 
         def take(kind: type) -> Any:
-            vector = _SPLIT[kind]
+            vector = VECTORS[kind]
             taken[vector] += 1
             return numbers[vector][taken[vector] - 1]
 
@@ -81,34 +80,20 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         return tuple(results[slot][result] for slot, result in graph.outputs)
 
     program.__name__ = name
-    # One list of leaves and three packed vectors of numbers keep the calling convention flat and cheap.
     with backend.x64(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
-        leaves = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype), sharding=sharding) for m in graph.leaves]
-        sizes = _number_counts(graph)
-        types = (np.float64, np.int64, np.complex128)
-        numbers = tuple(
-            jax.ShapeDtypeStruct((n,), t, sharding=sharding) if n else None for n, t in zip(sizes, types, strict=True)
-        )
+        convention = Convention(graph)
 
         def flat(*inputs: Any) -> tuple[Any, ...]:
-            rest = iter(inputs[len(leaves) :])
-            return program(list(inputs[: len(leaves)]), tuple(next(rest) if n else None for n in sizes))  # type: ignore[arg-type]
+            return convention.results(program(*convention.arguments(inputs)))
 
         flat.__name__ = name
-        jitted = jax.jit(flat, donate_argnums=graph.donated, keep_unused=True, out_shardings=sharding)
-        stage = jitted.trace(*leaves, *(n for n in numbers if n is not None)).lower()
+        jitted = jax.jit(flat, donate_argnums=convention.donated, keep_unused=True, out_shardings=sharding)
+        stage = jitted.trace(
+            *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
+        ).lower()
     return Lowered(stage, _has_callback(stage))
-
-
-def _number_counts(graph: Graph) -> tuple[int, int, int]:
-    counts = [0, 0, 0]
-    for node in graph.nodes:
-        for number in node.numbers():
-            counts[_SPLIT[type(number.value)]] += 1
-        counts[1] += 2 * node.seeded
-    return (counts[0], counts[1], counts[2])
 
 
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:

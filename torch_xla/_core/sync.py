@@ -176,11 +176,19 @@ class _Hooks:
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of an xla tensor as a new CPU tensor."""
         with _lock:
-            buffer = _bindings.buffer_of(tensor)
-            if buffer is None:
+            location = _bindings.location_of(tensor)
+            if location is None:
                 evaluate([tensor], reading=True)
-                buffer = _bindings.buffer_of(tensor)
-        return backend.download(buffer, tensor.dtype)
+                location = _bindings.location_of(tensor)
+        return backend.download(location, tensor.shape, tensor.dtype)
+
+    def pack(self, buffers: list[Any]) -> Any:
+        """Several device buffers end to end in one."""
+        return backend.pack(buffers)
+
+    def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+        """The parts of such a buffer, each as one of its own."""
+        return backend.unpack(buffer, shapes)
 
     def evaluate(self, tensors: list[torch.Tensor]) -> None:
         """Computes tensors at once, in eager mode."""

@@ -8,9 +8,11 @@
 #include "frame.h"
 #include "graph.h"
 #include "op_info.h"
+#include "packing.h"
 #include "python_hooks.h"
 #include "random.h"
 #include "record.h"
+#include "run.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
 
@@ -72,16 +74,22 @@ py::list describe_nodes(const Graph& graph) {
   return nodes;
 }
 
-py::list leaf_buffers(const Graph& graph) {
-  py::list buffers(graph.leaves.size());
-  for (size_t i = 0; i < graph.leaves.size(); ++i) {
-    if (const auto rest = graph.leaves[i]->rest) {
-      fetch_rest(rest);
-    }
-    TORCH_CHECK(graph.leaves[i]->buffer != nullptr, "[run] input ", i, " has no buffer");
-    buffers[i] = py::reinterpret_borrow<py::object>(graph.leaves[i]->buffer);
+// (buffer, start) as Python takes it; steals the reference.
+py::object describe_location(const Location& location) {
+  if (location.buffer == nullptr) {
+    return py::none();
   }
-  return buffers;
+  return py::make_tuple(py::reinterpret_steal<py::object>(location.buffer), location.start);
+}
+
+py::list leaf_locations(const Graph& graph) {
+  py::list locations;
+  for (const auto& leaf : graph.leaves) {
+    auto location = locate(leaf);
+    Py_XINCREF(location.buffer);
+    locations.append(describe_location(location));
+  }
+  return locations;
 }
 
 // The numbers of the graph as one vector per type: float64, int64, complex128.
@@ -125,36 +133,6 @@ void provide_fills(const Graph& graph, const std::vector<py::object>& buffers) {
   }
 }
 
-// Runs the executable and gives its results to the tensors in one piece: between the two, where donated inputs are gone
-// and results not yet attached, no Python code may run, since that is where an interrupt would be raised.
-// Returns the token of the run.
-py::object execute(Graph& graph, const py::object& run, const py::list& arguments, bool wait) {
-  py::object results = run(arguments, py::arg("with_tokens") = true);
-  py::object token = results.attr("consume_token")();
-  if (wait) {
-    token.attr("block_until_ready")();
-  }
-  // What is left of the run before this one is fetched now, so that one living result does not keep its dead siblings.
-  static auto* const previous = new std::vector<c10::weak_intrusive_ptr<Rest>>();
-  for (const auto& weak : std::exchange(*previous, {})) {
-    if (const auto rest = weak.lock()) {
-      fetch_rest(rest);
-    }
-  }
-  const py::sequence lists = results.attr("disassemble_prefix_into_single_device_arrays")(graph.prompt);
-  std::vector<PyObject*> buffers;
-  for (const auto& shards : lists) {
-    buffers.push_back(py::object(py::reinterpret_borrow<py::sequence>(shards)[0]).release().ptr());
-  }
-  c10::intrusive_ptr<Rest> rest;
-  if (graph.prompt < graph.outputs.size()) {
-    rest = c10::make_intrusive<Rest>(results.release().ptr());
-    previous->emplace_back(rest);
-  }
-  graph.attach(buffers, rest, false);
-  return token;
-}
-
 std::string hex(const Hash& hash) {
   char text[33];
   std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(hash.hi),
@@ -177,6 +155,15 @@ uint64_t tensor_id(const at::Tensor& tensor) {
 }
 
 void bind_graph(py::module_& m) {
+  py::class_<Packing>(m, "Packing")
+      .def(py::init<const Graph&>())
+      .def_property_readonly("packs", [](const Packing& packing) {
+        py::list packs;
+        for (const auto& [leaves, outputs] : packing.packs) {
+          packs.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+        }
+        return packs;
+      });
   py::class_<Graph>(m, "Graph")
       .def_static(
           "of_device",
@@ -215,7 +202,7 @@ void bind_graph(py::module_& m) {
                                return metas;
                              })
       .def("describe_nodes", &describe_nodes)
-      .def("leaf_buffers", &leaf_buffers)
+      .def("leaf_locations", &leaf_locations)
       .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)
@@ -223,11 +210,11 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("fits_host", &Graph::fits_host)
       .def("attach_shared",
            [](Graph& g, const std::vector<py::object>& buffers) {
-             std::vector<PyObject*> references;
-             for (const auto& b : buffers) {
-               references.push_back(py::object(b).release().ptr());
+             std::vector<Graph::Result> results(buffers.size());
+             for (size_t i = 0; i < buffers.size(); ++i) {
+               results[i].buffer = py::object(buffers[i]).release().ptr();
              }
-             g.attach(references, true);
+             g.attach(std::move(results), true);
            })
       .def("abandon", &Graph::abandon);
 }
@@ -241,6 +228,7 @@ PYBIND11_MODULE(_C, m) {
     auto* const buffer = buffer_of(t);
     return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
   });
+  m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
   m.def("tensor_of",
         [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
           const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);

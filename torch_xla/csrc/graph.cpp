@@ -232,7 +232,17 @@ void Graph::number_leaves() {
 // can still reach it.
 void Graph::find_donations() {
   donated.assign(leaves.size(), false);
+  successors.assign(leaves.size(), -1);
   std::vector<bool> overwritten(leaves.size(), false);
+  // Position of each node's first result in a table of all results, which tells the outputs among them.
+  std::vector<uint32_t> base(nodes.size() + 1, 0);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    base[i + 1] = base[i] + static_cast<uint32_t>(nodes[i]->outs->metas.size());
+  }
+  std::vector<int32_t> output_at(base.back(), -1);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    output_at[base[outputs[i].node->slot] + outputs[i].index] = static_cast<int32_t>(i);
+  }
   const auto slot_of = [&](const Node& node) -> int64_t {
     return node.epoch == epoch && node.leaf() && node.slot < leaves.size() && leaves[node.slot].get() == &node
                ? static_cast<int64_t>(node.slot)
@@ -251,6 +261,9 @@ void Graph::find_donations() {
       const auto slot = slot_of(*s.synced.node);
       if (slot >= 0) {
         overwritten[slot] = true;
+        if (s.value.node->epoch == epoch && !s.value.node->leaf()) {
+          successors[slot] = output_at[base[s.value.node->slot] + s.value.index];
+        }
       }
     }
   });
@@ -271,7 +284,7 @@ void Graph::find_donations() {
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
     donated[i] = overwritten[i] && !leaf.pinned && !leaf.shared && leaves[i].use_count() == leaf.references + 1;
-    key.mix(static_cast<uint64_t>(donated[i] ? 1 : 0));
+    key.mix(donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0});
   }
 }
 
@@ -300,43 +313,36 @@ bool Graph::fits_host() const {
   return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
-void Graph::attach(const std::vector<PyObject*>& buffers, bool shared) { attach(buffers, {}, shared); }
-
-void Graph::attach(const std::vector<PyObject*>& buffers, const c10::intrusive_ptr<Rest>& rest, bool shared) {
-  TORCH_CHECK(buffers.size() == outputs.size() || rest.defined(), "[attach] got ", buffers.size(),
-              " results, expected ", outputs.size());
-  const auto buffer_at = [&](size_t i) { return i < buffers.size() ? buffers[i] : nullptr; };
-  const auto note = [&](const NodePtr& leaf, size_t i) {
-    leaf->shared = shared;
-    if (i >= buffers.size()) {
-      leaf->rest = rest;
-      rest->leaves.emplace_back(leaf);
-    }
-  };
+std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
+  TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
   Inputs garbage;
   std::vector<Value> old;
+  std::vector<NodePtr> attached;
+  attached.reserve(outputs.size());
   {
     const RecorderLock lock;
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
       if (node.outs->metas.size() == 1) {
-        node.become_leaf(buffer_at(i), garbage);
-        note(outputs[i].node, i);
-        continue;
-      }
-      if (node.forwards.empty()) {
-        node.forwards.resize(node.outs->metas.size());
-      }
-      auto& forward = node.forwards[outputs[i].index];
-      forward = make_leaf({node.outs, outputs[i].index}, buffer_at(i));
-      note(forward.node, i);
-      if (std::all_of(node.forwards.begin(), node.forwards.end(),
-                      [](const Value& v) { return static_cast<bool>(v); })) {
-        for (auto& input : node.inputs) {
-          garbage.push_back(std::move(input));
+        node.become_leaf(results[i].buffer, garbage);
+        attached.push_back(outputs[i].node);
+      } else {
+        if (node.forwards.empty()) {
+          node.forwards.resize(node.outs->metas.size());
         }
-        node.inputs.clear();
+        auto& forward = node.forwards[outputs[i].index];
+        forward = make_leaf({node.outs, outputs[i].index}, results[i].buffer);
+        attached.push_back(forward.node);
+        if (std::all_of(node.forwards.begin(), node.forwards.end(),
+                        [](const Value& v) { return static_cast<bool>(v); })) {
+          for (auto& input : node.inputs) {
+            garbage.push_back(std::move(input));
+          }
+          node.inputs.clear();
+        }
       }
+      attached.back()->shared = shared;
+      attached.back()->source = std::move(results[i].source);
     }
     for_each_storage(device, [&](Storage& s) {
       resolve(s.value);
@@ -347,6 +353,7 @@ void Graph::attach(const std::vector<PyObject*>& buffers, const c10::intrusive_p
     });
   }
   clear();
+  return attached;
 }
 
 void Graph::abandon(const std::string& error) {
@@ -397,11 +404,20 @@ PyObject* buffer_of(const at::Tensor& tensor) {
     const RecorderLock lock;
     node = impl_of(tensor)->alias.current().node;
   }
-  if (const auto rest = node->rest) {
-    fetch_rest(rest);
-  }
+  fetch_buffer(node);
   Py_XINCREF(node->buffer);
   return node->buffer;
+}
+
+Location location_of(const at::Tensor& tensor) {
+  NodePtr node;
+  {
+    const RecorderLock lock;
+    node = impl_of(tensor)->alias.current().node;
+  }
+  auto location = locate(node);
+  Py_XINCREF(location.buffer);
+  return location;
 }
 
 }  // namespace torch_xla

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "source.h"
 #include "storage.h"
 
 namespace torch_xla {
@@ -29,9 +30,10 @@ class Graph {
 
   c10::DeviceIndex device = 0;
   Hash key;
-  std::vector<NodePtr> nodes;   // in recording order
-  std::vector<NodePtr> leaves;  // in order of first use
-  std::vector<bool> donated;    // per leaf: no one needs its buffer after the run
+  std::vector<NodePtr> nodes;       // in recording order
+  std::vector<NodePtr> leaves;      // in order of first use
+  std::vector<bool> donated;        // per leaf: no one needs its buffer after the run
+  std::vector<int32_t> successors;  // per donated leaf: the output that the tensor has instead, or -1
   // First what tensors held before too, and single values; then the rest; each in recording order.
   std::vector<Value> outputs;
   size_t prompt = 0;  // how many of them come first
@@ -43,11 +45,14 @@ class Graph {
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;
 
-  // Gives the results (new references, stolen) to the tensors; the graph is empty afterwards. `shared` buffers are
+  // Where an output's value is: a buffer of its own (a new reference, stolen) or a source.
+  struct Result {
+    PyObject* buffer = nullptr;
+    c10::intrusive_ptr<Source> source;
+  };
+  // Gives the results to the tensors and leaves the graph empty; returns the leaf of each output. `shared` buffers are
   // held by someone else too and are never donated.
-  void attach(const std::vector<PyObject*>& buffers, bool shared = false);
-  // The same where only the first buffers were fetched: the others are in `rest`.
-  void attach(const std::vector<PyObject*>& buffers, const c10::intrusive_ptr<Rest>& rest, bool shared);
+  std::vector<NodePtr> attach(std::vector<Result> results, bool shared = false);
   // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
   void abandon(const std::string& error);
 
@@ -68,5 +73,7 @@ bool has_pending(c10::DeviceIndex device);
 
 // The buffer of a tensor whose value is computed, as a new reference, else null.
 PyObject* buffer_of(const at::Tensor& tensor);
+// The same, perhaps as a part of a larger buffer: enough to read the values.
+Location location_of(const at::Tensor& tensor);
 
 }  // namespace torch_xla

@@ -1,7 +1,6 @@
 #include "ir.h"
 
 #include <Python.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <mutex>
@@ -92,13 +91,11 @@ MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return make_meta(sizes, strides, 0, dtype);
 }
 
-void Rest::let_go() { release_object(std::exchange(results, nullptr)); }
-
 Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}
 
 void Node::let_go() {
   release_object(std::exchange(buffer, nullptr));
-  rest.reset();
+  source.reset();
   if (inputs.empty()) {
     return;
   }
@@ -125,17 +122,6 @@ void Node::become_leaf(PyObject* stolen_buffer, Inputs& garbage) {
   }
   inputs.clear();
   args.clear();
-}
-
-void fetch_rest(const c10::intrusive_ptr<Rest>& rest) {
-  const py::sequence arrays = py::handle(rest->results).attr("disassemble_into_single_device_arrays")();
-  std::vector<c10::intrusive_ptr<Rest>> done;
-  for (size_t i = 0; i < rest->leaves.size(); ++i) {
-    if (const auto node = rest->leaves[i].lock()) {
-      node->buffer = py::object(py::reinterpret_borrow<py::sequence>(arrays[i])[0]).release().ptr();
-      done.push_back(std::move(node->rest));
-    }
-  }
 }
 
 void resolve(Value& value) {

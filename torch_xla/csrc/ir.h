@@ -79,15 +79,13 @@ struct Arg {
 using Args = c10::SmallVector<Arg, 4>;
 using Inputs = c10::SmallVector<Value, 3>;
 
-// Results of a run that were not handed to Python one by one, because most of them (gradients, say) die unread.
-struct Rest final : c10::intrusive_ptr_target {
-  explicit Rest(PyObject* stolen_results) : results(stolen_results) {}
-  ~Rest() override { let_go(); }
-  void release_resources() override { let_go(); }
-  void let_go();
+struct Pack;
 
-  PyObject* results;                                  // JAX's handle of the run
-  std::vector<c10::weak_intrusive_ptr<Node>> leaves;  // in the order of the results
+// Where leaves find their buffers when they need them; see source.h.
+struct Source : c10::intrusive_ptr_target {
+  // Gives each of its leaves that lives a buffer of its own. Wants the GIL, not the recorder's lock.
+  virtual void fetch() = 0;
+  virtual Pack* pack() { return nullptr; }
 };
 
 struct Node final : c10::intrusive_ptr_target {
@@ -103,7 +101,7 @@ struct Node final : c10::intrusive_ptr_target {
 
   // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
   PyObject* buffer = nullptr;
-  c10::intrusive_ptr<Rest> rest;  // where the buffer is, if it was not fetched yet
+  c10::intrusive_ptr<Source> source;  // where else its values are
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
   std::unique_ptr<std::string> error;
@@ -124,7 +122,7 @@ struct Node final : c10::intrusive_ptr_target {
   void release_resources() override { let_go(); }
   bool leaf() const { return op == nullptr; }
   // A leaf whose buffer is still to be made.
-  bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !rest.defined(); }
+  bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
   // Turns a single-result node into the leaf that holds its value; hands its inputs to `garbage`.
   void become_leaf(PyObject* stolen_buffer, Inputs& garbage);
@@ -133,9 +131,6 @@ struct Node final : c10::intrusive_ptr_target {
   void let_go();
 };
 using NodePtr = c10::intrusive_ptr<Node>;
-
-// Fetches the buffers that are still in `rest` for all its leaves. Wants the GIL, not the recorder's lock.
-void fetch_rest(const c10::intrusive_ptr<Rest>& rest);
 
 // Follows a result to the leaf that replaced it, if any.
 void resolve(Value& value);

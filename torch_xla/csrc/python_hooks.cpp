@@ -33,6 +33,28 @@ PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
   return call("upload", cpu, static_cast<int>(device)).release().ptr();
 }
 
+PyObject* pack(const std::vector<PyObject*>& buffers) {
+  const py::gil_scoped_acquire gil;
+  py::list parts;
+  for (auto* const buffer : buffers) {
+    parts.append(py::handle(buffer));
+  }
+  return call("pack", parts).release().ptr();
+}
+
+std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
+  const py::gil_scoped_acquire gil;
+  py::tuple sizes(shapes.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    sizes[i] = py::tuple(py::cast(shapes[i]));
+  }
+  std::vector<PyObject*> parts;
+  for (const auto& part : call("unpack", py::handle(buffer), sizes)) {
+    parts.push_back(py::reinterpret_borrow<py::object>(part).release().ptr());
+  }
+  return parts;
+}
+
 at::Tensor fetch(const at::Tensor& xla) {
   const py::gil_scoped_acquire gil;
   return call("fetch", xla).cast<at::Tensor>();

@@ -12,6 +12,9 @@ namespace torch_xla {
 
 // Copies a CPU tensor to a device; returns a new reference to its buffer.
 PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device);
+// Several buffers of one dtype as one, end to end, and back again; new references.
+PyObject* pack(const std::vector<PyObject*>& buffers);
+std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes);
 // The values of an xla tensor, computed first where they are pending, as a new CPU tensor.
 at::Tensor fetch(const at::Tensor& xla);
 // Computes these tensors now (eager mode).

@@ -1,0 +1,85 @@
+"""The calling convention: which buffers a program takes and gives.
+
+It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number; it
+gives the packs, then the outputs that travel alone. A client's cost per buffer is that of copying kilobytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from torch_xla._core.graph import Graph
+from torch_xla.ops import dtypes
+
+# Which vector a number of this type travels in, and the vectors' dtypes.
+VECTORS = {float: 0, int: 1, complex: 2}
+_VECTOR_DTYPES = (np.float64, np.int64, np.complex128)
+
+Numbers = tuple[Any, Any, Any]
+
+
+class Convention:
+    """Between a graph's leaves and outputs and the flat buffers of its program.
+
+    Attributes:
+        buffers: Shape and dtype of each input.
+        donated: Indices of the inputs that the program may overwrite.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._leaves = graph.leaves
+        self._packs = [leaves for leaves, _ in graph.packs if leaves]
+        self._output_packs = [outputs for _, outputs in graph.packs]
+        packed = {leaf for leaves in self._packs for leaf in leaves}
+        self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
+        packed_outputs = {output for outputs in self._output_packs for output in outputs}
+        self._single_outputs = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
+        self._counts = _number_counts(graph)
+
+        self.buffers: list[tuple[tuple[int, ...], Any]] = [
+            (graph.leaves[i].shape, dtypes.numpy_dtype(graph.leaves[i].dtype)) for i in self._singles
+        ]
+        for leaves in self._packs:
+            size = sum(math.prod(graph.leaves[i].shape) for i in leaves)
+            self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
+        self.buffers += [((n,), dtype) for n, dtype in zip(self._counts, _VECTOR_DTYPES, strict=True) if n]
+
+        donated = set(graph.donated)
+        self.donated = [i for i, leaf in enumerate(self._singles) if leaf in donated]
+        self.donated += [len(self._singles) + k for k, leaves in enumerate(self._packs) if donated & set(leaves)]
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[list[Any], Numbers]:
+        """A value per leaf, and the vectors of numbers, None where there are none."""
+        given = iter(inputs)
+        values: list[Any] = [None] * len(self._leaves)
+        for leaf in self._singles:
+            values[leaf] = next(given)
+        for leaves in self._packs:
+            pack, start = next(given), 0
+            for leaf in leaves:
+                shape = self._leaves[leaf].shape
+                end = start + math.prod(shape)
+                values[leaf] = pack[start:end].reshape(shape)
+                start = end
+        floats, ints, complexes = (next(given) if n else None for n in self._counts)
+        return values, (floats, ints, complexes)
+
+    def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What the program returns for a value per output."""
+        singles = [outputs[i] for i in self._single_outputs]
+        packs = [jnp.concatenate([outputs[i].reshape(-1) for i in members]) for members in self._output_packs]
+        return (*packs, *singles)
+
+
+def _number_counts(graph: Graph) -> tuple[int, int, int]:
+    counts = [0, 0, 0]
+    for node in graph.nodes:
+        for number in node.numbers():
+            counts[VECTORS[type(number.value)]] += 1
+        counts[VECTORS[int]] += 2 * node.seeded
+    return (counts[0], counts[1], counts[2])

@@ -1,0 +1,139 @@
+#include "packing.h"
+
+#include <map>
+#include <unordered_set>
+
+#include "python_hooks.h"
+#include "source.h"
+
+namespace torch_xla {
+
+namespace {
+
+// A copy of more bytes than this costs more than a buffer of its own does (2-5 us on CPU).
+constexpr int64_t kBytes = 16384;
+// XLA's compile time grows with the size of a pack: on CPU, 160 tensors in one took ten times as long as in eights,
+// and eights no longer than none.
+constexpr size_t kMembers = 8;
+
+bool small(const Meta& meta) {
+  const auto n = meta.numel();
+  return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
+}
+
+}  // namespace
+
+Packing::Packing(const Graph& graph) : leaves(graph.leaves.size()), results(graph.outputs.size()) {
+  form(graph);
+  uint32_t single = 0;
+  for (auto& place : leaves) {
+    if (place.pack < 0) {
+      place.index = single++;
+    }
+  }
+  single = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].pack < 0) {
+      results[i].index = single++;
+      prompt += i < graph.prompt ? 1 : 0;
+    }
+  }
+}
+
+void Packing::form(const Graph& graph) {
+  std::vector<int64_t> predecessors(graph.outputs.size(), -1);
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    if (graph.donated[i] && graph.successors[i] >= 0) {
+      predecessors[graph.successors[i]] = static_cast<int64_t>(i);
+    }
+  }
+  std::map<at::ScalarType, Members> state;
+  std::unordered_set<Hash, HashHasher> shapes;  // of what is updated
+  for (uint32_t i = 0; i < predecessors.size(); ++i) {
+    if (predecessors[i] < 0) {
+      continue;
+    }
+    const auto& before = graph.leaves[predecessors[i]]->outs->metas[0];
+    const auto& after = graph.outputs[i].node->meta(graph.outputs[i].index);
+    if (before.value == after.value && small(before)) {
+      shapes.insert(after.value);
+      auto& pack = state[before.dtype];
+      pack.leaves.push_back(static_cast<uint32_t>(predecessors[i]));
+      pack.outputs.push_back(i);
+      close(graph, pack, kMembers);
+    }
+  }
+  // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
+  // inputs of the next step perhaps, and would have to be taken out of the pack again.
+  std::map<at::ScalarType, Members> gradients;
+  for (auto i = static_cast<uint32_t>(graph.prompt); i < predecessors.size(); ++i) {
+    const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
+    if (predecessors[i] < 0 && shapes.count(meta.value) > 0) {
+      auto& pack = gradients[meta.dtype];
+      pack.outputs.push_back(i);
+      close(graph, pack, kMembers);
+    }
+  }
+  for (auto* open : {&state, &gradients}) {
+    for (auto& [dtype, pack] : *open) {
+      close(graph, pack, 2);
+    }
+  }
+}
+
+void Packing::close(const Graph& graph, Members& pack, size_t least) {
+  if (pack.outputs.size() < least) {
+    return;
+  }
+  const auto number = static_cast<int32_t>(packs.size());
+  auto layout = std::make_shared<Pack::Layout>();
+  int64_t start = 0;
+  for (uint32_t k = 0; k < pack.outputs.size(); ++k) {
+    const auto& value = graph.outputs[pack.outputs[k]];
+    const auto& meta = value.node->meta(value.index);
+    layout->shapes.emplace_back(meta.sizes.begin(), meta.sizes.end());
+    layout->starts.push_back(start);
+    start += meta.numel();
+    results[pack.outputs[k]] = {number, k};
+    if (!pack.leaves.empty()) {
+      leaves[pack.leaves[k]] = {number, k};
+    }
+  }
+  layouts.push_back(std::move(layout));
+  packs.push_back(std::exchange(pack, {}));
+}
+
+std::vector<PyObject*> Packing::gather(const Graph& graph) const {
+  std::vector<PyObject*> buffers;
+  buffers.reserve(leaves.size());
+  const auto own = [&](uint32_t slot) {
+    const auto& leaf = graph.leaves[slot];
+    fetch_buffer(leaf);
+    TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
+    return leaf->buffer;
+  };
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].pack < 0) {
+      buffers.push_back(Py_NewRef(own(i)));
+    }
+  }
+  for (const auto& [members, unused] : packs) {
+    if (members.empty()) {
+      continue;
+    }
+    const auto& source = graph.leaves[members[0]]->source;
+    const auto* held = source.defined() ? source->pack() : nullptr;
+    if (held != nullptr && held->holds(graph.leaves, members)) {
+      buffers.push_back(Py_NewRef(held->buffer));
+      continue;
+    }
+    std::vector<PyObject*> parts;
+    for (const auto slot : members) {
+      parts.push_back(own(slot));
+    }
+    buffers.push_back(pack(parts));
+  }
+  return buffers;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,57 @@
+// Where the buffer of a leaf is, if it has none of its own yet.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "ir.h"
+
+namespace torch_xla {
+
+// Results of a run that were not handed to Python one by one, because most of them (gradients, say) die unread.
+struct Rest final : Source {
+  explicit Rest(PyObject* stolen_results) : results(stolen_results) {}
+  ~Rest() override { let_go(); }
+  void release_resources() override { let_go(); }
+  void let_go();
+  void fetch() override;
+
+  PyObject* results;                                  // JAX's handle of the run
+  std::vector<c10::weak_intrusive_ptr<Node>> leaves;  // in the order of the results
+};
+
+// Several results that the program gave as one buffer. Its leaves keep it, also once they have buffers of their own:
+// the next step takes the pack as it is.
+struct Pack final : Source {
+  struct Layout {
+    std::vector<std::vector<int64_t>> shapes;  // of the members
+    std::vector<int64_t> starts;               // their first elements
+  };
+  Pack(PyObject* stolen_buffer, std::shared_ptr<const Layout> l) : buffer(stolen_buffer), layout(std::move(l)) {
+    leaves.reserve(layout->shapes.size());
+  }
+  ~Pack() override { let_go(); }
+  void release_resources() override { let_go(); }
+  void let_go();
+  void fetch() override;
+  Pack* pack() override { return this; }
+  // Whether these leaves, in this order, are all it holds.
+  bool holds(const std::vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
+  // Index of a member's first element in the buffer.
+  int64_t start_of(const Node& leaf) const;
+
+  PyObject* buffer;                                   // one-dimensional, the members end to end
+  std::vector<c10::weak_intrusive_ptr<Node>> leaves;  // the members
+  const std::shared_ptr<const Layout> layout;
+};
+
+// Sees to it that a leaf has a buffer of its own. Wants the GIL, not the recorder's lock.
+void fetch_buffer(const NodePtr& leaf);
+
+// A leaf's values as (buffer, index of their first element in it), -1 where the buffer holds nothing else. Borrowed.
+struct Location {
+  PyObject* buffer = nullptr;
+  int64_t start = -1;
+};
+Location locate(const NodePtr& leaf);
+
+}  // namespace torch_xla
