@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from torch_xla import _metrics
 from torch_xla._core import backend
 from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
-from torch_xla.ops import dtypes
 from torch_xla.ops.call import call, find_overload
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, StaticNumbers
