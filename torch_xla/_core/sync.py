@@ -180,6 +180,7 @@ class _Hooks:
             if location is None:
                 evaluate([tensor], reading=True)
                 location = _bindings.location_of(tensor)
+                assert location is not None
         return backend.download(location, tensor.shape, tensor.dtype)
 
     def pack(self, buffers: list[Any]) -> Any:

@@ -86,7 +86,8 @@ py::list leaf_locations(const Graph& graph) {
   py::list locations;
   for (const auto& leaf : graph.leaves) {
     auto location = locate(leaf);
-    Py_XINCREF(location.buffer);
+    TORCH_CHECK(location.buffer != nullptr, "[run] input ", locations.size(), " has no buffer");
+    Py_INCREF(location.buffer);
     locations.append(describe_location(location));
   }
   return locations;
