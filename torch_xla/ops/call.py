@@ -36,6 +36,7 @@ _FAMILIES = (
     "random",
     "reduction",
     "resize",
+    "rnn",
     "sampling",
     "scan",
     "shape",
