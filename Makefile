@@ -42,7 +42,7 @@ $(STAMPS)/build: $(STAMPS)/install $(CSRC)
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[demo,dev,workloads]"
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[demo,dev,callers]"
 	@touch $@
 
 build: $(STAMPS)/build

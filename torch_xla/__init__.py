@@ -30,6 +30,7 @@ from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
 from torch_xla._compile import step as step
 from torch_xla._core import modules as _modules
+from torch_xla._core import optimizers as _optimizers
 from torch_xla._core import recording as _recording
 
 try:
@@ -53,6 +54,7 @@ __all__ = [
 _torch._register_device_module("xla", _device_module)
 _recording.install()
 _modules.install()
+_optimizers.install()
 _serialization.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():
     _bindings.set_eager(True)

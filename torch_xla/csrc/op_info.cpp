@@ -65,6 +65,12 @@ int extra_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& 
   return static_cast<int>(theirs.size() - ours.size());
 }
 
+// A float that is no Scalar shapes most programs (`eps`), but those of `_fused_adamw` follow the user's schedule.
+bool is_optimizer_step(const c10::FunctionSchema& schema) {
+  return schema.name().rfind("aten::_fused_", 0) == 0 && !schema.arguments().empty() &&
+         kind_of(*schema.arguments()[0].type()) == ArgKind::TensorList;
+}
+
 bool writes(const c10::FunctionSchema& schema) {
   for (const auto& a : schema.arguments()) {
     if (a.alias_info() != nullptr && a.alias_info()->isWrite()) {
@@ -120,9 +126,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   name.replace(name.find("::"), 2, ".");
   hash.mix(std::string_view(name));
   std::vector<const c10::Argument*> written_arguments;
+  const bool step = is_optimizer_step(schema);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    kinds.push_back(kind_of(*argument.type()));
+    const bool rate = step && argument.type()->kind() == c10::TypeKind::FloatType;
+    kinds.push_back(rate ? ArgKind::Number : kind_of(*argument.type()));
     has_tensor =
         has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());

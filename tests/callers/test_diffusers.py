@@ -1,0 +1,99 @@
+"""diffusers pipelines made of small random parts on device xla: the CPU's images, and one graph for all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    DiffusionPipeline,
+    DiTPipeline,
+    DiTTransformer2DModel,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
+
+SIZE = 8
+
+
+def coder() -> AutoencoderKL:
+    return AutoencoderKL(
+        block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, norm_num_groups=4, sample_size=2 * SIZE,
+    )  # fmt: skip
+
+
+def stable_diffusion() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    unet = UNet2DConditionModel(
+        sample_size=SIZE, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=16,
+    )  # fmt: skip
+    pipeline = StableDiffusionPipeline(
+        unet=unet, vae=coder(), scheduler=DDIMScheduler(clip_sample=False, steps_offset=1), text_encoder=None,
+        tokenizer=None, safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    )  # fmt: skip
+    words, nothing = torch.randn(2, 1, 6, 16)
+    noise = torch.randn(1, 4, SIZE, SIZE)
+    return pipeline, {
+        "prompt_embeds": words,
+        "negative_prompt_embeds": nothing,
+        "latents": noise,
+        "guidance_scale": 5.0,
+    }
+
+
+def diffusion_transformer() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    transformer = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2, sample_size=SIZE,
+        patch_size=2, num_embeds_ada_norm=1000, norm_num_groups=4,
+    )  # fmt: skip
+    transformer.eval()  # it drops labels while training
+    return DiTPipeline(transformer=transformer, vae=coder(), scheduler=DDIMScheduler()), {"class_labels": [1, 2]}
+
+
+def unconditional() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    unet = UNet2DModel(
+        sample_size=SIZE, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    return DDPMPipeline(unet=unet, scheduler=DDPMScheduler()), {}
+
+
+def run(pipeline: DiffusionPipeline, inputs: dict[str, Any], device: str, steps: int = 3) -> torch.Tensor:
+    """One image; the noise that a pipeline draws comes from a generator of the CPU, as diffusers recommends."""
+    moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+    generator = torch.Generator().manual_seed(3)
+    images = pipeline(**moved, generator=generator, num_inference_steps=steps, output_type="np").images
+    return torch.as_tensor(images)
+
+
+@pytest.mark.parametrize(
+    ("build", "graphs"),
+    [
+        (stable_diffusion, 3),  # before the loop, a step, decoding
+        (diffusion_transformer, 3),
+        (unconditional, 2),  # a step, the image
+    ],
+)
+def test_images_agree_with_the_cpu_and_steps_share_a_graph(
+    build: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]], graphs: int, compiles: Any
+) -> None:
+    torch.manual_seed(1)
+    pipeline, inputs = build()
+    pipeline.set_progress_bar_config(disable=True)
+    expected = run(pipeline, inputs, "cpu")
+    assert expected.std() > 1e-3
+    pipeline.to("xla")
+    with compiles(graphs):
+        found = run(pipeline, inputs, "xla")
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    with compiles(0):
+        run(pipeline, inputs, "xla", steps=6)

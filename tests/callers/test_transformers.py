@@ -1,0 +1,231 @@
+"""transformers on device xla: Trainer, generate and saving, with models of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    StaticCache,
+    Trainer,
+    TrainingArguments,
+)
+
+import torch_xla
+
+VOCABULARY, LENGTH, ROWS = 32, 8, 24
+FAMILIES = ["gpt2", "llama"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    """accelerate keeps its state in class attributes."""
+    yield
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state()
+
+
+def model_of(family: str, dropout: float = 0.0) -> PreTrainedModel:
+    """Random weights, the same at each call."""
+    torch.manual_seed(4)
+    ends = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    if family == "gpt2":
+        config = GPT2Config(
+            vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2,
+            resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **ends,
+        )  # fmt: skip
+        return GPT2LMHeadModel(config)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, **ends,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Sequences that count upwards, so that there is something to learn."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        tokens = (torch.arange(LENGTH) * (row % 3 + 1) + row) % VOCABULARY
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer_of(folder: Path, model: PreTrainedModel, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 12, "learning_rate": 1e-2,
+        "warmup_steps": 3, "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }  # fmt: skip
+    arguments = TrainingArguments(output_dir=str(folder), **{**settings, **options})
+    return Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+
+
+def losses_of(trainer: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+# Runs in a process of its own, where USE_TORCH_XLA=0 must keep everything off xla.
+ON_THE_CPU = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, os.environ["TESTS"])
+import test_transformers as tests
+folder = Path(sys.argv[1])
+found = {}
+for family in tests.FAMILIES:
+    trainer = tests.trainer_of(folder / family, tests.model_of(family))
+    assert trainer.args.device.type == "cpu", trainer.args.device
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    found[family] = [before, *tests.losses_of(trainer), trainer.evaluate()["eval_loss"]]
+import torch_xla
+assert not torch_xla._XLAC._xla_runtime_is_initialized()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def cpu_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """By family: losses of an evaluation, each training step and an evaluation of the Trainer on the CPU."""
+    environment = {**os.environ, "USE_TORCH_XLA": "0", "TESTS": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_THE_CPU, str(tmp_path_factory.mktemp("cpu"))],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trainer_agrees_with_the_cpu(
+    family: str, tmp_path: Path, cpu_losses: dict[str, list[float]], compiles: Any
+) -> None:
+    trainer = trainer_of(tmp_path, model_of(family))
+    assert trainer.args.device == torch.device("xla", 0)
+    losses = [trainer.evaluate()["eval_loss"]]
+    trainer.train()
+    losses += losses_of(trainer)
+    with compiles(0):
+        losses.append(trainer.evaluate()["eval_loss"])
+    torch.testing.assert_close(losses, cpu_losses[family], rtol=1e-3, atol=1e-4)
+
+
+def test_trainer_compiles_two_kinds_of_step(tmp_path: Path, compiles: Any) -> None:
+    """The first step starts the running loss; all others are one graph although the rate changes each time."""
+    trainer = trainer_of(tmp_path, model_of("gpt2"), max_steps=2, warmup_steps=0)
+    trainer.train()
+    longer = trainer_of(tmp_path, model_of("gpt2"), max_steps=10, warmup_steps=5)
+    with compiles(0):
+        longer.train()
+
+
+def test_trainer_accumulates_gradients(tmp_path: Path) -> None:
+    rows = dict.fromkeys(("whole", "parts"), 0.0)
+    for name, size, accumulate in (("whole", 8, 1), ("parts", 4, 2)):
+        trainer = trainer_of(
+            tmp_path, model_of("llama"), per_device_train_batch_size=size, gradient_accumulation_steps=accumulate,
+            max_steps=3,
+        )  # fmt: skip
+        trainer.train()
+        rows[name] = losses_of(trainer)[-1]
+    assert rows["parts"] == pytest.approx(rows["whole"], rel=1e-4)
+
+
+def test_trainer_resumes_where_it_stopped(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "max_steps": 6}
+    model = model_of("gpt2", dropout=0.2)
+    trainer = trainer_of(tmp_path, model, **options)
+    trainer.train()
+    resumed = trainer_of(tmp_path, model_of("gpt2", dropout=0.2), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert losses_of(resumed)[-2:] == pytest.approx(losses_of(trainer)[-2:], rel=1e-4)
+    for ours, theirs in zip(resumed.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5)
+
+
+def prompt() -> dict[str, torch.Tensor]:
+    tokens = torch.arange(5).repeat(2, 1) + 1
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def on_xla(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.to("xla") for key, value in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt2", {}),
+        ("gpt2", {"cache_implementation": "static"}),
+        ("llama", {"cache_implementation": "static"}),
+        ("llama", {"num_beams": 2}),
+    ],
+    ids=["greedy", "static cache", "static cache with position ids", "beams"],
+)
+def test_generate_agrees_with_the_cpu(family: str, options: dict[str, Any], compiles: Any) -> None:
+    # An end token makes the loop read a value for every token; this one does not come up.
+    settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": VOCABULARY - 1, **options}
+    model = model_of(family).eval()
+    expected = model.generate(**prompt(), **settings)
+    assert not (expected[:, 5:] == VOCABULARY - 1).any()
+    model.to("xla")
+    found = model.generate(**on_xla(prompt()), **settings)
+    assert found.device.type == "xla"
+    assert found.tolist() == expected.tolist()
+    with compiles(0):
+        other = {**prompt(), "input_ids": prompt()["input_ids"] + 3}
+        model.generate(**on_xla(other), **settings).cpu()
+
+
+def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
+    """The decoding loop of one's own: a graph for the prompt, one for a token."""
+    host = model_of("llama").eval()
+    expected = host.generate(**prompt(), max_new_tokens=12, do_sample=False)
+    model = model_of("llama").eval().to("xla")
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    tokens = prompt()["input_ids"].to("xla")
+    found = []
+    with torch.no_grad():
+        position = torch.arange(5, device="xla")
+        for step in range(12):
+            with compiles(None if step < 3 else 0):
+                logits = model(
+                    tokens, past_key_values=cache, position_ids=position[None], use_cache=True
+                ).logits  # fmt: skip
+                tokens = logits[:, -1:].argmax(-1)
+                position = position[-1:] + 1
+                torch_xla.sync()
+            found.append(tokens)
+    assert torch.cat(found, 1).tolist() == expected[:, 5:].tolist()
+
+
+def test_sampling_follows_the_seed_and_the_filters() -> None:
+    model = model_of("llama").eval().to("xla")
+    draws = {}
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        draws[name] = model.generate(**on_xla(prompt()), max_new_tokens=8, do_sample=True, temperature=1.5).tolist()
+    assert draws["first"] == draws["again"] != draws["other"]
+    greedy = model.generate(**on_xla(prompt()), max_new_tokens=4, do_sample=False).tolist()
+    only_one = model.generate(**on_xla(prompt()), max_new_tokens=4, do_sample=True, top_k=1, top_p=0.9).tolist()
+    assert only_one == greedy
