@@ -7,13 +7,14 @@ import os
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import backend, sync
+from torch_xla._core import backend, programs, sync
 from torch_xla.ops import whole
 
 
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     sync.install()
+    programs.install()
     _bindings.record_whole(whole.names())
     for name in whole.CONSTANT_NUMBERS:
         op, _, overload = name.partition(".")

@@ -99,6 +99,7 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live) {
     forget_views(tensors.front().device().index(), graph.forgotten_);
   }
   for (const auto& t : tensors) {
+    TORCH_CHECK(is_xla(t), "[graph] got a tensor on ", t.device(), ", expected tensors on xla");
     roots.push_back(impl_of(t)->alias.current());
     graph.device = t.device().index();
   }
@@ -399,6 +400,7 @@ bool has_pending(c10::DeviceIndex device) {
 }
 
 PyObject* buffer_of(const at::Tensor& tensor) {
+  TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
   NodePtr node;
   {
     const RecorderLock lock;

@@ -33,6 +33,7 @@ _FAMILIES = (
     "optimizer",
     "pad",
     "pool",
+    "program",
     "random",
     "reduction",
     "resize",

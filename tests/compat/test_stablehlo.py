@@ -1,0 +1,108 @@
+"""Exported programs as StableHLO: called, saved, loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_xla import stablehlo
+from torch_xla.stablehlo import StableHLOExportOptions, StableHLOGraphModule, exported_program_to_stablehlo
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = torch.relu(self.norm(self.linear(x))) * 5 + self.table
+        return {"y": y, "x": x - 2.5}
+
+
+@pytest.fixture
+def net() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    return Net().eval(), (torch.randn(2, 3), torch.randn(1))
+
+
+@pytest.fixture
+def exported(net: tuple[torch.nn.Module, tuple[torch.Tensor, ...]]) -> torch.export.ExportedProgram:
+    return torch.export.export(*net)
+
+
+@pytest.mark.parametrize("inline", (True, False))
+def test_same_values_as_the_model(net, exported, inline, tmp_path: Path) -> None:
+    module, args = net
+    expected = module(*args)
+    program = exported_program_to_stablehlo(exported, StableHLOExportOptions(inline_all_constant=inline))
+    program.save(tmp_path)
+    for callable_ in (program, StableHLOGraphModule.load(tmp_path)):
+        results = callable_(*args)
+        assert results["y"].device.type == "xla"
+        torch.testing.assert_close({k: v.cpu() for k, v in results.items()}, dict(expected))
+
+
+def test_numbers_are_inputs_when_asked(exported) -> None:
+    inlined = exported_program_to_stablehlo(exported).get_stablehlo_text()
+    lifted = exported_program_to_stablehlo(exported, StableHLOExportOptions(inline_all_constant=False))
+    assert "dense<5.0" in inlined or "dense<5>" in inlined
+    assert "dense<5" not in lifted.get_stablehlo_text()
+    assert [float(c) for c in lifted._bundle.additional_constants] == [5.0, 2.5]
+
+
+def test_parameters_unused_inputs_and_files(net, exported, tmp_path: Path) -> None:
+    stablehlo.save_as_stablehlo(exported, tmp_path)
+    meta = StableHLOGraphModule.load(tmp_path)._bundle.stablehlo_funcs[0].meta
+    names = [location.name for location in meta.input_locations if location.name]
+    assert "linear.weight" in names and "norm.num_batches_tracked" not in names
+    assert [location.position for location, _ in meta.unused_inputs] == [1]
+    assert {p.name for p in (tmp_path / "functions").iterdir()} == {"forward.meta", "forward.bytecode", "forward.mlir"}
+    stablehlo.save_torch_model_as_stablehlo(*net, tmp_path / "again")
+    assert (tmp_path / "again" / "data" / "linear.weight").exists()
+
+
+def test_without_weights_a_call_says_so(net, exported) -> None:
+    program = exported_program_to_stablehlo(exported, StableHLOExportOptions(export_weights=False))
+    with pytest.raises(KeyError, match="export_weights=True"):
+        program(*net[1])
+
+
+def test_random_numbers_are_those_of_the_export() -> None:
+    class Noise(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + torch.rand_like(x), x + torch.rand_like(x)
+
+    x = torch.zeros(64)
+    program = exported_program_to_stablehlo(torch.export.export(Noise(), (x,)))
+    first, second = program(x)
+    assert first.min() >= 0 and first.max() < 1 and not torch.equal(first, second)
+    assert torch.equal(first, program(x)[0])
+
+
+def test_control_flow() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+    program = exported_program_to_stablehlo(torch.export.export(Branch(), (torch.ones(3),)))
+    assert program(torch.ones(3)).tolist() == [2, 2, 2]
+    assert program(-torch.ones(3)).tolist() == [-2, -2, -2]
+
+
+def test_host_operators_are_refused() -> None:
+    class Host(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.geqrf(x)[0]
+
+    exported = torch.export.export(Host(), (torch.eye(2),))
+    with pytest.raises(NotImplementedError, match=re.escape("aten.geqrf.default")):
+        exported_program_to_stablehlo(exported)
+
+
+def test_unknown_options_are_refused(exported) -> None:
+    with pytest.raises(NotImplementedError, match="export_node_metadata"):
+        exported_program_to_stablehlo(exported, StableHLOExportOptions(export_node_metadata=True))

@@ -1,0 +1,155 @@
+"""XLA operations in Python: functions made of `Op` values, and functions written in JAX, over xla tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_xla._core import programs
+from torch_xla.core._xla_op import Builder as Builder
+from torch_xla.core._xla_op import Op as Op
+from torch_xla.core._xla_shape import TORCH_TO_XLA as _PT_XLA_TYPE_MAP  # noqa: F401
+from torch_xla.core._xla_shape import XLA_TO_TORCH as _XLA_PT_TYPE_MAP  # noqa: F401
+from torch_xla.core._xla_shape import Shape as Shape
+from torch_xla.core._xla_shape import Type as Type
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A function that was traced for certain shapes.
+
+    Attributes:
+        name: Its registered name.
+        tuple_result: Whether it returns a tuple rather than one value.
+    """
+
+    name: str
+    tuple_result: bool
+
+
+def create_builder(name: str) -> Builder:
+    """What constants of a computation are made with."""
+    return Builder(name)
+
+
+def mkshape(dtype: str, sizes: Sequence[int], dynamic_dimensions: Sequence[bool] | None = None) -> Shape:
+    """The shape of an array; see `Shape.create`."""
+    return Shape.create(dtype, sizes, dynamic_dimensions)
+
+
+def tensor_shape(tensor: Any, device: str = "") -> Any:
+    """The shape of a tensor, or of each in a list.
+
+    Args:
+        tensor: A tensor, or several.
+        device: Ignored: types are the same on every device.
+    """
+    if isinstance(tensor, (list, tuple)):
+        return [tensor_shape(t) for t in tensor]
+    return Shape.create(Op.from_torch_type(tensor.dtype), tuple(tensor.shape))
+
+
+def create_computation(name: str, fn: Callable[..., Any], shapes: Sequence[Shape], **kwargs: Any) -> Computation:
+    """Traces a function over ops.
+
+    Args:
+        name: What it is called in dumps and profiles.
+        fn: Takes one `Op` per shape and returns one, or a tuple of them.
+        shapes: Shapes of the arguments.
+        **kwargs: Passed to `fn`.
+    """
+    from torch_xla.ops.registry import Meta
+
+    single = True
+
+    def function(*arrays: Any) -> tuple[Any, ...]:
+        nonlocal single
+        result = Op.wrap_function(lambda *ops: fn(*ops, **kwargs))(*(Op(a) for a in arrays)).op
+        single = not isinstance(result, tuple)
+        return (result,) if single else result
+
+    metas = [Meta(tuple(s.sizes), Op.to_torch_type(s.dtype)) for s in shapes]
+    registered = programs.trace(function, metas, name)
+    return Computation(registered, not single)
+
+
+def get_computation_hlo(computation: Computation) -> str:
+    """The computation as text."""
+    return programs.text(computation.name)
+
+
+def xla_computation_as_func(computation: Computation, name: str | None = None) -> Callable[[Any], list[torch.Tensor]]:
+    """A computation as a function of a list of tensors.
+
+    Args:
+        computation: What `create_computation` returned.
+        name: Ignored: the computation has a name.
+    """
+
+    def function(input_tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return programs.call(computation.name, input_tensors)
+
+    return function
+
+
+_traced: dict[Any, tuple[str, Any]] = {}
+
+
+def call_jax(
+    jax_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    name: str | None = None,
+    override_hash: Any = None,
+) -> Any:
+    """Calls a JAX function with xla tensors; it becomes one operator of the recorded graph, without gradients.
+
+    Args:
+        jax_func: A pure function that `jax.jit` could take. It is traced once per function object and signature, so
+            do not define it anew at every step. JAX's 64-bit types are on for it if a tensor has one.
+        args: Its arguments; tensors, anywhere in them, reach it as JAX arrays, dtypes as JAX dtypes.
+        kwargs: Keyword arguments, likewise.
+        name: What it is called in dumps and profiles.
+        override_hash: What stands for the function object, for a function that is made anew at every call.
+
+    Returns:
+        What it returns, with tensors for arrays.
+    """
+    import jax
+
+    from torch_xla.ops import dtypes
+
+    leaves, structure = jax.tree.flatten((args, kwargs or {}))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    metas = programs.metas_of(tensors)
+    fixed = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
+    key = (jax_func if override_hash is None else override_hash, metas, fixed, structure)
+    found = _traced.get(key)
+    if found is None:
+        out_structure = None
+
+        def function(*arrays: Any) -> list[Any]:
+            nonlocal out_structure
+            given = iter(arrays)
+            values = [
+                next(given)
+                if isinstance(x, torch.Tensor)
+                else dtypes.numpy_dtype(x)
+                if isinstance(x, torch.dtype)
+                else x
+                for x in leaves
+            ]
+            inner_args, inner_kwargs = jax.tree.unflatten(structure, values)
+            results, out_structure = jax.tree.flatten(jax_func(*inner_args, **inner_kwargs))
+            return [jax.numpy.asarray(r) for r in results]
+
+        # A function that was given nothing of 64 bits sees JAX as its author does.
+        wide = any(t.dtype.itemsize == 8 or t.dtype == torch.complex128 for t in tensors)
+        label = name or getattr(jax_func, "__name__", "jax_function")
+        registered = programs.trace(function, metas, str(label), wide)
+        found = _traced[key] = (registered, out_structure)
+    registered, out_structure = found
+    return jax.tree.unflatten(out_structure, programs.call(registered, tensors))

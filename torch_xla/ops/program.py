@@ -1,0 +1,45 @@
+"""Rule of `xla::program`: a JAX function as one operator, called by the name it was registered under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from torch_xla.ops.registry import Context, Meta, lowers
+
+
+@dataclass(frozen=True)
+class Program:
+    """A JAX function over arrays, traced for certain shapes.
+
+    Attributes:
+        function: Takes the arrays one by one and returns a sequence of arrays.
+        inputs: Shapes and dtypes it was traced for.
+        outs: Shapes and dtypes of the results.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Meta, ...]
+    outs: tuple[Meta, ...]
+
+
+# For ever: a recorded call holds nothing but the name.
+_programs: dict[str, Program] = {}
+
+
+def register(name: str, program: Program) -> None:
+    """Makes a program callable as ``torch.ops.xla.program(inputs, name)``; the name must be made from its content."""
+    _programs.setdefault(name, program)
+
+
+def find(name: str) -> Program:
+    """The program registered under a name."""
+    return _programs[name]
+
+
+@lowers("xla.program.default")
+def _program(ctx: Context, inputs: list[jax.Array], name: str) -> Any:
+    return tuple(_programs[name].function(*inputs))

@@ -1,0 +1,420 @@
+"""Models as StableHLO: export a `torch.export` program, run it, save it, load it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from torch_xla._core import programs
+from torch_xla._errors import message
+
+__all__ = [
+    "InputLocation",
+    "StableHLOExportOptions",
+    "StableHLOFunc",
+    "StableHLOFunctionMeta",
+    "StableHLOGraphModule",
+    "StableHLOModelBundle",
+    "VariableSignature",
+    "VariableType",
+    "exported_program_to_stablehlo",
+    "save_as_stablehlo",
+    "save_torch_model_as_stablehlo",
+]
+
+
+@dataclass
+class StableHLOExportOptions:
+    """How a model is exported.
+
+    Attributes:
+        include_human_readable_text: Whether the module's text is kept beside its bytecode.
+        override_tracing_arguments: Arguments to trace with instead of the program's own example inputs.
+        override_tracing_kwargs: Keyword arguments to trace with; there must be none.
+        save_weights: Whether `save` writes the weights.
+        inline_all_constant: Whether numbers are constants of the module; otherwise all but 0 and 1 are inputs of it.
+        export_weights: Whether the result holds the weights.
+        custom_ops_allowed_in_graph: Namespaces whose operators become custom calls; must be empty.
+        export_node_metadata: Whether locations carry the metadata of the program's nodes; must be False.
+    """
+
+    include_human_readable_text: bool = True
+    override_tracing_arguments: tuple[Any, ...] | None = None
+    override_tracing_kwargs: Mapping[str, Any] | None = None
+    save_weights: bool = True
+    inline_all_constant: bool = True
+    export_weights: bool = True
+    custom_ops_allowed_in_graph: set[str] = field(default_factory=set)
+    export_node_metadata: bool = False
+
+
+class VariableType(enum.Enum):
+    """Where an input of a function comes from."""
+
+    INPUT_ARG = "input_arg"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+
+
+@dataclass
+class VariableSignature:
+    """Shape and dtype of an input or a result.
+
+    Attributes:
+        shape: Sizes.
+        dtype: Name of the PyTorch dtype, such as ``"float32"``; of the Python type where it is no tensor.
+        dynamic_dims: Dimensions of any size.
+    """
+
+    shape: list[int]
+    dtype: str
+    dynamic_dims: list[int] = field(default_factory=list)
+
+
+@dataclass
+class InputLocation:
+    """Where an input of a function comes from: the user's arguments, the state dict, or the constants.
+
+    Attributes:
+        type_: Which of these.
+        position: Index, for arguments and constants.
+        name: Name in the state dict, for parameters and buffers.
+    """
+
+    type_: VariableType
+    position: int = -1
+    name: str = ""
+
+    @classmethod
+    def parameter(cls, name: str) -> InputLocation:
+        """An entry of the state dict."""
+        return cls(VariableType.PARAMETER, name=name)
+
+    @classmethod
+    def input_arg(cls, position: int) -> InputLocation:
+        """An argument of the user's, counted among the leaves of all arguments."""
+        return cls(VariableType.INPUT_ARG, position=position)
+
+    @classmethod
+    def constant(cls, position: int) -> InputLocation:
+        """One of the constants."""
+        return cls(VariableType.CONSTANT, position=position)
+
+
+@dataclass
+class StableHLOFunctionMeta:
+    """What a caller of a function must know.
+
+    Attributes:
+        name: Name of the function.
+        stablehlo_version: Version of the bytecode.
+        input_signature: Shapes and dtypes of the inputs, in the function's order.
+        output_signature: Likewise of the results.
+        input_locations: Where each input comes from.
+        unused_inputs: Arguments of the user's that the function does not take.
+        input_pytree_spec: Structure of the user's arguments, as text.
+        output_pytree_spec: Structure of the result, as text.
+    """
+
+    name: str
+    stablehlo_version: str
+    input_signature: list[VariableSignature]
+    output_signature: list[VariableSignature]
+    input_locations: list[InputLocation]
+    unused_inputs: list[tuple[InputLocation, VariableSignature]]
+    input_pytree_spec: str | None = None
+    output_pytree_spec: str | None = None
+
+
+@dataclass
+class StableHLOFunc:
+    """A function as StableHLO.
+
+    Attributes:
+        meta: How to call it.
+        bytecode: The module.
+        text: The module for human eyes, if it was kept.
+    """
+
+    meta: StableHLOFunctionMeta
+    bytecode: bytes
+    text: str | None
+
+
+@dataclass
+class StableHLOModelBundle:
+    """All of an exported model.
+
+    Attributes:
+        state_dict: Parameters and buffers as NumPy arrays.
+        additional_constants: Further tensors the functions take.
+        stablehlo_funcs: The functions.
+    """
+
+    state_dict: dict[str, Any]
+    additional_constants: list[np.ndarray]
+    stablehlo_funcs: list[StableHLOFunc]
+
+
+class StableHLOGraphModule:
+    """An exported model that can be called; `bundle` holds its parts."""
+
+    def __init__(self, bundle: StableHLOModelBundle) -> None:
+        self._bundle = bundle
+        self._functions = {func.meta.name: func for func in bundle.stablehlo_funcs}
+        self._default = bundle.stablehlo_funcs[0].meta.name
+        self._loaded: dict[str, programs.LoadedModule] = {}
+        self._state: dict[str, torch.Tensor] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`evaluate` of the first function."""
+        return self.evaluate(self._default, args, kwargs)
+
+    def evaluate(self, method_name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Runs a function on the current XLA device.
+
+        Args:
+            method_name: Name of the function.
+            args: Arguments as the model takes them; tensors on any device.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            What the model returns, with tensors on the XLA device.
+        """
+        function = self._functions[method_name]
+        module = self._loaded.get(method_name)
+        if module is None:
+            module = self._loaded[method_name] = programs.load_module(function.bytecode)
+        inputs = [self._input(location, args, kwargs or {}) for location in function.meta.input_locations]
+        results = iter(module(inputs))
+        leaves = [None if s.dtype == "NoneType" else next(results) for s in function.meta.output_signature]
+        if function.meta.output_pytree_spec is None:
+            return leaves
+        return pytree.tree_unflatten(leaves, pytree.treespec_loads(function.meta.output_pytree_spec))
+
+    def _input(self, location: InputLocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        if location.type_ is VariableType.INPUT_ARG:
+            return torch.as_tensor(pytree.tree_leaves((args, kwargs))[location.position])
+        key = location.name or str(location.position)
+        if key not in self._state:
+            if location.type_ is VariableType.CONSTANT:
+                value = self._bundle.additional_constants[location.position]
+            elif location.name in self._bundle.state_dict:
+                value = self._bundle.state_dict[location.name]
+            else:
+                raise KeyError(message("stablehlo", f"weight {key!r} is missing", do="export with export_weights=True"))
+            self._state[key] = programs.upload(value)
+        return self._state[key]
+
+    def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
+        """The module of a function as bytecode."""
+        return self._functions[method_name or self._default].bytecode
+
+    def get_stablehlo_text(self, method_name: str | None = None) -> str | None:
+        """The module of a function as text, if it was exported with it."""
+        return self._functions[method_name or self._default].text
+
+    def save(self, directory_path: str | os.PathLike[str], options: StableHLOExportOptions | None = None) -> None:
+        """Writes the model: ``functions/``, ``data/`` (weights) and ``constants/``.
+
+        Args:
+            directory_path: Folder to write to; made if it is not there.
+            options: `save_weights` is read.
+        """
+        folder = Path(directory_path)
+        if options is None or options.save_weights:
+            for name, value in self._bundle.state_dict.items():
+                _save_array(folder / "data" / name, value)
+        for position, value in enumerate(self._bundle.additional_constants):
+            _save_array(folder / "constants" / str(position), value)
+        (folder / "functions").mkdir(parents=True, exist_ok=True)
+        (folder / "constants").mkdir(exist_ok=True)
+        for function in self._bundle.stablehlo_funcs:
+            path = folder / "functions" / function.meta.name
+            path.with_name(f"{path.name}.meta").write_text(json.dumps(function.meta, default=_to_json))
+            path.with_name(f"{path.name}.bytecode").write_bytes(function.bytecode)
+            if function.text is not None:
+                path.with_name(f"{path.name}.mlir").write_text(function.text)
+
+    @classmethod
+    def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
+        """Reads what `save` wrote.
+
+        Args:
+            directory_path: The folder.
+        """
+        folder = Path(directory_path)
+        functions = []
+        for path in sorted((folder / "functions").glob("*.meta")):
+            text = path.with_suffix(".mlir")
+            functions.append(
+                StableHLOFunc(
+                    _meta_from_json(json.loads(path.read_text())),
+                    path.with_suffix(".bytecode").read_bytes(),
+                    text.read_text() if text.exists() else None,
+                )
+            )
+        constants = sorted(_arrays_in(folder / "constants"), key=lambda item: int(item[0]))
+        return cls(StableHLOModelBundle(dict(_arrays_in(folder / "data")), [v for _, v in constants], functions))
+
+
+def _save_array(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        np.save(file, value)
+
+
+def _arrays_in(folder: Path) -> Iterator[tuple[str, Any]]:
+    if folder.exists():
+        for path in folder.iterdir():
+            with open(path, "rb") as file:
+                yield path.name, np.load(file)
+
+
+def _to_json(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else dataclasses.asdict(value)
+
+
+def _meta_from_json(values: dict[str, Any]) -> StableHLOFunctionMeta:
+    def location(v: dict[str, Any]) -> InputLocation:
+        return InputLocation(VariableType(v["type_"]), v["position"], v["name"])
+
+    return StableHLOFunctionMeta(
+        **{
+            **values,
+            "input_signature": [VariableSignature(**v) for v in values["input_signature"]],
+            "output_signature": [VariableSignature(**v) for v in values["output_signature"]],
+            "input_locations": [location(v) for v in values["input_locations"]],
+            "unused_inputs": [(location(place), VariableSignature(**v)) for place, v in values["unused_inputs"]],
+        }
+    )
+
+
+def exported_program_to_stablehlo(
+    exported_model: torch.export.ExportedProgram, options: StableHLOExportOptions | None = None
+) -> StableHLOGraphModule:
+    """Lowers an exported program; nothing runs on a device yet.
+
+    Args:
+        exported_model: What `torch.export.export` returned.
+        options: How to export.
+
+    Returns:
+        A callable with the calling convention of the exported model.
+
+    Raises:
+        NotImplementedError: An option, or an operator of the model, cannot be exported.
+    """
+    options = options or StableHLOExportOptions()
+    for name in ("custom_ops_allowed_in_graph", "export_node_metadata", "override_tracing_kwargs"):
+        if getattr(options, name):
+            raise NotImplementedError(message("stablehlo", f"got {name}", expected="the default"))
+    with warnings.catch_warnings():
+        # PyTorch copies its own tree specs in a way it warns of.
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec", category=FutureWarning)
+        program = exported_model.run_decompositions()
+    return StableHLOGraphModule(_bundle_of(program, options))
+
+
+def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOptions) -> StableHLOModelBundle:
+    graph = program.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    state = {**program.state_dict, **program.constants}
+    signature: list[VariableSignature] = []
+    locations: list[InputLocation] = []
+    unused: list[tuple[InputLocation, VariableSignature]] = []
+    weights: dict[str, Any] = {}
+    position = 0
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.kind == InputKind.USER_INPUT:
+            location = InputLocation.input_arg(position)
+            position += 1
+        else:
+            assert spec.target is not None
+            location = InputLocation.parameter(spec.target)
+            if options.export_weights:
+                weights[spec.target] = programs.as_numpy(state[spec.target])
+        value = node.meta.get("val")
+        described = _signature(value)
+        if isinstance(value, torch.Tensor) and node.users:
+            locations.append(location)
+            signature.append(described)
+        elif spec.kind == InputKind.USER_INPUT:
+            unused.append((location, described))
+    results = next(iter(reversed(graph.nodes))).args[0]
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
+    positions = [i for i, kind in enumerate(kinds) if kind == OutputKind.USER_OUTPUT]
+    wanted = [results[i] for i in positions]
+    returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in wanted]
+    module, constants = programs.export_module(program.graph_module, positions, lift=not options.inline_all_constant)
+    for i, constant in enumerate(constants):
+        locations.append(InputLocation.constant(i))
+        signature.append(VariableSignature([], str(constant.dtype)))
+    meta = StableHLOFunctionMeta(
+        name="forward",
+        stablehlo_version="0.0.0",
+        input_signature=signature,
+        output_signature=returned,
+        input_locations=locations,
+        unused_inputs=unused,
+        input_pytree_spec=pytree.treespec_dumps(program.call_spec.in_spec),
+        output_pytree_spec=pytree.treespec_dumps(program.call_spec.out_spec),
+    )
+    text = module.text() if options.include_human_readable_text else None
+    return StableHLOModelBundle(weights, constants, [StableHLOFunc(meta, module.bytecode(), text)])
+
+
+def _signature(value: Any) -> VariableSignature:
+    if isinstance(value, torch.Tensor):
+        if not all(isinstance(size, int) for size in value.shape):
+            raise NotImplementedError(
+                message("stablehlo", f"got a tensor of shape {tuple(value.shape)}", expected="fixed sizes")
+            )
+        return VariableSignature(list(value.shape), str(value.dtype).removeprefix("torch."))
+    return VariableSignature([], type(value).__name__)
+
+
+def save_as_stablehlo(
+    exported_model: torch.export.ExportedProgram,
+    stablehlo_dir: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Exports a program and saves it.
+
+    Args:
+        exported_model: What `torch.export.export` returned.
+        stablehlo_dir: Folder to write to.
+        options: How to export.
+    """
+    exported_program_to_stablehlo(exported_model, options).save(stablehlo_dir, options)
+
+
+def save_torch_model_as_stablehlo(
+    torchmodel: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Exports a module and saves it.
+
+    Args:
+        torchmodel: The module.
+        args: Arguments to trace it with.
+        path: Folder to write to.
+        options: How to export; its `override_tracing_arguments` take the place of `args`.
+    """
+    if options is not None and options.override_tracing_arguments is not None:
+        args = options.override_tracing_arguments
+    save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
