@@ -12,13 +12,14 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*.cpp torch_xla/csrc/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
-.PHONY: demo test test-fast fuzz lint format bench build dev size clean
+.PHONY: demo test test-fast test-ops fuzz lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
 	@echo "make test       all tests (under 15 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make lint       ruff, clang-format, mypy"
 	@echo "make bench      the figures of benchmarks/, with targets; writes benchmarks/results/"
 	@echo "make build      (re)build the C++ extension;  make dev  everything a developer needs;  make size  lines by file"
@@ -61,6 +62,10 @@ test-fast: $(STAMPS)/dev $(STAMPS)/build
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
+
+# All operators; ARGS="--ops 'linalg.*' --dtypes float32 --only failed" takes some of them.
+test-ops: $(STAMPS)/dev $(STAMPS)/build
+	PYTHONPATH=tests $(BIN)/python -m opdb --workers $(WORKERS) $(ARGS)
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check $(PY)

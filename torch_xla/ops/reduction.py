@@ -267,7 +267,11 @@ def _vector_norm(x: jax.Array, order: float, dim: Dims, keepdim: bool) -> jax.Ar
 
 @lowers("aten.linalg_vector_norm.default")
 def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
-    x = dtypes.cast(x, dtypes.opmath(dtype)) if dtype is not None else dtypes.widen(x)
+    if dtype is not None:  # recorded as a number; the promised result is of this type, real where that is complex
+        wanted = dtypes.opmath(ctx.meta.dtype)
+        x = dtypes.cast(x, wanted.to_complex() if jnp.iscomplexobj(x) else wanted)
+    else:
+        x = dtypes.widen(x)
     return _vector_norm(x, ctx.constant(order), dim, keepdim)
 
 

@@ -1,0 +1,79 @@
+"""The command: runs the sweep, keeps its results, writes the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from opdb import cases, report, runner
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="opdb", description="Compares every operator with PyTorch's CPU kernels.")
+    parser.add_argument("--ops", nargs="*", help="regular expressions over operator names")
+    parser.add_argument("--dtypes", nargs="*", default=[], choices=list(cases.DTYPES))
+    parser.add_argument("--kinds", nargs="*", default=[], choices=cases.KINDS)
+    parser.add_argument("--only", choices=("failed", "missing"), help="jobs that failed, or have no result yet")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120, help="seconds a job may take")
+    parser.add_argument("--optimize", action="store_true", help="compile as users do; takes half as long again")
+    parser.add_argument("--results", type=Path, default=_ROOT / "build/opdb/results.jsonl")
+    parser.add_argument("--report", type=Path, default=_ROOT / "docs/op-coverage.md")
+    parser.add_argument("--failures", type=Path, help="file for {operator: {dtype/kind: message}}")
+    parser.add_argument("--no-run", action="store_true", help="only write the report of the results kept")
+    return parser.parse_args()
+
+
+def load(path: Path) -> dict[cases.Job, dict[str, Any]]:
+    """The results kept in a file; a later one replaces an earlier one of the same job."""
+    if not path.exists():
+        return {}
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return {cases.Job(r["op"], r["dtype"], r["kind"]): r for r in found}
+
+
+def main() -> int:
+    """Runs the command; 1 if a job failed."""
+    args = _arguments()
+    jobs = cases.jobs(args.ops, args.dtypes, args.kinds)
+    results = load(args.results)
+    if args.only == "failed":
+        jobs = [j for j in jobs if j in results and results[j]["status"] in report.BAD]
+    elif args.only == "missing":
+        jobs = [j for j in jobs if j not in results]
+    if not args.no_run:
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            args.results.open("a") as file,
+            tqdm(total=len(jobs), unit="job", disable=not sys.stderr.isatty()) as progress,
+        ):
+
+            def done(result: dict[str, Any]) -> None:
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+                results[cases.Job(result["op"], result["dtype"], result["kind"])] = result
+                progress.update()
+                if result["status"] in report.BAD:
+                    line = f"{result['op']} {result['dtype']} {result['kind']}: {result['status']}"
+                    progress.write(f"{line}: {result['messages'][0][:160]}", file=sys.stderr)
+
+            runner.run(jobs, args.workers, args.limit, {} if args.optimize else _FAST_COMPILE, done)
+    if args.failures:
+        args.failures.write_text(json.dumps(report.failures(results.values()), indent=1))
+    text = report.text(results.values())
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text(text)
+    print(report.summary(results.values()))
+    return int(any(results[j]["status"] in report.BAD for j in jobs if j in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

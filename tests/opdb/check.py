@@ -1,0 +1,249 @@
+"""Checking one job in this process.
+
+All samples of a job are recorded first and computed by one barrier, so that one compile serves them. Only if that
+barrier fails they are taken one by one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+import torch_xla
+from opdb import calls, samples, skips, tolerances
+from opdb.calls import Call
+from opdb.cases import Job
+from opdb.compare import Outcome, attempt, devices_wrong, difference, same
+from opdb.samples import Sample
+from torch_xla import _XLAC
+from torch_xla._core import cache, lowering
+from torch_xla.debug import metrics
+
+SLOW = 3.0  # seconds that the first use of an operator may take
+
+
+@dataclass
+class Result:
+    """What became of a job.
+
+    Attributes:
+        op: The job's operator.
+        dtype: The job's dtype.
+        kind: The job's kind.
+        status: ``pass``, ``callback`` (passed, with a callback to the host in the program), ``cut`` (passed, with a
+            part computed between two programs), ``fail``, ``skip``, ``crash`` or ``hang``.
+        messages: What failed, or why the job was skipped.
+        samples: Number of calls checked.
+        host_ops: Operators that ran on the host.
+        seconds: Time to lower, compile and run the first program; of one sample where all took longer than `SLOW`.
+        wording: Errors of the right type that say something else than the CPU's.
+    """
+
+    op: str
+    dtype: str
+    kind: str
+    status: str = "pass"
+    messages: list[str] = field(default_factory=list)
+    samples: int = 0
+    host_ops: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    wording: list[str] = field(default_factory=list)
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return Job(self.op, self.dtype, self.kind)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def check(job: Job) -> Result:
+    """Checks one job."""
+    result = Result(job.op, job.dtype, job.kind)
+    reason = skips.reason(job)
+    if reason is not None:
+        result.status, result.messages = "skip", [reason]
+        return result
+    cache.clear()
+    lowering._rules.clear()  # host callbacks are counted when an operator is lowered
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if job.kind == "error":
+            _check_errors(job, result)
+        else:
+            _check_values(job, result)
+    return result
+
+
+def _check_values(job: Job, result: Result) -> None:
+    chosen = samples.choose(job)
+    result.samples = len(chosen)
+    if not chosen:
+        result.status, result.messages = "fail", ["the operator database gave no sample"]
+        return
+    call = calls.of(job)
+    expected = [_expect(job, call, sample) for sample in chosen]
+    run = _Run()
+    got = [run.record(call, sample, want) for sample, want in zip(chosen, expected, strict=True)]
+    try:
+        run.compute(got)
+    except RuntimeError:
+        got = [_alone(call, sample, want) for sample, want in zip(chosen, expected, strict=True)]
+    result.seconds = run.seconds
+    if run.seconds > SLOW:
+        cache.clear()
+        lowering._rules.clear()
+        alone = _Run()
+        alone.compute([alone.record(call, chosen[0], expected[0])])
+        result.seconds = alone.seconds
+    for sample, want, have in zip(chosen, expected, got, strict=True):
+        if sample.twin and want.outcome.error is not None:
+            continue  # a CPU kernel that takes no gaps between elements
+        values = call.finish(sample, want.outcome), call.finish(sample, have.outcome)
+        text = have.wrong or difference(job.op, *values, drawn=want.drawn)
+        if text:
+            result.messages.append(f"{text} [{sample.text[:200]}]")
+    result.host_ops = sorted(run.cuts | run.callbacks)
+    if result.messages:
+        result.status = "fail"
+    elif run.cuts:
+        result.status = "cut"
+    elif run.callbacks:
+        result.status = "callback"
+
+
+@dataclass
+class _Expected:
+    """The CPU's outcome.
+
+    Attributes:
+        outcome: The outcome.
+        extra: What a call needs beside its arguments, such as cotangents.
+        drawn: Whether the outcome changes with the seed.
+    """
+
+    outcome: Outcome
+    extra: Any = None
+    drawn: bool = False
+
+
+@dataclass
+class _Got:
+    outcome: Outcome
+    wrong: str | None = None
+
+
+def _expect(job: Job, call: Call, sample: Sample) -> _Expected:
+    def run(seed: int) -> Outcome:
+        (args, kwargs), given = sample.arguments("cpu"), samples.copy(extra, "cpu")
+        torch.manual_seed(seed)
+        return attempt(lambda: call.run(sample, args, kwargs, given))
+
+    try:
+        extra = call.prepare(sample)
+    except Exception as error:
+        return _Expected(Outcome(error=error))
+    outcome = run(0)
+    random = tolerances.loose(job.op) == "random" and outcome.error is None
+    drawn = random and not all(same(outcome, run(seed)) for seed in range(1, 7))
+    return _Expected(outcome, extra, drawn)
+
+
+class _Run:
+    """Recording calls, then computing them by one barrier; counts what ran on the host."""
+
+    def __init__(self) -> None:
+        metrics.clear_counters()
+        self.cuts: set[str] = set()
+        self.callbacks: set[str] = set()
+        self.seconds = 0.0
+
+    def record(self, call: Call, sample: Sample, want: _Expected) -> _Got:
+        (args, kwargs), extra = sample.arguments("xla"), samples.copy(want.extra, "xla")
+        torch.manual_seed(0)
+        outcome = attempt(lambda: call.run(sample, args, kwargs, extra))
+        self.cuts = _host_ops()
+        stays = "device" not in kwargs and not any(True for _ in samples.tensors_of((args, kwargs)))
+        return _Got(outcome, None if outcome.error or stays else devices_wrong(outcome.value))
+
+    def compute(self, got: Iterable[_Got]) -> None:
+        """Computes and fetches the values.
+
+        Raises:
+            RuntimeError: The program could not be lowered, compiled or run.
+        """
+        tensors = [t for g in got for t in samples.tensors_of(g.outcome.value) if t.device.type == "xla"]
+        started, worked = time.perf_counter(), time.process_time()
+        try:
+            _XLAC._xla_sync_multi([t for t in tensors if t.layout == torch.strided])
+        except Exception as error:
+            torch_xla.sync()  # what the failed program left pending
+            raise RuntimeError(str(error)) from error
+        # The smaller of the two: other processes do not count, nor do this one's other threads.
+        self.seconds = min(time.perf_counter() - started, time.process_time() - worked)
+        self.callbacks = _host_ops() - self.cuts
+        for g in got:
+            g.outcome = attempt(lambda g=g: _fetch(g.outcome.value)) if g.outcome.error is None else g.outcome
+
+
+def _alone(call: Call, sample: Sample, want: _Expected) -> _Got:
+    run = _Run()
+    got = run.record(call, sample, want)
+    try:
+        run.compute([got])
+    except RuntimeError as error:
+        got.outcome = Outcome(error=error)
+    return got
+
+
+def _host_ops() -> set[str]:
+    return {name for name in metrics.counter_names() if "::" in name}
+
+
+def _fetch(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, tuple):
+        return tuple(_fetch(v) for v in value)
+    if isinstance(value, list):
+        return [_fetch(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _fetch(v) for k, v in value.items()}
+    return value
+
+
+def _check_errors(job: Job, result: Result) -> None:
+    call = calls.of(job)
+    metrics.clear_counters()
+    for sample in samples.error_samples(job):
+        want = _expect(job, call, sample)
+        if want.outcome.error is None:
+            continue  # an error of another device
+        if re.search(skips.VALUE_ERRORS, str(want.outcome.error)):
+            continue
+        result.samples += 1
+        got = attempt(lambda sample=sample: call.run(sample, *sample.arguments("xla"), None))
+        text = difference(job.op, want.outcome, got)
+        if text:
+            result.messages.append(f"{text} [{sample.text[:200]}]")
+        elif str(got.error) != str(want.outcome.error):
+            result.wording.append(
+                f"{str(got.error)[:200]} | CPU: {str(want.outcome.error)[:200]} [{sample.text[:120]}]"
+            )
+        done = attempt(torch_xla.sync)
+        if done.error is not None and not text:
+            result.messages.append(f"the barrier after it failed: {str(done.error)[:200]} [{sample.text[:200]}]")
+    after = torch.ones(3, device="xla") + 1
+    torch_xla.sync()
+    if after.tolist() != [2.0, 2.0, 2.0]:
+        result.messages.append("after the errors 1 + 1 is not 2")
+    if result.messages:
+        result.status = "fail"

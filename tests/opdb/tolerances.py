@@ -1,0 +1,118 @@
+"""How results are compared: the one table of tolerances, and the operators whose values are not unique."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+# Relative and absolute tolerance by dtype of the result; integers and booleans are compared exactly. In the 16-bit
+# types the absolute one is relative to the largest value of the result: what is rounded to them on the way differs.
+DTYPE = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1e-5, 1e-5),
+    torch.bfloat16: (1.6e-2, 4e-3),
+    torch.float16: (2e-3, 1e-3),
+    torch.complex32: (2e-3, 1e-3),
+    torch.complex64: (1e-5, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+
+
+@dataclass(frozen=True)
+class Wider:
+    """Operators whose tolerance is a multiple of the usual one.
+
+    Attributes:
+        ops: Regular expression over operator names.
+        factor: How many times the usual tolerance.
+        reason: Why.
+        normwise: Whether the absolute tolerance is also multiplied by the largest value of the result.
+    """
+
+    ops: str
+    factor: float
+    reason: str
+    normwise: bool = False
+
+
+WIDER = (
+    Wider(
+        r"linalg\..*|cholesky.*|svd.*|pinverse|logdet|lu.*|ormqr|.*pca_lowrank|.*svd_lowrank|matrix_exp",
+        20,
+        "the condition number of the sample multiplies rounding",
+        normwise=True,
+    ),
+    Wider(
+        r"fft\..*|i?stft|(nn\.functional\.)?(conv.*|interpolate.*|.*linear|grid_sample)|_upsample.*|grid_sampler.*"
+        r"|.*(mm|mv|matmul|bmm)|einsum|tensordot|inner|cov|corrcoef|.*attention.*",
+        1,
+        "sums in another order round relative to the largest term",
+        normwise=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Loose:
+    """Operators whose values are not all compared one by one.
+
+    Attributes:
+        ops: Regular expression over operator names.
+        kind: What is compared; a key of `LOOSE_KINDS`.
+        reason: Why.
+    """
+
+    ops: str
+    kind: str
+    reason: str
+
+
+LOOSE_KINDS = {
+    "random": "shapes, dtypes and means, where the CPU's values change with the seed; else everything",
+    "uninitialized": "shapes and dtypes",
+    "gauge": "what the operator database's own post-processing leaves, such as absolute values",
+    "first": "the first result",
+}
+
+LOOSE = (
+    Loose(r"(new_)?empty(_like|_strided|_permuted)?|new_empty_strided", "uninitialized", "memory is not initialized"),
+    Loose(
+        r"bernoulli|cauchy|exponential|geometric|log_normal|normal\|?.*|uniform|__rand__|rand(n|int)?(_like)?|randperm"
+        r"|multinomial|nn\.functional\.(feature_)?(alpha_)?dropout.*|nn\.functional\.rrelu"
+        r"|nn\.functional\.fractional_max_pool.*|nn\.functional\.(scaled_dot_product|multi_head)_attention.*"
+        r"|torch\.ops\.aten\._(flash|efficient)_attention_forward|pca_lowrank|svd_lowrank",
+        "random",
+        "each device has its own stream of random numbers",
+    ),
+    Loose(r"(linalg\.)?(svd|eigh?)", "gauge", "vectors are unique up to sign or phase"),
+    Loose(
+        r"native_batch_norm|_native_batch_norm_legit",
+        "first",
+        "in evaluation the CPU kernel leaves the saved statistics empty, which PyTorch's Meta kernel does not",
+    ),
+    Loose(
+        r"native_layer_norm|native_group_norm",
+        "first",
+        "the dtype of the saved statistics depends on the device, in PyTorch's Meta kernel too",
+    ),
+)
+
+
+def of(op: str, expected: torch.Tensor) -> tuple[float, float]:
+    """Relative and absolute tolerance of a result of an operator."""
+    relative, absolute = DTYPE.get(expected.dtype, (0.0, 0.0))
+    normwise = expected.dtype in (torch.float16, torch.bfloat16)
+    for wider in WIDER:
+        if re.fullmatch(wider.ops, op):
+            relative, absolute = relative * wider.factor, absolute * wider.factor
+            normwise = normwise or wider.normwise
+            break
+    finite = expected[expected.isfinite()] if normwise else expected.new_empty(0)
+    return relative, absolute * (max(1.0, finite.abs().max().item()) if finite.numel() else 1.0)
+
+
+def loose(op: str) -> str:
+    """How the values of an operator are compared: a key of `LOOSE_KINDS`, or empty for one by one."""
+    return next((entry.kind for entry in LOOSE if re.fullmatch(entry.ops, op)), "")
