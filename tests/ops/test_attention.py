@@ -7,6 +7,10 @@ import torch
 import torch.nn.functional as F
 from harness import check, lower
 
+import torch_xla
+from torch_xla._core import lowering
+from torch_xla.ops import attention
+
 A = torch.ops.aten
 FUSED = A._scaled_dot_product_fused_attention_overrideable.default
 FUSED_BACKWARD = A._scaled_dot_product_fused_attention_overrideable_backward.default
@@ -91,3 +95,58 @@ def test_fused_dropout_keeps_the_mean_and_repeats_in_the_backward():
     )
     # With all-one values the gradient by v sums the kept probabilities, whose row sums are the output.
     torch.testing.assert_close(grads[2][..., 0].sum(), out[..., 0].sum(), **TOL)
+
+
+def attend(device, shapes, mask=None, **kwargs):
+    """Output and gradients through the whole stack."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(s).to(device).requires_grad_() for s in shapes)
+    out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to(device), **kwargs)
+    grads = torch.autograd.grad((out * torch.linspace(-1, 1, out.shape[-1]).to(device)).sum(), (q, k, v))
+    torch_xla.sync()
+    return [t.detach().cpu() for t in (out, *grads)]
+
+
+CASES = {
+    "2-d": ([(5, 8), (7, 8), (7, 6)], None, {}),
+    "3-d": ([(3, 5, 8), (3, 7, 8), (3, 7, 6)], (3, 5, 7), {}),
+    "3-d, one mask": ([(3, 5, 8), (3, 7, 8), (3, 7, 8)], (5, 7), {"scale": 0.2}),
+    "5-d": ([(2, 3, 2, 5, 8), (2, 3, 2, 7, 8), (2, 3, 2, 7, 8)], None, {"is_causal": True}),
+    "5-d, masked": ([(2, 3, 2, 5, 8), (2, 3, 2, 7, 8), (2, 3, 2, 7, 8)], (2, 1, 1, 5, 7), {}),
+    "grouped": ([(2, 6, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)], None, {"enable_gqa": True}),
+    "no rows": ([(2, 2, 0, 8), (2, 2, 7, 8), (2, 2, 7, 8)], None, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_number_of_dimensions_is_one_operator(case):
+    shapes, masked, kwargs = CASES[case]
+    mask = None if masked is None else torch.rand(masked) > 0.4
+    if mask is not None:
+        mask[..., 1, :] = False
+    for ours, theirs in zip(attend("xla", shapes, mask, **kwargs), attend("cpu", shapes, mask, **kwargs), strict=True):
+        torch.testing.assert_close(ours, theirs, **TOL)
+    q, k, v = (torch.randn(s, device="xla") for s in shapes)
+    text = torch_xla._XLAC._get_xla_tensors_text(
+        [F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to("xla"), **kwargs)]
+    )
+    assert text.count("attention") == 1 and "softmax" not in text
+
+
+@pytest.mark.parametrize("mask", [None, "rows", "columns", "causal"])
+def test_long_sequences_are_taken_in_parts(mask, monkeypatch):
+    monkeypatch.setattr(attention, "_SCORES", 64)
+    monkeypatch.setattr(attention, "_ROWS", 16)
+    monkeypatch.setattr(lowering, "_rules", {})
+    shapes = [(2, 3, 37, 8), (2, 3, 29, 8), (2, 3, 29, 8)]
+    keep = {"rows": torch.rand(37, 29) > 0.3, "columns": torch.rand(2, 1, 1, 29) > 0.3}.get(mask)
+    kwargs = {"is_causal": mask == "causal"}
+    for ours, theirs in zip(attend("xla", shapes, keep, **kwargs), attend("cpu", shapes, keep, **kwargs), strict=True):
+        torch.testing.assert_close(ours, theirs, **TOL)
+
+
+def test_no_array_of_all_scores_for_long_sequences():
+    q, k, v = (torch.randn(1, 2, 4096, 16, device="xla", requires_grad=True) for _ in range(3))
+    F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    text = torch_xla._XLAC._get_stablehlo([q.grad, k.grad, v.grad]).decode()
+    assert "256x4096x" in text and "4096x4096x" not in text

@@ -128,6 +128,15 @@ def test_second_derivatives(kind, layers):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
+def test_autocast_takes_the_lower_precision():
+    net = layer("lstm").to("xla")
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        out, (hidden, cell) = net(torch.randn(T, B, I, device="xla"))
+    assert {out.dtype, hidden.dtype, cell.dtype} == {torch.bfloat16}
+    out.sum().backward()
+    assert net.weight_ih_l0.grad.dtype == torch.float32
+
+
 def test_dropout_is_between_layers_and_the_backward_repeats_it():
     net = nn.RNN(1, 1, num_layers=2, nonlinearity="relu", bias=False, dropout=0.5).to("xla")
     with torch.no_grad():

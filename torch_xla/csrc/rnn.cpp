@@ -1,6 +1,7 @@
 // Recurrent layers (`lstm`, `gru`, `rnn_tanh`, `rnn_relu`) stay one operator each, with a backward and a second
 // backward of their own. PyTorch would take them apart into some operators per time step.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
@@ -399,5 +400,17 @@ TORCH_LIBRARY_IMPL(torch_xla, Meta, m) {
 
 TORCH_LIBRARY_IMPL(aten, AutogradXLA, m) { register_layers(m); }
 TORCH_LIBRARY_IMPL(aten, XLA, m) { register_layers(m); }
+
+// Under autocast all tensors of a layer take the lower precision, as for the fused kernels of other devices.
+TORCH_LIBRARY_IMPL(aten, AutocastXLA, m) {
+#define LOWER_PRECISION(op)                                   \
+  KERNEL(c10::DeviceType::XLA, op, input, lower_precision_fp) \
+  KERNEL(c10::DeviceType::XLA, op, data, lower_precision_fp)
+  LOWER_PRECISION(lstm)
+  LOWER_PRECISION(gru)
+  LOWER_PRECISION(rnn_tanh)
+  LOWER_PRECISION(rnn_relu)
+#undef LOWER_PRECISION
+}
 
 }  // namespace torch_xla

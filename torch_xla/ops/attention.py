@@ -1,9 +1,13 @@
-"""Rules for fused attention: softmax(q k^T * scale + bias) v and its gradient, as one operator each."""
+"""Rules for fused attention: softmax(q k^T * scale + bias) v and its gradient, as one operator each.
+
+Long sequences are computed some rows of the queries at a time, so that no array of all scores exists.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +18,10 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, lowers
 
 MaybeArray = jax.Array | None
+
+# Scores of one call that are held at once, and how many rows of queries are then taken at a time.
+_SCORES = 1 << 24
+_ROWS = 256
 
 
 def _heads(x: jax.Array, count: int) -> jax.Array:
@@ -28,12 +36,14 @@ def _product(a: jax.Array, b: jax.Array, transpose: bool = False) -> jax.Array:
     return jnp.matmul(a, b, preferred_element_type=wide)
 
 
-def _scores(q: jax.Array, k: jax.Array, bias: MaybeArray, is_causal: bool, scale: float | None) -> jax.Array:
-    """Scaled and masked scores ``[..., L, S]`` in the wide type."""
+def _scores(
+    q: jax.Array, k: jax.Array, bias: MaybeArray, is_causal: bool, scale: float | None, first: jax.Array | int
+) -> jax.Array:
+    """Scaled and masked scores ``[..., L, S]`` in the wide type; `first` is the place of the first query."""
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = _product(q, k, transpose=True) * factor
     if is_causal:
-        scores = jnp.where(_causal(scores.shape), scores, -jnp.inf)
+        scores = jnp.where(_causal(scores.shape, first), scores, -jnp.inf)
     if bias is None:
         return scores
     if bias.dtype == np.bool_:
@@ -41,8 +51,8 @@ def _scores(q: jax.Array, k: jax.Array, bias: MaybeArray, is_causal: bool, scale
     return scores + bias.astype(scores.dtype)
 
 
-def _causal(shape: Sequence[int]) -> jax.Array:
-    rows = lax.broadcasted_iota(np.int32, tuple(shape[-2:]), 0)
+def _causal(shape: Sequence[int], first: jax.Array | int) -> jax.Array:
+    rows = lax.broadcasted_iota(np.int32, tuple(shape[-2:]), 0) + jnp.asarray(first, np.int32)
     return lax.broadcasted_iota(np.int32, tuple(shape[-2:]), 1) <= rows
 
 
@@ -56,10 +66,39 @@ def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     return probabilities, jnp.squeeze(peak + jnp.log(total), -1)
 
 
-def _keep(ctx: Context, shape: Sequence[int], p: float) -> jax.Array:
+def _keep(key: jax.Array, first: jax.Array | int, shape: Sequence[int], p: float) -> jax.Array:
     """Which probabilities dropout keeps, already divided by the share kept."""
-    kept = jax.random.bernoulli(ctx.key(), 1.0 - p, tuple(shape))
+    kept = jax.random.bernoulli(jax.random.fold_in(key, first), 1.0 - p, tuple(shape))
     return jnp.where(kept, 1.0 / (1.0 - p) if p < 1 else 0.0, 0.0)
+
+
+def _chunks(q: jax.Array, k: jax.Array) -> int:
+    """In how many parts the rows of the queries are taken."""
+    scores = math.prod(q.shape[:-1]) * k.shape[-2]
+    return -(-q.shape[-2] // _ROWS) if scores > _SCORES and q.shape[-2] > _ROWS else 1
+
+
+def _split(x: jax.Array, chunks: int, axis: int) -> jax.Array:
+    """`x` in equal parts along an axis counted from the end, stacked in front; the last one is filled with zeros."""
+    axis %= x.ndim
+    padding = [(0, chunks * _ROWS - x.shape[axis] if d == axis else 0) for d in range(x.ndim)]
+    x = jnp.reshape(jnp.pad(x, padding), (*x.shape[:axis], chunks, _ROWS, *x.shape[axis + 1 :]))
+    return jnp.moveaxis(x, axis, 0)
+
+
+def _join(x: jax.Array, rows: int, axis: int) -> jax.Array:
+    """The inverse of `_split`."""
+    axis %= x.ndim - 1
+    x = jnp.moveaxis(x, 0, axis)
+    x = jnp.reshape(x, (*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+    return lax.slice_in_dim(x, 0, rows, axis=axis)
+
+
+def _split_bias(bias: MaybeArray, chunks: int) -> tuple[MaybeArray, MaybeArray]:
+    """A bias as (the same for all chunks, one part per chunk)."""
+    if bias is None or bias.ndim < 2 or bias.shape[-2] == 1:
+        return bias, None
+    return None, _split(bias, chunks, -2)
 
 
 def _attend(
@@ -74,10 +113,21 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Output in the wide type, and the log-sum-exp of each row."""
     k, v = _heads(k, q.shape[-3]), _heads(v, q.shape[-3])
-    probabilities, logsumexp = _softmax(_scores(q, k, bias, is_causal, scale))
-    if dropout_p > 0:
-        probabilities = probabilities * _keep(ctx, probabilities.shape, dropout_p)
-    return _product(probabilities.astype(v.dtype), v), logsumexp
+    key = ctx.key() if dropout_p > 0 else None
+
+    def rows(first: jax.Array | int, q: jax.Array, bias: MaybeArray) -> tuple[jax.Array, jax.Array]:
+        probabilities, logsumexp = _softmax(_scores(q, k, bias, is_causal, scale, first))
+        if key is not None:
+            probabilities = probabilities * _keep(key, first, probabilities.shape, dropout_p)
+        return _product(probabilities.astype(v.dtype), v), logsumexp
+
+    chunks = _chunks(q, k)
+    if chunks == 1:
+        return rows(0, q, bias)
+    common, parts = _split_bias(bias, chunks)
+    steps = (jnp.arange(chunks) * _ROWS, _split(q, chunks, -2), parts)
+    out, logsumexp = lax.map(lambda at: rows(at[0], at[1], common if at[2] is None else at[2]), steps)
+    return _join(out, q.shape[-2], -2), _join(logsumexp, q.shape[-2], -1)
 
 
 def _ungroup(grad: jax.Array, heads: int) -> jax.Array:
@@ -98,25 +148,52 @@ def _attend_backward(
     logsumexp: jax.Array,
     is_causal: bool,
     scale: float | None,
-    keep: MaybeArray = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients by query, key, value and scores; probabilities are computed again from the log-sum-exp."""
+    dropout: tuple[jax.Array, float] | None = None,
+    bias_grad: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array, MaybeArray]:
+    """Gradients by query, key and value; and by the scores where `bias_grad`, or where all are there anyway.
+
+    Probabilities are computed again from the log-sum-exp, and dropped by the forward's key and probability.
+    """
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     groups = (k.shape[-3], v.shape[-3])
     k, v = _heads(k, q.shape[-3]), _heads(v, q.shape[-3])
-    row = logsumexp[..., None]
-    scores = _scores(q, k, bias, is_causal, scale)
-    probabilities = jnp.where(jnp.isneginf(row), 0.0, jnp.exp(scores - jnp.where(jnp.isneginf(row), 0.0, row)))
-    dropped = probabilities if keep is None else probabilities * keep
-    grad_v = _product(jnp.swapaxes(dropped, -1, -2).astype(grad.dtype), grad)
-    grad_p = _product(grad, v, transpose=True)
-    grad_p = grad_p if keep is None else grad_p * keep
-    correction = jnp.sum(dtypes.widen(grad) * dtypes.widen(out), axis=-1, keepdims=True)
-    grad_scores = probabilities * (grad_p - correction)
-    narrow = grad_scores.astype(q.dtype)
-    grad_q = _product(narrow, k) * factor
-    grad_k = _product(jnp.swapaxes(narrow, -1, -2), q) * factor
-    return grad_q, _ungroup(grad_k, groups[0]), _ungroup(grad_v, groups[1]), grad_scores
+
+    def rows(
+        first: jax.Array | int, grad: jax.Array, q: jax.Array, out: jax.Array, logsumexp: jax.Array, bias: MaybeArray
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        row = logsumexp[..., None]
+        scores = _scores(q, k, bias, is_causal, scale, first)
+        probabilities = jnp.where(jnp.isneginf(row), 0.0, jnp.exp(scores - jnp.where(jnp.isneginf(row), 0.0, row)))
+        keep = None if dropout is None else _keep(dropout[0], first, probabilities.shape, dropout[1])
+        dropped = probabilities if keep is None else probabilities * keep
+        grad_v = _product(jnp.swapaxes(dropped, -1, -2).astype(grad.dtype), grad)
+        grad_p = _product(grad, v, transpose=True)
+        grad_p = grad_p if keep is None else grad_p * keep
+        correction = jnp.sum(dtypes.widen(grad) * dtypes.widen(out), axis=-1, keepdims=True)
+        grad_scores = probabilities * (grad_p - correction)
+        narrow = grad_scores.astype(q.dtype)
+        grad_q = _product(narrow, k) * factor
+        grad_k = _product(jnp.swapaxes(narrow, -1, -2), q) * factor
+        return grad_q, grad_k, grad_v, grad_scores
+
+    chunks = 1 if bias_grad else _chunks(q, k)
+    if chunks == 1:
+        grad_q, grad_k, grad_v, grad_scores = rows(0, grad, q, out, logsumexp, bias)
+        return grad_q, _ungroup(grad_k, groups[0]), _ungroup(grad_v, groups[1]), grad_scores
+    common, parts = _split_bias(bias, chunks)
+
+    def step(total: tuple[jax.Array, jax.Array], at: tuple[Any, ...]) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        first, grad, q, out, logsumexp, part = at
+        grad_q, grad_k, grad_v, _ = rows(first, grad, q, out, logsumexp, common if part is None else part)
+        return (total[0] + grad_k, total[1] + grad_v), grad_q
+
+    # A row of the filling has gradient zero, so what its probabilities are does not matter as long as they are finite.
+    split = [_split(x, chunks, -2) for x in (grad, q, out)]
+    steps = (jnp.arange(chunks) * _ROWS, *split, _split(logsumexp, chunks, -1), parts)
+    wide = dtypes.numpy_dtype(dtypes.opmath(dtypes.dtype_of(q)))
+    (grad_k, grad_v), grad_q = lax.scan(step, (jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide)), steps)
+    return _join(grad_q, q.shape[-2], -2), _ungroup(grad_k, groups[0]), _ungroup(grad_v, groups[1]), None
 
 
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")
@@ -209,15 +286,17 @@ def _fused_backward(
     *,
     scale: float | None,
 ) -> tuple[MaybeArray, ...]:
-    keep = None
-    if dropout_p > 0:
-        drawn = Context(ctx.op, ctx.out, (philox_seed, philox_offset))
-        keep = _keep(drawn, (*q.shape[:-1], k.shape[-2]), dropout_p)
-    grads = _attend_backward(grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, keep)
+    dropout = None
+    if dropout_p > 0:  # the forward's, drawn again
+        dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
     # PyTorch may promise a bias gradient that the mask does not ask for.
-    if attn_bias is None or not (grad_input_mask[3] or ctx.out[3] is not None):
-        return (*grads[:3], None)
-    return (*grads[:3], _unbroadcast(grads[3], attn_bias.shape))
+    bias_grad = attn_bias is not None and (grad_input_mask[3] or ctx.out[3] is not None)
+    *grads, grad_scores = _attend_backward(
+        grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, dropout, bias_grad
+    )
+    if attn_bias is None or not bias_grad or grad_scores is None:
+        return (*grads, None)
+    return (*grads, _unbroadcast(grad_scores, attn_bias.shape))
 
 
 def _unbroadcast(grad: jax.Array, shape: Sequence[int]) -> jax.Array:
