@@ -15,6 +15,10 @@ buffer_of = _C.buffer_of
 location_of = _C.location_of
 tensor_of = _C.tensor_of
 tensor_id = _C.tensor_id
+storage_generation = _C.storage_generation
+base_of = _C.base_of
+set_storage = _C.set_storage
+resize_storage = _C.resize_storage
 live_tensors = _C.live_tensors
 drain_released = _C.drain_released
 

@@ -1,14 +1,16 @@
-"""What `torch.load` and `pickle` need to know of ``xla``.
+"""What `torch.load`, `pickle`, `copy` and storages need to know of ``xla``.
 
-PyTorch restores a tensor by moving its storage first, but a tensor on xla has none that could be moved: its bytes stay
-on the host until the tensor is made from them, and are copied then. Tensors that share a storage in the file are
-separate tensors afterwards.
+PyTorch saves an xla tensor as a CPU tensor and restores it from one. Here tensors that share a storage are saved as CPU
+tensors that share one, and restored, or copied, as tensors that share one on the device.
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -19,10 +21,13 @@ from torch_xla import _bindings
 from torch_xla._errors import message
 
 _registered: list[torch.library.Library] = []
+# Host copies of storages, by id, with the number of writes they show. A pickler keeps what it has saved alive.
+_saved: weakref.WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = weakref.WeakValueDictionary()
+_MADE = "_xla_made"  # attribute of a host storage: the xla storages made from it, by device
 
 
 class _Bytes(torch.UntypedStorage):
-    """Host memory on its way to an XLA device."""
+    """Host memory on its way to an XLA device; what its elements are is known once a tensor is made from it."""
 
     target: torch.device
 
@@ -59,38 +64,119 @@ def _restore(storage: Any, location: str) -> Any:
     return storage
 
 
+def _on_device(host: torch.Tensor, device: torch.device) -> torch.UntypedStorage:
+    """The xla storage that stands for a host tensor's: the same one for all tensors that share it."""
+    storage = host.untyped_storage()
+    made: dict[torch.device, torch.UntypedStorage] = storage.__dict__.setdefault(_MADE, {})
+    if device not in made:
+        whole = host
+        if host.numel() * host.element_size() != storage.nbytes() or not _dense(host):
+            count = storage.nbytes() // host.element_size()
+            whole = torch.empty(0, dtype=host.dtype, device="cpu").set_(storage, 0, (count,), (1,))
+        made[device] = whole.to(device).untyped_storage()
+    return made[device]
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return torch.ops.aten.is_non_overlapping_and_dense.default(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _set_storage(
     self: torch.Tensor, source: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
-    if not isinstance(source, _Bytes):
-        got = "set_ needs a torch.Storage, and xla tensors have none"
-        raise RuntimeError(message("storage", got, do="use tensors instead"))
-    host = torch.empty(0, dtype=self.dtype, device="cpu").set_(source, offset, size, stride)
-    return self.set_(host.to(self.device))  # type: ignore[call-overload]
+    if isinstance(source, _Bytes):
+        host = torch.empty(0, dtype=self.dtype, device="cpu").set_(source, offset, size, stride)
+        source = _on_device(host, self.device)
+    _bindings.set_storage(self, source, offset, size, stride)
+    return self
 
 
-def _forgetting_gradients(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """PyTorch saves an xla tensor as a CPU tensor with its gradient flag, and then cannot set the flag of its copy."""
+def _host_alias(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A CPU tensor in a copy of the tensor's storage, which all that share the storage share."""
+    base = _bindings.base_of(tensor)
+    if base is None:
+        return None
+    key = (_bindings.tensor_id(tensor), _bindings.storage_generation(tensor))
+    storage = _saved.get(key)
+    if storage is None:
+        storage = _saved[key] = base.cpu().untyped_storage()
+    host = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return host.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
+
+def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.device.type == "xla" and not torch._utils._get_obj_state(tensor):
+        torch.utils.hooks.warn_if_has_hooks(tensor)
+        if not torch.serialization._serialization_tls.skip_data:
+            host = _host_alias(tensor.detach())
+            if host is not None:
+                rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
+                return rebuild, (host, tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return tensor.__reduce_ex__(2)
+
+
+def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     # Pickles name the function, so it keeps the name: they stay readable without this package.
-    @functools.wraps(rebuild)
-    def wrapper(data: torch.Tensor, *args: Any) -> torch.Tensor:
-        made = rebuild(data.detach(), *args)
-        if made.device.type == "xla":
-            _check_format("save it again with torch.save's default format")
-        return made
+    @functools.wraps(original)
+    def rebuild(data: torch.Tensor, dtype: torch.dtype, device: str, requires_grad: bool) -> torch.Tensor:
+        # A file of PyTorch's own holds the tensor with its gradient flag, and then the flag of its copy cannot be set.
+        data = data.detach()
+        location = torch._utils._get_restore_location(device)
+        if torch.device(location).type != "xla":
+            return original(data, dtype, device, requires_grad)
+        _check_format("save it again with torch.save's default format")
+        made = torch.empty(0, dtype=dtype, device=location)
+        _bindings.set_storage(
+            made, _on_device(data, made.device), int(data.storage_offset()), tuple(data.shape), data.stride()
+        )
+        return made.requires_grad_(requires_grad)
 
-    return wrapper
+    return rebuild
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "xla" or torch._utils._get_obj_state(tensor):
+        return copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    known = id(tensor) in memo
+    made = torch.Tensor.__deepcopy__(tensor, memo)
+    if known or tensor.device.type != "xla" or (base := _bindings.base_of(tensor)) is None:
+        return made
+    # The recorder gives a clone the value of its source, so neither of the two costs anything.
+    storages = memo.setdefault("torch_xla", {})
+    key = _bindings.tensor_id(tensor)
+    if key not in storages:
+        storages[key] = base.clone().untyped_storage()
+    _bindings.set_storage(made, storages[key], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+    return made
+
+
+def _resizing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != "xla":
+            return original(self, size)
+        _bindings.resize_storage(self, size)
+        return self
+
+    return resize_
 
 
 def install() -> None:
-    """Registers ``xla`` as a place to load to; called once, at import."""
+    """Registers ``xla`` as a place to load to, and how its tensors are pickled and copied; called once, at import."""
     # A priority of its own: PyTorch sorts the entries, and two functions cannot be compared.
     torch.serialization.register_package(49, lambda storage: None, _restore)
     library = torch.library.Library("aten", "IMPL")
     library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
     _registered.append(library)
-    # There is no registration for this one, and without it no tensor that asks for gradients can be unpickled.
-    torch._utils._rebuild_device_tensor_from_cpu_tensor = _forgetting_gradients(
+    copyreg.pickle(torch.Tensor, _reduce)
+    copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
+    copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
+    # There is no registration for these two: what makes a tensor on xla from a file, and how its storage is resized.
+    torch._utils._rebuild_device_tensor_from_cpu_tensor = _rebuilding(
         torch._utils._rebuild_device_tensor_from_cpu_tensor
     )
+    torch.UntypedStorage.resize_ = _resizing(torch.UntypedStorage.resize_)  # type: ignore[method-assign]

@@ -144,15 +144,17 @@ std::string hex(const Hash& hash) {
 uint64_t tensor_id(const at::Tensor& tensor) {
   TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
   const RecorderLock lock;
-  const auto& alias = impl_of(tensor)->alias;
-  Hash hash;
-  hash.mix(alias.storage->id);
-  if (!alias.path.defined()) {
-    return alias.storage->id;
-  }
-  hash.mix(alias.meta->layout);
-  hash.mix(static_cast<uint64_t>(alias.meta->offset));
-  return hash.lo >> 1;
+  return impl_of(tensor)->alias.storage->id;
+}
+
+// Frees the memory of an xla storage, or gives it some.
+void resize_storage(const at::Storage& storage, int64_t bytes) {
+  auto* const ours = dynamic_cast<Storage*>(storage.unsafeGetStorageImpl());
+  TORCH_CHECK(ours != nullptr && bytes >= 0, "[storage] got resize_(", bytes, ") of a storage on ", storage.device(),
+              ", expected one on xla and no less than 0 bytes");
+  std::vector<Value> replaced;
+  const RecorderLock lock;
+  ours->resize(static_cast<size_t>(bytes), {}, replaced);
 }
 
 void bind_graph(py::module_& m) {
@@ -239,6 +241,15 @@ PYBIND11_MODULE(_C, m) {
           return make_tensor(std::move(alias));
         });
   m.def("tensor_id", &tensor_id);
+  m.def("storage_generation", [](const at::Tensor& t) {
+    const RecorderLock lock;
+    return impl_of(t)->alias.storage->generation;
+  });
+  m.def("base_of", &base_of);
+  m.def("set_storage",
+        [](const at::Tensor& t, const at::Storage& storage, int64_t offset, const std::vector<int64_t>& sizes,
+           const std::vector<int64_t>& strides) { set_storage(t, storage, offset, sizes, strides); });
+  m.def("resize_storage", &resize_storage);
   m.def("live_tensors", [](int device) {
     py::list found;
     std::vector<std::pair<MetaRef, bool>> live;

@@ -18,7 +18,7 @@ namespace {
 
 }  // namespace
 
-void Call::prepare() {
+bool Call::prepare() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     auto& v = stack[base + i];
     if (info.kinds[i] == ArgKind::Tensor) {
@@ -37,7 +37,7 @@ void Call::prepare() {
     device = std::max<c10::DeviceIndex>(device_argument_, 0);
   }
   if (!foreign_) {
-    return;
+    return !fake_;
   }
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     auto& v = stack[base + i];
@@ -51,6 +51,7 @@ void Call::prepare() {
       v = list;
     }
   }
+  return true;
 }
 
 void Call::adopt_indices() {
@@ -108,6 +109,10 @@ void Call::note(const at::Tensor& t) {
     return;
   }
   if (!is_xla(t)) {
+    if (t.is_meta() && t.key_set().has(c10::DispatchKey::XLA)) {
+      fake_ = true;
+      return;
+    }
     foreign_ = foreign_ || !t.unsafeGetTensorImpl()->is_wrapped_number();
     if (t.dim() != 0) {
       other_ = t.device();

@@ -15,8 +15,9 @@ class Call {
  public:
   Call(OpInfo& op, torch::jit::Stack& s) : info(op), stack(s), base(s.size() - op.kinds.size()) {}
 
-  // Finds the device and brings stray host values to it. Runs without the recorder's lock: it may copy.
-  void prepare();
+  // Finds the device and brings stray host values to it. Runs without the recorder's lock: it may copy. False if the
+  // call is not ours: what a FakeTensor wraps is a meta tensor that claims to be dispatched as on xla.
+  bool prepare();
   // Index lists may hold host tensors, as on every device.
   void adopt_indices();
   // Fills `args`, `inputs`, `attrs` and `key`. Wants the lock.
@@ -42,6 +43,7 @@ class Call {
   void add(ArgKind kind, const c10::IValue& v);
 
   bool foreign_ = false;  // some tensor is on another device
+  bool fake_ = false;
   std::optional<c10::Device> other_;
   c10::DeviceIndex device_argument_ = -1;
 };

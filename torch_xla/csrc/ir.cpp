@@ -49,6 +49,8 @@ bool Meta::contiguous() const {
 }
 
 void Meta::rehash() {
+  row_major = contiguous();
+  bytes = defined() ? numel() * static_cast<int64_t>(c10::elementSize(dtype)) : 0;
   value = Hash();
   value.mix(static_cast<uint64_t>(dtype));
   for (const auto s : sizes) {

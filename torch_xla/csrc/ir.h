@@ -24,8 +24,10 @@ struct Meta {
   c10::SmallVector<int64_t, 5> strides;
   int64_t offset = 0;
   at::ScalarType dtype = at::ScalarType::Undefined;
-  Hash layout;  // sizes, strides, dtype: what later shapes depend on
-  Hash value;   // sizes, dtype: what the program depends on
+  int64_t bytes = 0;      // of its elements
+  bool row_major = true;  // as `contiguous` says
+  Hash layout;            // sizes, strides, dtype: what later shapes depend on
+  Hash value;             // sizes, dtype: what the program depends on
 
   bool defined() const { return dtype != at::ScalarType::Undefined; }
   int64_t numel() const;

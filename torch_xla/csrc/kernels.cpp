@@ -252,23 +252,14 @@ const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::M
   }
   const auto twin = at::detail::empty_meta(sizes, self.scalar_type(), format);
   const auto meta = make_meta(twin.sizes(), twin.strides(), self.storage_offset(), self.scalar_type());
-  const int64_t needed = meta->numel() == 0 ? 0 : self.storage_offset() + meta->numel();
-  int64_t held = 0;
-  {
-    const RecorderLock lock;
-    held = impl_of(self)->alias.storage->meta->numel();
-  }
-  const auto device = self.device().index();
-  if (needed > held) {
-    auto memory = new_fill(contiguous_meta({needed}, self.scalar_type()), device);
-    if (held > 0) {
-      memory.slice(0, 0, held).copy_(self.as_strided({held}, {1}, 0));
-    }
-    const RecorderLock lock;
-    impl_of(self)->rebind(impl_of(memory)->alias);
-  }
+  std::vector<Value> replaced;
+  Alias old;
   const RecorderLock lock;
-  impl_of(self)->rebind(impl_of(self)->alias.as_strided(meta));
+  auto* const impl = impl_of(self);
+  if (extent(*meta) > impl->alias.storage->nbytes()) {
+    impl->alias.storage->resize(extent(*meta), meta, replaced);
+  }
+  old = impl->rebind(impl->alias.as_strided(meta));
   return self;
 }
 
@@ -279,8 +270,13 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
               " to a tensor of type ", self.dtype());
   Alias old;
   const RecorderLock lock;
-  old = impl_of(self)->alias;
-  impl_of(self)->rebind(impl_of(source)->alias);
+  old = impl_of(self)->rebind(impl_of(source)->alias);
+  return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, at::Storage source) {
+  const auto count = static_cast<int64_t>(source.nbytes() / self.element_size());
+  set_storage(self, source, 0, {count}, {1});
   return self;
 }
 
@@ -327,14 +323,6 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(const Tenso
   return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
                                   output_padding, groups, wanted);
 }
-
-Tensor no_storage(const std::string& call) {
-  TORCH_CHECK(false, "[storage] ", call, " needs a torch.Storage, and xla tensors have none; use tensors instead");
-}
-Tensor& set_storage(Tensor& /*self*/, at::Storage /*source*/) {
-  no_storage("set_");
-  TORCH_INTERNAL_ASSERT(false);
-}
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, XLA, m) {
@@ -350,7 +338,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("resize_", TORCH_FN(resize_));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_empty));
-  m.impl("set_.source_Storage", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("is_set_to", TORCH_FN(is_set_to));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
   m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));

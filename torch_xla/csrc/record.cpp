@@ -150,24 +150,32 @@ void record_inplace_view(Call& call, Stack* stack) {
   Alias old;
   {
     const RecorderLock lock;
-    old = impl_of(self)->alias;
-    impl_of(self)->rebind(impl_of(view)->alias);
+    old = impl_of(self)->rebind(impl_of(view)->alias);
   }
   torch::jit::drop(*stack, info.kinds.size());
   stack->push_back(self);
 }
 
-void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, c10::DeviceIndex device) {
+// What was replaced, to be destroyed after the recorder's lock is gone.
+struct Replaced {
+  std::vector<Value> values;
+  std::vector<Alias> aliases;
+};
+
+void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Replaced& replaced) {
   auto* const impl = impl_of(t);
   auto& storage = *impl->alias.storage;
   if (value.node->seeded && storage.origin && storage.value == storage.origin) {
     storage.origin = {};  // random numbers replace what the memory was made with: it is never needed
   }
-  if (impl->sizes() == c10::IntArrayRef(meta->sizes)) {
-    impl->alias.write(std::move(value));
-  } else {
-    impl->rebind(new_alias(std::move(value), meta, device));  // an out= tensor that was resized
+  if (impl->sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
+    const auto resized = make_meta(meta->sizes, meta->strides, impl->storage_offset(), meta->dtype);
+    if (extent(*resized) > storage.nbytes()) {
+      storage.resize(extent(*resized), resized, replaced.values);
+    }
+    replaced.aliases.push_back(impl->rebind(impl->alias.as_strided(resized)));
   }
+  impl->alias.write(std::move(value));
 }
 
 void record_call(Call& call, const MetaSetPtr& metas) {
@@ -175,6 +183,7 @@ void record_call(Call& call, const MetaSetPtr& metas) {
   auto& op = info.functional != nullptr ? *info.functional : info;
   std::vector<Alias> aliases;
   std::vector<at::Tensor> touched;
+  Replaced replaced;
   {
     const RecorderLock lock;
     const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
@@ -196,12 +205,12 @@ void record_call(Call& call, const MetaSetPtr& metas) {
     for (const auto position : info.written) {
       const auto& v = call.stack[call.base + position];
       if (v.isTensor()) {
-        write_tensor(v.toTensor(), {node, out}, {metas, out}, call.device);
+        write_tensor(v.toTensor(), {node, out}, {metas, out}, replaced);
         touched.push_back(v.toTensor());
         ++out;
       } else if (v.isTensorList()) {
         for (const at::Tensor& t : v.toTensorList()) {
-          write_tensor(t, {node, out}, {metas, out}, call.device);
+          write_tensor(t, {node, out}, {metas, out}, replaced);
           touched.push_back(t);
           ++out;
         }
@@ -239,8 +248,7 @@ void check_as_strided(const Call& call) {
     empty = empty || sizes[i] == 0;
     last += (sizes[i] - 1) * strides[i];
   }
-  const auto& base_meta = impl_of(self)->alias.storage->meta;
-  const int64_t bytes = base_meta->numel() * static_cast<int64_t>(c10::elementSize(base_meta->dtype));
+  const auto bytes = static_cast<int64_t>(self.storage().nbytes());
   const auto item = static_cast<int64_t>(self.element_size());
   TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes),
               ", strides ", c10::IntArrayRef(strides), ", storage offset ", offset, ", and itemsize ", item,
@@ -258,7 +266,10 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     run_on_host(op, stack, info, "its result depends on the values");
     return;
   }
-  call.prepare();
+  if (!call.prepare()) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    return;
+  }
   if (info.has_indices) {
     call.adopt_indices();
   }

@@ -14,7 +14,6 @@ namespace torch_xla {
 namespace {
 
 constexpr size_t kMaxDevices = 512;
-std::atomic<uint64_t> next_id{1};
 
 struct Registry {
   std::mutex mutex;
@@ -188,6 +187,17 @@ std::vector<const ViewStep*> steps_of(const ViewPath& path) {
   return steps;
 }
 
+// The value in memory order, with zeros behind it.
+Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
+  static auto& pad = op_info("aten::constant_pad_nd", "");
+  Value flat = v;
+  for (const auto* step : steps_of(memory_path(meta, meta->dtype))) {
+    flat = forward(*step, flat);
+  }
+  const std::vector<int64_t> behind{0, grown->sizes[0] - meta->numel()};
+  return apply(pad, {std::move(flat)}, {input_arg(), attr(behind), attr(int64_t{0})}, grown);
+}
+
 }  // namespace
 
 namespace {
@@ -221,21 +231,94 @@ RecorderLock::~RecorderLock() { recorder_mutex().unlock(); }
 std::mutex& registry_mutex() { return registry().mutex; }
 Storage* registry_head(c10::DeviceIndex device) { return registry().heads[device]; }
 
-Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
-    : id(next_id.fetch_add(1, std::memory_order_relaxed)), value(std::move(v)), meta(std::move(m)), device(d) {
-  TORCH_CHECK(static_cast<size_t>(device) < kMaxDevices, "[device] xla:", static_cast<int>(device), " is out of range");
-  auto& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
-  previous = r.tails[device];
-  (previous != nullptr ? previous->next : r.heads[device]) = this;
-  r.tails[device] = this;
+namespace {
+
+// Addresses that no process has, so that reading at one fails at once. Storages without bytes take one too, as their
+// id.
+uintptr_t new_address(int64_t bytes) {
+  constexpr uintptr_t kFirst = uintptr_t{1} << 56;
+  constexpr uintptr_t kAlignment = 64;
+  static std::atomic<uintptr_t> next{kFirst};
+  return next.fetch_add((static_cast<uintptr_t>(bytes) / kAlignment + 1) * kAlignment, std::memory_order_relaxed);
 }
 
-Storage::~Storage() {
+c10::DataPtr data_at(uintptr_t address, int64_t bytes, c10::DeviceIndex device) {
+  auto* const data = bytes == 0 ? nullptr : reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  return {data, c10::Device(c10::DeviceType::XLA, device)};
+}
+
+}  // namespace
+
+Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
+    : Storage(new_address(m->bytes), std::move(v), std::move(m), d) {}
+
+Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
+    : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), nullptr, false),
+      id(address),
+      value(std::move(v)),
+      meta(std::move(m)),
+      index(d) {
+  TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
-  (previous != nullptr ? previous->next : r.heads[device]) = next;
-  (next != nullptr ? next->previous : r.tails[device]) = previous;
+  previous = r.tails[index];
+  (previous != nullptr ? previous->next : r.heads[index]) = this;
+  r.tails[index] = this;
+}
+
+void Storage::let_go() {
+  if (!std::exchange(listed_, false)) {
+    return;
+  }
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  (previous != nullptr ? previous->next : r.heads[index]) = next;
+  (next != nullptr ? next->previous : r.tails[index]) = previous;
+}
+
+void Storage::release_resources() {
+  let_go();
+  value = synced = origin = {};
+  StorageImpl::release_resources();
+}
+
+void Storage::resize(size_t bytes, const MetaRef& like, std::vector<Value>& garbage) {
+  if (bytes == nbytes()) {
+    return;
+  }
+  const bool holds = value.node->error == nullptr && meta->numel() != 0;
+  if (bytes == 0) {
+    garbage.push_back(std::exchange(value, make_leaf(meta, nullptr)));
+    value.node->error = std::make_unique<std::string>(
+        "[storage] the tensor's memory was freed by resize_(0) of its storage; give the storage its size back first");
+  } else if (bytes > static_cast<size_t>(meta->bytes) || (!holds && like.set.defined())) {
+    const auto item = c10::elementSize(meta->dtype);
+    const auto count = static_cast<int64_t>((bytes + item - 1) / item);
+    const bool fits = !holds && like.set.defined() && like->offset == 0 && static_cast<size_t>(like->bytes) == bytes;
+    auto grown = fits ? like : contiguous_meta({count}, meta->dtype);
+    garbage.push_back(std::exchange(value, holds ? padded(value, meta, grown) : make_fill(grown, int64_t{0})));
+    meta = std::move(grown);
+    ++layouts;
+  } else if (!holds) {
+    garbage.push_back(std::exchange(value, make_fill(meta, int64_t{0})));
+  }
+  ++generation;
+  garbage.push_back(std::exchange(synced, {}));
+  garbage.push_back(std::exchange(origin, holds || bytes == 0 ? Value() : value));
+  const auto size = static_cast<int64_t>(bytes);
+  set_data_ptr_noswap(data_at(new_address(size), size, index));
+  set_nbytes(bytes);
+}
+
+size_t extent(const Meta& meta) {
+  int64_t last = meta.offset;
+  for (size_t i = 0; i < meta.sizes.size(); ++i) {
+    if (meta.sizes[i] == 0) {
+      return 0;
+    }
+    last += (meta.sizes[i] - 1) * meta.strides[i];
+  }
+  return static_cast<size_t>(last + 1) * c10::elementSize(meta.dtype);
 }
 
 ViewStep::~ViewStep() {
@@ -261,7 +344,7 @@ void ViewStep::remember(Value v, const Storage& storage) {
   if (device < 0) {
     auto& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
-    device = storage.device;
+    device = storage.index;
     next = r.views[device];
     if (next != nullptr) {
       next->previous = this;
@@ -291,7 +374,32 @@ Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
   return alias;
 }
 
+// The storage has another layout since: what the tensor is, is still told by its strides.
+void Alias::find_path() {
+  bool conjugate = false;
+  bool negative = false;
+  for (auto* step = path.get(); step != nullptr; step = step->parent.get()) {
+    conjugate = conjugate != (step->op->name == "aten._conj.default");
+    negative = negative != (step->op->name == "aten._neg_view.default");
+  }
+  path = memory_alias(storage, meta).path;
+  layout = storage->layouts;
+  const auto add = [&](const char* name) {
+    path = make_step(path, op_info(name, ""), {input_arg()}, meta,
+                     make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
+  };
+  if (conjugate) {
+    add("aten::_conj");
+  }
+  if (negative) {
+    add("aten::_neg_view");
+  }
+}
+
 const Value& Alias::current() {
+  if (layout != storage->layouts) {
+    find_path();
+  }
   resolve(storage->value);
   Value* latest = &storage->value;
   if (path.defined()) {
@@ -315,6 +423,9 @@ const Value& Alias::current() {
 }
 
 void Alias::write(Value v) {
+  if (layout != storage->layouts) {
+    find_path();
+  }
   ++storage->generation;
   if (!path.defined()) {
     storage->value = std::move(v);
@@ -344,14 +455,23 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t o
   result.path = make_step(path, op, std::move(step_args), meta, outs, out);
   result.path->remember({node, out}, *storage);
   result.meta = {outs, out};
+  result.layout = layout;
   return result;
 }
 
-Alias Alias::as_strided(const MetaRef& strided) {
+Alias Alias::as_strided(const MetaRef& strided) const { return memory_alias(storage, strided); }
+
+Alias memory_alias(StoragePtr storage, const MetaRef& strided) {
   Alias result;
-  result.storage = storage;
-  result.path = strided_path(storage->meta, strided);
-  result.meta = {result.path->outs, 0};
+  const auto& base = *storage->meta;
+  if (strided->layout == base.layout && strided->offset == base.offset) {
+    result.meta = storage->meta;
+  } else {
+    result.path = strided_path(storage->meta, strided);
+    result.meta = {result.path->outs, 0};
+  }
+  result.layout = storage->layouts;
+  result.storage = std::move(storage);
   return result;
 }
 

@@ -1,6 +1,8 @@
 // The alias model. A Storage holds the current value shared by all aliases of a tensor; a view is a path of view
 // operators from it. A write through a view writes back along the path; a view that is behind replays it.
 #pragma once
+#include <c10/core/StorageImpl.h>
+
 #include <mutex>
 #include <vector>
 
@@ -20,20 +22,33 @@ class RecorderLock {
   NoPython no_python_;
 };
 
-struct Storage final : c10::intrusive_ptr_target {
+// It is PyTorch's storage at once, so that all who compare storages, sizes or addresses see aliases as they are. No one
+// can read at its address: that is a number no other living storage has, and null for no bytes, as on CPU.
+struct Storage final : c10::StorageImpl {
   Storage(Value value, MetaRef meta, c10::DeviceIndex device);
-  ~Storage() override;
+  ~Storage() override { let_go(); }
+  // A storage that is gone may wait for its weak references, but its value must not.
+  void release_resources() override;
+  // Frees the value at 0 bytes. Growing keeps what there is, in memory order, and adds zeros; a storage that holds
+  // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
+  void resize(size_t bytes, const MetaRef& like, std::vector<Value>& garbage);
 
-  const uint64_t id;
+  const uint64_t id;  // no other storage ever has it
   Value value;
   MetaRef meta;  // of the base tensor
-  c10::DeviceIndex device;
+  c10::DeviceIndex index;
   uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
+  uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
   Value synced;             // the leaf it had after the last barrier
   Value origin;             // the fill it was created with, until the first barrier
 
   Storage* previous = nullptr;  // the list of living storages of the device
   Storage* next = nullptr;
+
+ private:
+  Storage(uintptr_t address, Value&& value, MetaRef&& meta, c10::DeviceIndex device);
+  void let_go();
+  bool listed_ = true;
 };
 using StoragePtr = c10::intrusive_ptr<Storage>;
 
@@ -72,6 +87,7 @@ struct Alias {
   StoragePtr storage;
   ViewPath path;  // null for the base
   MetaRef meta;
+  uint64_t layout = 0;  // of the storage, when the path was made
 
   // The tensor's current value, replaying the path where the storage was written since.
   const Value& current();
@@ -80,9 +96,15 @@ struct Alias {
   // The view that `op` makes of this tensor; `node` is the call, which gives its value.
   Alias view(OpInfo& op, Args args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const;
   // A view of the storage's memory, as torch.as_strided addresses it.
-  Alias as_strided(const MetaRef& meta);
+  Alias as_strided(const MetaRef& meta) const;
+
+ private:
+  void find_path();
 };
 
+Alias memory_alias(StoragePtr storage, const MetaRef& meta);
+// Bytes of memory that a tensor reaches, from the start of its storage.
+size_t extent(const Meta& meta);
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device);
 
 // Access for `for_each_storage`.

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "op_info.h"
+
 namespace torch_xla {
 
 namespace {
@@ -11,11 +13,10 @@ std::atomic<uint64_t> created{0};
 uint64_t created_tensors() { return created.load(std::memory_order_relaxed); }
 
 XlaTensorImpl::XlaTensorImpl(Alias a)
-    : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::XLA), c10::scalarTypeToTypeMeta(a.meta->dtype),
-                 c10::Device(c10::DeviceType::XLA, a.storage->device)),
+    : TensorImpl(c10::Storage(a.storage), c10::DispatchKeySet(c10::DispatchKey::XLA),
+                 c10::scalarTypeToTypeMeta(a.meta->dtype)),
       alias(std::move(a)) {
   created.fetch_add(1, std::memory_order_relaxed);
-  set_storage_access_should_throw();
   refresh_metadata();
 }
 
@@ -26,7 +27,12 @@ void XlaTensorImpl::refresh_metadata() {
   storage_offset_ = meta.offset;
   data_type_ = c10::scalarTypeToTypeMeta(meta.dtype);
   refresh_numel();
-  refresh_contiguous();
+  if (meta.row_major && meta.sizes.size() < 4) {  // what refresh_contiguous would find
+    is_contiguous_ = is_non_overlapping_and_dense_ = true;
+    is_channels_last_ = is_channels_last_contiguous_ = is_channels_last_3d_ = is_channels_last_3d_contiguous_ = false;
+  } else {
+    refresh_contiguous();
+  }
 }
 
 template <class Version>
@@ -66,13 +72,57 @@ void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl
   refresh_contiguous();
 }
 
-void XlaTensorImpl::rebind(Alias a) {
-  alias = std::move(a);
+void XlaTensorImpl::release_resources() {
+  TensorImpl::release_resources();
+  alias = {};
+}
+
+Alias XlaTensorImpl::rebind(Alias a) {
+  TORCH_CHECK(allow_tensor_metadata_change(), "set_sizes_and_strides ", err_msg_tensor_metadata_change_not_allowed);
+  std::swap(alias, a);
+  storage_ = c10::Storage(alias.storage);
   refresh_metadata();
+  return a;
 }
 
 XlaTensorImpl* impl_of(const at::Tensor& t) { return static_cast<XlaTensorImpl*>(t.unsafeGetTensorImpl()); }
 
 at::Tensor make_tensor(Alias alias) { return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias))); }
+
+void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
+                 c10::IntArrayRef strides) {
+  auto* const storage = dynamic_cast<Storage*>(source.unsafeGetStorageImpl());
+  TORCH_CHECK(storage != nullptr, "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
+              "\".  This is no longer allowed; the devices must match.");
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  TORCH_CHECK(strides.empty() || strides.size() == sizes.size(), "mismatch in length of strides and shape");
+  const auto dense = contiguous_meta(sizes, self.scalar_type());
+  const auto meta =
+      make_meta(sizes, strides.empty() ? c10::IntArrayRef(dense->strides) : strides, offset, dense->dtype);
+  const auto shared = StoragePtr::reclaim_copy(storage);
+  std::vector<Value> replaced;
+  Alias old;
+  const RecorderLock lock;
+  if (extent(*meta) > storage->nbytes()) {
+    storage->resize(extent(*meta), {}, replaced);
+  }
+  old = impl_of(self)->rebind(memory_alias(shared, meta));
+}
+
+at::Tensor base_of(const at::Tensor& tensor) {
+  Alias base;
+  {
+    const RecorderLock lock;
+    const auto& alias = impl_of(tensor)->alias;
+    for (auto* step = alias.path.get(); step != nullptr; step = step->parent.get()) {
+      if (step->op->name == "aten._conj.default" || step->op->name == "aten._neg_view.default") {
+        return {};
+      }
+    }
+    base = memory_alias(alias.storage, alias.storage->meta);
+  }
+  return make_tensor(std::move(base));
+}
 
 }  // namespace torch_xla

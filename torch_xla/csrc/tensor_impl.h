@@ -16,9 +16,11 @@ class XlaTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
                                                          bool allow_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+  void release_resources() override;
 
-  // Makes this tensor another alias, with its shape: `set_`, `t_`, a resized `out=`.
-  void rebind(Alias alias);
+  // Makes this tensor another alias, with its shape: `set_`, `t_`, a resized `out=`. Wants the recorder's lock; what
+  // the tensor was is returned, to be destroyed after the lock is gone, since a storage may hold a Python object.
+  [[nodiscard]] Alias rebind(Alias alias);
 
   Alias alias;
 
@@ -31,6 +33,11 @@ class XlaTensorImpl final : public c10::TensorImpl {
 inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
 XlaTensorImpl* impl_of(const at::Tensor& t);
 at::Tensor make_tensor(Alias alias);
+// Makes a tensor address an xla storage; one that is too small grows, as PyTorch's do.
+void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
+                 c10::IntArrayRef strides);
+// The tensor that is all of this one's storage, undefined where the strides do not tell what this one is (a conjugate).
+at::Tensor base_of(const at::Tensor& tensor);
 // Tensors on device xla made so far.
 uint64_t created_tensors();
 
