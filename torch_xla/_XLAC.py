@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import torch_xla
-from torch_xla import _bindings, _metrics, runtime
+from torch_xla import _bindings, _metrics, backends, runtime
 from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
 from torch_xla.core import xla_model as xm
@@ -186,6 +186,12 @@ def _get_use_eager_mode() -> bool:
 def _set_use_eager_mode(use_eager_mode: bool) -> None:
     """Switches eager mode on or off."""
     _bindings.set_eager(use_eager_mode)
+
+
+# Numerics.
+
+_xla_set_mat_mul_precision = backends.set_mat_mul_precision
+_xla_get_mat_mul_precision = backends.get_mat_mul_precision
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from torch_xla import _bindings, _config, _device_module, _serialization
 # Libraries reach these as attributes after a plain `import torch_xla`.
 from torch_xla import _internal as _internal
 from torch_xla import amp as amp
+from torch_xla import backends as backends
 from torch_xla import core as core
 from torch_xla import debug as debug
 from torch_xla import distributed as distributed

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch_xla import _config, _metrics
 from torch_xla._core import backend, compiler
 from torch_xla._core.compiler import Executable
+from torch_xla.ops import precision
 
 _CAPACITY = 1024
 _MAGIC = b"torch_xla executable 1\n"
@@ -98,7 +99,8 @@ def _store(entry: tuple[str, int], executable: Executable) -> None:
 
 def _with_options(key: str) -> str:
     options = compiler.options()
-    return f"{key} {sorted(options.items())}" if options else key
+    exact = precision.current()
+    return f"{key} {exact.products} {exact.convolutions} {sorted(options.items()) if options else ''}"
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch_xla import _metrics
 from torch_xla._core import backend
 from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
+from torch_xla.ops import precision
 from torch_xla.ops.call import call, find_overload
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, StaticNumbers
@@ -78,7 +79,8 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         return tuple(results[slot][result] for slot, result in graph.outputs)
 
     program.__name__ = name
-    with backend.x64(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    exact = jax.default_matmul_precision(precision.current().products)
+    with backend.x64(), exact, _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
         convention = Convention(graph)
@@ -100,7 +102,7 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     kinds = tuple(type(n.value) for n in node.numbers())
     # `attrs` knows only the types of numbers that became constants after they were recorded.
     constants = tuple(a for a in node.args if isinstance(a, (int, float, complex)))
-    key = (node.op, node.attrs, avals, kinds, constants, node.outs)
+    key = (node.op, node.attrs, avals, kinds, constants, node.outs, precision.current())
     found = _rules.get(key)
     if found is not None:
         return found

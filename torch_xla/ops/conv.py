@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, precision
 from torch_xla.ops.args import along, ints
 from torch_xla.ops.matmul import contract
 from torch_xla.ops.registry import Context, lowers
@@ -157,7 +157,8 @@ def _convolution(
     groups: int,
 ) -> jax.Array:
     g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
-    return _convolve(x, weight, bias, transposed, g, ctx.meta.shape[2:])
+    with jax.default_matmul_precision(precision.current().convolutions):
+        return _convolve(x, weight, bias, transposed, g, ctx.meta.shape[2:])
 
 
 @lowers("aten._convolution.default")
@@ -195,6 +196,13 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> Three:
     g = _geometry(weight.ndim, stride, padding, dilation, output_padding, groups)
+    with jax.default_matmul_precision(precision.current().convolutions):
+        return _gradients(grad, x, weight, transposed, g, output_mask)
+
+
+def _gradients(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, transposed: bool, g: _Geometry, output_mask: Sequence[bool]
+) -> Three:
     grad_x = grad_weight = grad_bias = None
     empty = math.prod(grad.shape) == 0 or x.size == 0 or weight.size == 0
     if output_mask[0]:

@@ -1,0 +1,64 @@
+"""How exactly products of float32 are computed: this package's setting where one was made, else PyTorch's.
+
+CPUs compute in full float32 whatever the setting; GPUs and TPUs have faster ways that keep fewer bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LEVELS = ("default", "high", "highest")
+
+_chosen: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Names of JAX's levels, of which ``default`` is the device's fastest.
+
+    Attributes:
+        products: For products of matrices.
+        convolutions: For convolutions.
+    """
+
+    products: str
+    convolutions: str
+
+
+def choose(level: str | None) -> None:
+    """Sets the level of products and convolutions; None leaves it to PyTorch's settings again."""
+    global _chosen
+    _chosen = level
+
+
+def chosen() -> str | None:
+    """The level that `choose` set."""
+    return _chosen
+
+
+def current() -> Precision:
+    """The levels in force; part of what a program is."""
+    if _chosen is not None:
+        return Precision(_chosen, _chosen)
+    products = _products()
+    # PyTorch has a setting of its own for convolutions, and it allows the faster ones unless told otherwise.
+    if products == "default":
+        return Precision(products, products)
+    return Precision(products, "high" if _fast_convolutions() else "highest")
+
+
+def _products() -> str:
+    try:
+        level = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by its newer name, `fp32_precision`, which the older one refuses to translate
+        level = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    return "default" if level == "medium" else level
+
+
+def _fast_convolutions() -> bool:
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
