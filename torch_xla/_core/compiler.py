@@ -9,6 +9,10 @@ from torch_xla import _bindings, _metrics
 from torch_xla._core import backend, lowering
 from torch_xla._core.graph import Graph
 
+# XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
+_BARRIER = "xla.optimization_barrier.default"
+_DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
+
 _options: dict[str, Any] = {}
 
 
@@ -48,6 +52,13 @@ def options() -> dict[str, str | bool | int | float]:
     return dict(_options)
 
 
+def _options_for(graph: Graph) -> dict[str, Any]:
+    """The options of one compile: the user's, and on a CPU one that lets barriers hold."""
+    if backend.jax_device(graph.device).platform != "cpu" or all(node.op != _BARRIER for node in graph.nodes):
+        return _options
+    return {**_options, _DISABLED: ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])}
+
+
 def compile_graph(graph: Graph, name: str) -> Executable:
     """Lowers and compiles a graph.
 
@@ -60,6 +71,6 @@ def compile_graph(graph: Graph, name: str) -> Executable:
         # A callback can fail half-way through a run; the inputs must then still be there.
         lowered = lowering.lower(replace(graph, donated=()), name)
     with _metrics.timed("CompileTime"), backend.x64():
-        compiled = lowered.stage.compile(compiler_options=_options or None)
+        compiled = lowered.stage.compile(compiler_options=_options_for(graph) or None)
     loaded: Any = compiled.runtime_executable()
     return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)

@@ -52,7 +52,8 @@ class Node:
     Attributes:
         op: Overload name, such as ``aten.add.Tensor``.
         args: Arguments in schema order with `Input` and `Number` placeholders.
-        inputs: Where the inputs come from.
+        inputs: Where the inputs come from. A node that draws random numbers may have one more than its arguments
+            name, a value that must be there before it starts.
         outs: Promised results; None for an undefined tensor.
         seeded: Whether it draws random numbers, from two more numbers: seed and offset.
         frame: The user's line that recorded it, if kept.
@@ -66,6 +67,12 @@ class Node:
     seeded: bool
     frame: str | None
     attrs: tuple[int, int]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last input is one that only must be there."""
+        named = sum(isinstance(e, Input) for arg in self.args for e in (arg if isinstance(arg, list) else [arg]))
+        return self.seeded and len(self.inputs) == named + 1
 
     def numbers(self) -> list[Number]:
         """The placeholders for numbers, in order."""

@@ -69,6 +69,8 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
             tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
             values = [take(type(n.value)) for n in node.numbers()]
             seed = (take(int), take(int)) if node.seeded else None
+            if node.waits:
+                seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]  # type: ignore[misc]
             try:
                 results.append(_rule(node, tensors)(tensors, values, seed))
             except (StaticNumbers, LoweringError):

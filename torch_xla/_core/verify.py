@@ -19,7 +19,7 @@ def verify(graph: Graph) -> None:
     for i, node in enumerate(graph.nodes):
         at = f"[verify] node {i} ({node.op})"
         used = [e.index for arg in node.args for e in (arg if isinstance(arg, list) else [arg]) if isinstance(e, Input)]
-        if used != list(range(len(node.inputs))):
+        if used != list(range(len(node.inputs) - node.waits)):
             raise GraphError(f"{at} uses inputs {used}, has {len(node.inputs)}")
         arity = len(find_overload(node.op)._schema.arguments)
         if len(node.args) != arity:

@@ -17,6 +17,7 @@ from torch_xla import _bindings, _config, runtime
 from torch_xla._core import backend, closures
 from torch_xla._core import sync as _barrier
 from torch_xla._errors import message
+from torch_xla.core._barriers import optimization_barrier_
 from torch_xla.core._collectives import (
     REDUCE_AND,
     REDUCE_MAX,
@@ -73,6 +74,7 @@ __all__ = [
     "mark_step",
     "master_print",
     "mesh_reduce",
+    "optimization_barrier_",
     "optimizer_step",
     "reduce_gradients",
     "reduce_scatter",

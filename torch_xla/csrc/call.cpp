@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "python_hooks.h"
+#include "recompute.h"
 #include "tensor_impl.h"
 
 namespace torch_xla {
@@ -149,7 +150,7 @@ void Call::push(Arg arg) {
 
 void Call::add_input(const at::Tensor& t) {
   auto* const impl = impl_of(t);
-  inputs.push_back(impl->alias.current());
+  inputs.push_back(separated(impl->alias.current(), device));
   key.mix(impl->alias.meta->layout);
   if (info.view || info.inplace_view) {
     key.mix(static_cast<uint64_t>(impl->alias.meta->offset));

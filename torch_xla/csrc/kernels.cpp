@@ -12,6 +12,7 @@
 #include "frame.h"
 #include "op_info.h"
 #include "python_hooks.h"
+#include "recompute.h"
 #include "record.h"
 #include "tensor_impl.h"
 
@@ -150,6 +151,9 @@ void copy_within(const Tensor& self, const Tensor& source) {
   const RecorderLock lock;
   Value value = impl_of(source)->alias.current();
   const auto& from = impl_of(source)->alias.meta;
+  if (source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes()) {
+    value = separated(value, self.device().index());
+  }
   if (source.scalar_type() != self.scalar_type()) {
     Args args{input_arg(), attr(static_cast<int64_t>(self.scalar_type()))};
     for (int i = 0; i < 3; ++i) {

@@ -10,6 +10,7 @@
 #include "op_info.h"
 #include "python_hooks.h"
 #include "random.h"
+#include "recompute.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
 
@@ -186,11 +187,16 @@ void record_call(Call& call, const MetaSetPtr& metas) {
   Replaced replaced;
   {
     const RecorderLock lock;
+    const bool seeded = info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0);
+    if (auto gradient = seeded ? awaited(call.device) : Value()) {
+      call.inputs.push_back(std::move(gradient));
+    }
     const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
-    if (info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0)) {
+    if (seeded) {
       node->seeded = true;
       next_seed(call.device, call.generator, node->seed);
     }
+    note_recorded(node, call.device);
     uint32_t out = 0;
     size_t entry = 0;
     for (const auto which : info.return_writes) {

@@ -20,6 +20,7 @@ from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_fo
 _FAMILIES = (
     "activation",
     "attention",
+    "barrier",
     "conv",
     "creation",
     "ctc",
