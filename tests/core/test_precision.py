@@ -14,10 +14,9 @@ from torch_xla.ops import precision
 
 @pytest.fixture(autouse=True)
 def restored():
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    before = torch.get_float32_matmul_precision()
     yield
-    torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
+    torch.set_float32_matmul_precision(before)
     precision.choose(None)
 
 
@@ -42,8 +41,8 @@ def test_pytorchs_setting(setting, level):
 
 def test_convolutions_have_a_setting_of_their_own():
     for allowed, level in ((True, "HIGH>"), (False, "HIGHEST>")):
-        torch.backends.cudnn.allow_tf32 = allowed
-        convolutions = lowered(convolution=True)
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            convolutions = lowered(convolution=True)
         assert len(convolutions) == 2 and all(line.count(f"precision {level}") == 2 for line in convolutions)
 
 
