@@ -11,6 +11,7 @@ import torch_xla
 from torch_xla import _bindings, _metrics, backends, runtime
 from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
+from torch_xla.core import _barriers, _debug_info, _operators
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
 
@@ -62,22 +63,17 @@ def _get_stablehlo(
     return xm.get_stablehlo(list(tensors)).encode()
 
 
-def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
-    """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
-    pending = _bindings.buffer_of(tensor) is None
-    lines = [
-        f"Tensor id: {_bindings.tensor_id(tensor)}",
-        f"Device: {tensor.device} ({backend.hardware(tensor.device.index)})",
-        f"XLA Shape: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, strides {tensor.stride()}",
-    ]
-    if pending:
-        lines += ["Value: pending", "IR:", _get_xla_tensors_text([tensor]).rstrip()]
-    else:
-        lines.append("Value: on the device")
-    return "\n".join(lines) + "\n"
+_get_xla_tensor_debug_info = _debug_info.tensor_info
+_get_xla_tensor_shape_type = _debug_info.type_name
+_get_xla_tensor_dimension_size = _debug_info.dimension_size
+_unsafe_buffer_pointer = _debug_info.buffer_pointer
+_get_git_revs = _debug_info.revisions
 
 
 # Tensors.
+
+_xla_dot_general = _operators.dot_general
+_xla_optimization_barrier_ = _barriers.optimization_barrier_
 
 
 def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
@@ -142,7 +138,13 @@ def _xla_get_devices() -> list[str]:
     return torch_xla.real_devices()
 
 
-_xla_real_devices = _xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
+def _xla_real_devices(devices: Sequence[str | torch.device] = ()) -> list[str]:
+    """Names of the hardware of some devices; of all by default."""
+    indices = [torch.device(device).index or 0 for device in devices]
+    return [backend.hardware(index) for index in indices] if indices else torch_xla.real_devices()
+
+
+_xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
 
 
 def _xla_num_devices() -> int:

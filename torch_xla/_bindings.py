@@ -34,6 +34,7 @@ add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.
 recorded_ops = _C.recorded_ops
+op_counts = _C.op_counts
 created_tensors = _C.created_tensors
 shape_cache_misses = _C.shape_cache_misses
 

@@ -15,6 +15,8 @@ _lock = threading.Lock()
 _counters: dict[str, int] = {}
 _metrics: dict[str, Metric] = {}
 _sources: dict[str, Callable[[], int]] = {}  # counts kept elsewhere, such as in the recorder
+_groups: list[Callable[[], dict[str, int]]] = []  # likewise, under names that only they know
+_eager = threading.local()
 _cleared: dict[str, int] = {}  # what those stood at when last cleared
 
 
@@ -23,7 +25,7 @@ class Metric:
     """A measured quantity.
 
     Attributes:
-        unit: ``"seconds"`` or ``"bytes"``.
+        unit: ``"seconds"``, ``"bytes"`` or ``"count"``.
         count: Number of samples ever added.
         total: Sum of all samples.
         samples: The latest samples as (time in seconds since the epoch, value).
@@ -46,8 +48,20 @@ def provide(name: str, source: Callable[[], int]) -> None:
     _sources[name] = source
 
 
+def provide_group(source: Callable[[], dict[str, int]]) -> None:
+    """Makes numbers that are counted elsewhere appear as counters, by name."""
+    _groups.append(source)
+
+
+def _standing() -> dict[str, int]:
+    counts = {name: source() for name, source in _sources.items()}
+    for group in _groups:
+        counts.update(group())
+    return counts
+
+
 def _provided() -> dict[str, int]:
-    counts = {name: source() - _cleared.get(name, 0) for name, source in _sources.items()}
+    counts = {name: value - _cleared.get(name, 0) for name, value in _standing().items()}
     return {name: value for name, value in counts.items() if value}
 
 
@@ -63,6 +77,21 @@ def add_sample(name: str, value: float, unit: str = "seconds") -> None:
 
 
 @contextmanager
+def eager_operation() -> Iterator[None]:
+    """A scope whose compiles and runs count as those of single operations."""
+    _eager.on = True
+    try:
+        yield
+    finally:
+        _eager.on = False
+
+
+def stage(name: str) -> str:
+    """Name of the metric for a stage of the pipeline: eager operations have their own."""
+    return f"EagerOp{name}" if getattr(_eager, "on", False) else name
+
+
+@contextmanager
 def timed(name: str) -> Iterator[None]:
     """Adds the block's duration in seconds to a metric, also when it raises."""
     start = time.perf_counter()
@@ -74,7 +103,11 @@ def timed(name: str) -> Iterator[None]:
 
 def counter(name: str) -> int | None:
     """A counter's value, or None if nothing was ever counted under that name."""
-    return _counters.get(name) if name not in _sources else _provided().get(name)
+    if name in _counters:
+        return _counters[name]
+    if name in _sources:
+        return _sources[name]() - _cleared.get(name, 0) or None
+    return _provided().get(name) if "::" in name else None
 
 
 def metric(name: str) -> Metric | None:
@@ -96,7 +129,7 @@ def clear_counters() -> None:
     """Forgets all counters."""
     with _lock:
         _counters.clear()
-        _cleared.update({name: source() for name, source in _sources.items()})
+        _cleared.update(_standing())
 
 
 def clear_metrics() -> None:

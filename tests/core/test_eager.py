@@ -51,7 +51,7 @@ def train(device: str, steps: int = 3) -> list[Tensor]:
 class TestOperators:
     def test_each_runs_at_once(self) -> None:
         x = torch.linspace(0, 1, 6).to("xla")
-        with sampled("ExecuteTime", 3):
+        with sampled("EagerOpExecuteTime", 3):
             y = x * 2.5
             assert is_computed(y)
             z = y.sin()

@@ -127,11 +127,12 @@ class TestText:
         described = cut_of((x * 2.5 + y).max(1).values)
         assert graph.text(described) == (
             f"IR {{  # {described.key} on xla:0\n"
-            "  %p0 = xla::device_data(), float32[2,3]\n"
-            "  %p1 = xla::device_data(), float32[3]\n"
-            "  %0 = aten::mul.Tensor(%p0, number(2.5)), float32[2,3]\n"
-            "  %1 = aten::add.Tensor(%0, %p1, 1), float32[2,3]\n"
-            "  %2 = aten::max.dim(%1, 1, False), float32[2], int64[2], ROOT=[0]\n"
+            "  %c0 = prim::Constant(), value=1\n"
+            "  %p0 = xla::device_data(), f32[2,3]\n"
+            "  %p1 = xla::device_data(), f32[3]\n"
+            "  %0 = aten::mul.Tensor(%p0, number(2.5)), f32[2,3]\n"
+            "  %1 = aten::add.Tensor(%0, %p1, %c0), f32[2,3]\n"
+            "  %2 = aten::max.dim(%1, 1, False), f32[2], s64[2], ROOT=[0]\n"
             "}\n"
         )
 
@@ -140,14 +141,14 @@ class TestText:
         torch_xla.sync()
         x.mul_(2.5)
         cut = _bindings.Graph.of_device(0)
-        assert "  %p0 = xla::device_data(), float32[2], donated\n" in graph.text(graph.describe(cut))
+        assert "  %p0 = xla::device_data(), f32[2], donated\n" in graph.text(graph.describe(cut))
         (y,) = buffers((2, 3))
         text = graph.text(cut_of(y.max(1).indices + 1))
-        assert "aten::add.Tensor(%0.1, 1, 1), int64[2]" in text
+        assert "aten::add.Tensor(%0.1, 1, %c0), s64[2]" in text
 
     def test_lists_and_absent_results(self) -> None:
         x, y = buffers((2,), (3,))
-        assert "aten::cat([%p0, %p1], 0), float32[5]" in graph.text(cut_of(torch.cat([x, y])))
+        assert "aten::cat([%p0, %p1], 0), f32[5]" in graph.text(cut_of(torch.cat([x, y])))
 
     def test_the_users_line_where_it_is_kept(self) -> None:
         (x,) = buffers((2,))
@@ -158,19 +159,19 @@ class TestText:
             _bindings.set_frames(False)
         text = graph.text(cut_of(y.cos()))
         assert f"ROOT=[0], at {__file__}" not in text
-        assert f"aten::sin(%p0), float32[2], at {__file__}:" in text
+        assert f"aten::sin(%p0), f32[2], at {__file__}:" in text
         assert "in test_the_users_line_where_it_is_kept" in text
 
     def test_dot(self) -> None:
         x, y = buffers((2, 3), (3,))
         assert graph.dot(cut_of((x + y).max(1).values)) == (
             "digraph G {\n"
-            '  p0 [shape=box, label="input 0\\nfloat32[2,3]"];\n'
-            '  p1 [shape=box, label="input 1\\nfloat32[3]"];\n'
-            '  n0 [label="aten.add.Tensor\\nfloat32[2,3]"];\n'
+            '  p0 [shape=box, label="input 0\\nf32[2,3]"];\n'
+            '  p1 [shape=box, label="input 1\\nf32[3]"];\n'
+            '  n0 [label="aten.add.Tensor\\nf32[2,3]"];\n'
             "  p0 -> n0;\n"
             "  p1 -> n0;\n"
-            '  n1 [label="aten.max.dim\\nfloat32[2]\\nint64[2]"];\n'
+            '  n1 [label="aten.max.dim\\nf32[2]\\ns64[2]"];\n'
             "  n0 -> n1;\n"
             "}\n"
         )

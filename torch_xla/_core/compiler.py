@@ -70,7 +70,8 @@ def compile_graph(graph: Graph, name: str) -> Executable:
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
         lowered = lowering.lower(replace(graph, donated=()), name)
-    with _metrics.timed("CompileTime"), backend.x64():
+    with _metrics.timed(_metrics.stage("CompileTime")), backend.x64():
         compiled = lowered.stage.compile(compiler_options=_options_for(graph) or None)
+    _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(graph.donated), "count")
     loaded: Any = compiled.runtime_executable()
     return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)

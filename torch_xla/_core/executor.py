@@ -32,7 +32,7 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     queue = _in_flight.setdefault(device, deque())
     while len(queue) >= _AHEAD:
         queue.popleft().block_until_ready()
-    with _metrics.timed("ExecuteTime"):
+    with _metrics.timed(_metrics.stage("ExecuteTime")):
         token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torch_xla import _bindings
+from torch_xla.ops import dtypes
+from torch_xla.ops.call import find_overload
 from torch_xla.ops.registry import Meta
 
 
@@ -176,26 +180,40 @@ def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any
     return [fill(arg) for arg in node.args]
 
 
-def text(graph: Graph) -> str:
-    """The graph as text, one node a line."""
+def text(graph: Graph, computed: Sequence[Meta] = ()) -> str:
+    """The graph as text: constant numbers, inputs, then one node a line.
+
+    Args:
+        graph: The graph.
+        computed: Further tensors to show, whose values are on the device.
+    """
+    constants: dict[str, str] = {}
+    nodes = [_node_line(graph, i, constants) for i in range(len(graph.nodes))]
     lines = [f"IR {{  # {graph.key} on xla:{graph.device}"]
+    lines += [f"  {name} = prim::Constant(), value={value}" for value, name in constants.items()]
     for i, leaf in enumerate(graph.leaves):
         donated = ", donated" if i in graph.donated else ""
-        lines.append(f"  %p{i} = xla::device_data(), {_meta_text(leaf)}{donated}")
-    used = {slot for slot, _ in graph.outputs}
-    for i, node in enumerate(graph.nodes):
-        tensors = [
-            f"%p{w.slot}" if w.leaf else f"%{w.slot}" + (f".{w.result}" if w.result else "") for w in node.inputs
-        ]
-        args = fill_template(node, tensors, lambda n: f"number({n.value!r})")
-        namespace, op, overload = node.op.split(".")
-        shown = ", ".join(_arg_text(a) for a in args)
-        outs = ", ".join("None" if m is None else _meta_text(m) for m in node.outs)
-        root = f", ROOT={[k for k, (s, _) in enumerate(graph.outputs) if s == i]}" if i in used else ""
-        where = f", at {node.frame}" if node.frame else ""
-        name = f"{namespace}::{op}" + ("" if overload == "default" else f".{overload}")
-        lines.append(f"  %{i} = {name}({shown}), {outs}{root}{where}")
-    return "\n".join([*lines, "}", ""])
+        lines.append(f"  %p{i} = xla::device_data(), {meta_text(leaf)}{donated}")
+    lines += [f"  %t{i} = xla::device_data(), {meta_text(meta)}" for i, meta in enumerate(computed)]
+    return "\n".join([*lines, *nodes, "}", ""])
+
+
+def _node_line(graph: Graph, i: int, constants: dict[str, str]) -> str:
+    node = graph.nodes[i]
+    tensors = [f"%p{w.slot}" if w.leaf else f"%{w.slot}" + (f".{w.result}" if w.result else "") for w in node.inputs]
+    args = fill_template(node, tensors, lambda n: f"number({n.value!r})")
+    schema = find_overload(node.op)._schema
+    for k, (arg, declared) in enumerate(zip(node.args, schema.arguments, strict=False)):
+        if isinstance(arg, (bool, int, float, complex)) and isinstance(declared.type, torch.NumberType):
+            args[k] = constants.setdefault(repr(arg), f"%c{len(constants)}")
+    namespace, op, overload = node.op.split(".")
+    shown = ", ".join(_arg_text(a) for a in args)
+    outs = ", ".join("None" if m is None else meta_text(m) for m in node.outs)
+    roots = [k for k, (slot, _) in enumerate(graph.outputs) if slot == i]
+    root = f", ROOT={roots}" if roots else ""
+    where = f", at {node.frame}" if node.frame else ""
+    name = f"{namespace}::{op}" + ("" if overload == "default" else f".{overload}")
+    return f"  %{i} = {name}({shown}), {outs}{root}{where}"
 
 
 def _arg_text(arg: Any) -> str:
@@ -204,16 +222,17 @@ def _arg_text(arg: Any) -> str:
     return str(arg)
 
 
-def _meta_text(meta: Meta) -> str:
-    return f"{str(meta.dtype).removeprefix('torch.')}[{','.join(map(str, meta.shape))}]"
+def meta_text(meta: Meta) -> str:
+    """Type and sizes as XLA writes them: ``f32[2,3]``."""
+    return f"{dtypes.xla_name(meta.dtype)}[{','.join(map(str, meta.shape))}]"
 
 
 def dot(graph: Graph) -> str:
     """The graph in Graphviz' language."""
     lines = ["digraph G {"]
-    lines += [f'  p{i} [shape=box, label="input {i}\\n{_meta_text(m)}"];' for i, m in enumerate(graph.leaves)]
+    lines += [f'  p{i} [shape=box, label="input {i}\\n{meta_text(m)}"];' for i, m in enumerate(graph.leaves)]
     for i, node in enumerate(graph.nodes):
-        label = "\\n".join([node.op, *("None" if m is None else _meta_text(m) for m in node.outs)])
+        label = "\\n".join([node.op, *("None" if m is None else meta_text(m) for m in node.outs)])
         lines.append(f'  n{i} [label="{label}"];')
         lines += [f"  {'p' if w.leaf else 'n'}{w.slot} -> n{i};" for w in node.inputs]
     return "\n".join([*lines, "}", ""])

@@ -69,6 +69,11 @@ _WITHOUT_CPU_KERNEL: dict[str, Callable[..., Any]] = {
 }
 
 
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    """Gradients that the CPU's kernels give as sparse tensors are dense on this device."""
+    return value if value.layout == torch.strided else value.to_dense()
+
+
 def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Computes the outputs of a graph.
 
@@ -105,7 +110,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
                 [
                     None
                     if meta is None or value is None
-                    else value.to(meta.dtype).clone(memory_format=torch.contiguous_format)
+                    else _dense(value).to(meta.dtype).clone(memory_format=torch.contiguous_format)
                     for value, meta in zip(flat, node.outs, strict=True)
                 ]
             )

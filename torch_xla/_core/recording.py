@@ -24,5 +24,6 @@ def install() -> None:
     # A user's line is one outside PyTorch and this package.
     for file in (torch.__file__, _config.__file__):
         _bindings.add_skipped_prefix(os.path.dirname(file) + os.sep)
+    _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     backend.publish_count()

@@ -144,16 +144,23 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
                     if tensors
                     else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
                 )
-                return _render(graph.describe(cut), form)
+                return _render(graph.describe(cut), form, _computed(tensors))
             except StaticNumbers as static:
                 _make_static(static.op)
 
 
-def _render(described: Any, form: str) -> Any:
+def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Shape and dtype of those tensors that are no part of a graph any more."""
+    from torch_xla.ops.registry import Meta
+
+    return [Meta(tuple(t.shape), t.dtype) for t in tensors if _bindings.location_of(t) is not None]
+
+
+def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
     from torch_xla._core import graph, lowering
 
     if form == "text":
-        return graph.text(described)
+        return graph.text(described, computed)
     if form == "dot":
         return graph.dot(described)
     stage = lowering.lower(described).stage
@@ -193,7 +200,8 @@ class _Hooks:
 
     def evaluate(self, tensors: list[torch.Tensor]) -> None:
         """Computes tensors at once, in eager mode."""
-        evaluate(tensors)
+        with _metrics.eager_operation():
+            evaluate(tensors)
 
     def note_host_op(self, op: str, reason: str) -> None:
         """Counts an operator that runs on the host between two graphs."""

@@ -275,6 +275,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("record_whole", &record_whole);
   m.def("recorded_ops", &recorded_ops);
+  m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);
   m.def("shape_cache_misses", &shape_cache_misses);
   m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });

@@ -231,6 +231,19 @@ OpInfo& op_info(const c10::OperatorHandle& op) {
   return *entry;
 }
 
+std::unordered_map<std::string, uint64_t> op_counts() {
+  auto& k = known();
+  std::unordered_map<std::string, uint64_t> counts;
+  const std::shared_lock<std::shared_mutex> lock(k.mutex);
+  for (const auto& [_, info] : k.by_address) {
+    if (const auto calls = info->calls.load(std::memory_order_relaxed)) {
+      const auto start = info->name.find('.') + 1;
+      counts[info->name.substr(start, info->name.find('.', start) - start)] += calls;
+    }
+  }
+  return counts;
+}
+
 OpInfo& op_info(const char* name, const char* overload) {
   return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }

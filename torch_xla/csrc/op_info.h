@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "hash.h"
@@ -34,6 +35,7 @@ struct OpInfo {
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
+  std::atomic<uint64_t> calls{0};           // how often it was recorded, in any of its forms
 
   // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
   bool only_writes_inputs() const;
@@ -41,6 +43,9 @@ struct OpInfo {
 
 OpInfo& op_info(const c10::OperatorHandle& op);
 OpInfo& op_info(const char* name, const char* overload);
+
+// How often each operator was recorded, by its name without overload, in its functional form.
+std::unordered_map<std::string, uint64_t> op_counts();
 
 // 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.
 bool is_special_number(const c10::IValue& number);

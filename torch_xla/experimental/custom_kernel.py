@@ -126,3 +126,17 @@ def _bias(
     # The scores of half types are float32, and so may be their bias.
     scaled = ab.to(torch.promote_types(q.dtype, torch.float32)) * sm_scale
     return scaled if visible is None else scaled.masked_fill(~visible, float("-inf"))
+
+
+def repeat_with_fixed_output_size(input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int) -> torch.Tensor:
+    """`torch.repeat_interleave` of a vector whose result has a length known beforehand, so that the graph stays whole.
+
+    Args:
+        input: A vector.
+        repeats: How often each of its elements comes.
+        total_repeat_length: Length of the result: it is cut off there, or filled up with the last element.
+    """
+    ends = repeats.cumsum(0)
+    positions = torch.arange(total_repeat_length, device=input.device, dtype=ends.dtype)
+    index = torch.searchsorted(ends, positions, right=True)
+    return input[index.clamp(max=input.shape[0] - 1)]

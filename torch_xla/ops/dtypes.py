@@ -33,6 +33,23 @@ _TO_NUMPY: dict[torch.dtype, np.dtype] = {
     torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
     torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
+_XLA_NAMES = {
+    torch.bool: "pred",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.int8: "s8",
+    torch.int16: "s16",
+    torch.int32: "s32",
+    torch.int64: "s64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
 _FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in _TO_NUMPY.items()}
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _PYTHON_KINDS: dict[type, Any] = {bool: True, int: 1, float: 1.0, complex: 1j}
@@ -50,6 +67,11 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         return _TO_NUMPY[dtype]
     except KeyError:
         raise TypeError(f"[dtype] {dtype} has no XLA type; convert the tensor first, e.g. .to(torch.float32)") from None
+
+
+def xla_name(dtype: torch.dtype) -> str:
+    """XLA's name of a dtype, such as ``"bf16"``."""
+    return _XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:

@@ -224,7 +224,8 @@ def _rewrite(value: Any, select: Select, fn: Callable[[Any], Any], done: dict[in
         else:
             table = keep({} if type(value) is dict else _emptied(value))
         for key, item in value.items():
-            table[again(key)] = again(item)
+            new_key = again(key)  # before the item: in the order of `for_each_instance`
+            table[new_key] = again(item)
         return table
     if isinstance(value, list):
         items = keep([] if type(value) is list else _emptied(value))

@@ -1,0 +1,191 @@
+"""Names of the original that scripts use: what is known of a tensor, graphs as text, operators of XLA, counters."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.utils.utils as xu
+from torch_xla import _XLAC
+from torch_xla.debug import model_comparator
+from torch_xla.experimental import eager_mode_context
+from torch_xla.experimental.custom_kernel import repeat_with_fixed_output_size
+from torch_xla.test import test_utils
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_debug_info_of_pending_and_computed_tensors() -> None:
+    y = X.to("xla").to(torch.bfloat16) + 1
+    pending = _XLAC._get_xla_tensor_debug_info(y)
+    assert "XLA Shape: bf16[2,3]" in pending and "aten::add" in pending and "XLAData: None" in pending
+    torch_xla.sync()
+    computed = _XLAC._get_xla_tensor_debug_info(y)
+    assert "IR: None" in computed and "Data Shape: bf16[2,3]" in computed
+    assert "Not a XLATensor" in _XLAC._get_xla_tensor_debug_info(X)
+
+
+def test_graph_text_names_types_constants_and_computed_tensors() -> None:
+    x = X.to("xla")
+    lines = _XLAC._get_xla_tensors_text([torch.pow(x, 5)]).splitlines()
+    assert lines[1].strip() == "%c0 = prim::Constant(), value=5"
+    assert lines[2].strip() == "%p0 = xla::device_data(), f32[2,3]"
+    assert "%0 = aten::pow.Tensor_Scalar(%p0, %c0), f32[2,3]" in lines[3]
+    torch_xla.sync()
+    assert "xla::device_data(), f32[2,3]" in _XLAC._get_xla_tensors_text([x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.bool, "pred"), (torch.int64, "s64"), (torch.float8_e4m3fn, "f8e4m3fn"), (torch.complex64, "c64")],
+)
+def test_names_of_types(dtype: torch.dtype, name: str) -> None:
+    assert _XLAC._get_xla_tensor_shape_type(torch.zeros(2, dtype=dtype, device="xla")) == name
+
+
+def test_sizes_pointers_devices_and_revisions() -> None:
+    x = X.to("xla")
+    assert _XLAC._get_xla_tensor_dimension_size(x, 1).item() == 3
+    assert _XLAC._unsafe_buffer_pointer(x + 1) > 0
+    assert _XLAC._xla_real_devices(["xla:1", torch.device("xla", 0)]) == ["CPU:1", "CPU:0"]
+    assert len(_XLAC._xla_real_devices()) == torch_xla.device_count()
+    assert _XLAC._get_git_revs()["xla"] and "torch" in _XLAC._get_git_revs()
+
+
+def test_dot_general() -> None:
+    a, b = torch.randn(4, 2, 3), torch.randn(4, 3, 5)
+    product = _XLAC._xla_dot_general(a.to("xla"), b.to("xla"), (([2], [1]), ([0], [0])))
+    torch.testing.assert_close(product.cpu(), a @ b)
+    half = _XLAC._xla_dot_general(
+        a[0].half().to("xla"), b[0].half().to("xla"), (([1], [0]), ()), preferred_element_type=torch.float32
+    )
+    assert half.dtype == torch.float32
+    with pytest.raises(ValueError, match=r"\[dot_general\]"):
+        _XLAC._xla_dot_general(a.to("xla"), b.to("xla"), ([2], [1], [0]))
+
+
+def test_optimization_barrier_stays_in_the_program() -> None:
+    x = X.to("xla")
+    y = x * 2
+    xm.optimization_barrier_([y])
+    assert "opt-barrier" in _XLAC._get_xla_tensors_hlo([y]) or "optimization_barrier" in xm.get_stablehlo([y])
+    assert torch.equal(y.cpu(), X * 2)
+
+
+def test_recorded_operators_are_counted(counted) -> None:
+    x = X.to("xla")
+    with counted("xla::mul", 3), counted("xla::sin", 1):
+        y = x * 2
+        y.mul_(3)
+        torch.mul(x, 2, out=y)
+        y.sin()
+    assert met.counter_value("xla::mul") and "xla::mul" in met.counter_names()
+    assert not [name for name in met.executed_fallback_ops() if name.startswith("xla::")]
+    met.clear_counters()
+    assert met.counter_value("xla::mul") is None
+
+
+def test_eager_operations_have_metrics_of_their_own() -> None:
+    x = (X + 17).reshape(3, 2).to("xla")
+    with eager_mode_context(True):
+        met.clear_all()
+        for _ in range(2):
+            x.logsumexp(0)
+        xm.wait_device_ops()
+        assert met.metric_data("EagerOpCompileTime")[0] <= 1
+        assert met.metric_data("EagerOpExecuteTime")[0] == 2
+        assert met.metric_data("ExecuteTime") is None
+        torch_xla.compile(lambda t: t.exp().sin())(x)
+        assert met.metric_data("EagerOpExecuteTime")[0] == 2 and met.metric_data("ExecuteTime")[0] == 1
+
+
+def test_donated_inputs_are_counted_per_compile() -> None:
+    a, b = torch.randn(7, 13).to("xla"), torch.randn(7, 13).to("xla")
+    torch_xla.sync()
+    met.clear_metrics()
+    c = a + b
+    a *= 2
+    b += 2
+    torch_xla.sync()
+    count, total, _ = met.metric_data("InputOutputAliasCount")
+    assert (count, total) == (1, 2.0)
+    assert torch.allclose(c.cpu() * 2, a.cpu() + (b.cpu() - 2) * 2, atol=1e-5)
+
+
+def test_sparse_gradients_are_dense_here() -> None:
+    weight = torch.randn(10, 3, device="xla", requires_grad=True)
+    index, offsets = torch.tensor([1, 2, 4, 5]).to("xla"), torch.tensor([0, 2]).to("xla")
+    torch.nn.functional.embedding_bag(index, weight, offsets, mode="sum", sparse=True).sum().backward()
+    expected = torch.zeros(10, 3)
+    expected[[1, 2, 4, 5]] = 1
+    assert torch.equal(weight.grad.cpu(), expected)
+
+
+def test_repeats_of_a_fixed_length(counted) -> None:
+    x, repeats = torch.arange(4.0), torch.tensor([0, 3, 1, 2])
+    full = x.repeat_interleave(repeats)
+    for length in (4, 6, 9):
+        expected = torch.cat((full, full[-1:].expand(max(length - 6, 0))))[:length]
+        assert torch.equal(repeat_with_fixed_output_size(x.to("xla"), repeats.to("xla"), length).cpu(), expected)
+
+
+def test_both_walks_over_containers_have_one_order() -> None:
+    data = {2.3: 11, "w": [12, {"a": ("f", 17)}]}
+    seen, rewritten = [], []
+    xu.for_each_instance(data, lambda v: isinstance(v, (int, float, str)), seen.append)
+    xu.for_each_instance_rewrite(data, lambda v: isinstance(v, (int, float, str)), lambda v: rewritten.append(v) or v)
+    assert seen == rewritten == [2.3, 11, "w", 12, "a", "f", 17]
+
+
+def test_runs_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for i, folder in enumerate(folders):
+        folder.mkdir()
+        model_comparator.configure(str(folder))
+        values = (X + (i == 2)).to("xla" if i else "cpu")
+        assert model_comparator.save("first", values) is values
+        model_comparator.save(None, X, step=3)
+        if i != 2:
+            model_comparator.save("first", X)
+    model_comparator.configure(None)
+    assert model_comparator.compare(folders[0], folders[1]) == ""
+    report = model_comparator.compare(folders[0], folders[2])
+    assert "first.1 is not in" in report and "first.0" in report and "error 1" in report
+    assert "different shapes" in model_comparator.compare_tensors(X, X.T)
+    assert model_comparator.compare_tensors(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])) == ""
+
+
+def test_a_test_in_a_process_of_its_own() -> None:
+    class Case(unittest.TestCase):
+        @test_utils.mp_test
+        def good(self) -> None:
+            pass
+
+        @test_utils.mp_test
+        def bad(self) -> None:
+            raise SystemExit(3)
+
+    assert Case("good").good() == 0
+    with pytest.raises(AssertionError):
+        Case("bad").bad()
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    written: list[tuple[str, float]] = []
+
+    class Writer:
+        def add_scalar(self, name: str, value: float, step: int | None) -> None:
+            written.append((name, value))
+
+    test_utils.print_training_update("xla:0", 3, 0.5, 10.0, 9.0, epoch=1, summary_writer=Writer())
+    test_utils.print_test_update("xla:0", 97.5, epoch=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Training Device=xla:0/0 Epoch=1 Step=3 Loss=0.50000 Rate=10.00" in lines[0]
+    assert "Accuracy=97.50" in lines[1]
+    assert dict(written) == {"examples/sec": 10.0, "average_examples/sec": 9.0}

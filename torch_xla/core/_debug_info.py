@@ -1,0 +1,54 @@
+"""What is known about a single tensor, and about this build: for messages and for people."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core import backend
+from torch_xla._core import sync as _barrier
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """XLA's name of a tensor's element type, such as ``"f32"``."""
+    from torch_xla.ops import dtypes
+
+    return dtypes.xla_name(tensor.dtype)
+
+
+def _shape_text(tensor: torch.Tensor) -> str:
+    return f"{type_name(tensor)}[{','.join(map(str, tensor.shape))}]"
+
+
+def tensor_info(tensor: torch.Tensor) -> str:
+    """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
+    if tensor.device.type != "xla":
+        return f"Not a XLATensor: it is on {tensor.device}\n"
+    lines = [
+        f"Tensor id: {_bindings.tensor_id(tensor)}",
+        f"Device: {tensor.device} ({backend.hardware(tensor.device.index)})",
+        f"XLA Shape: {_shape_text(tensor)}, strides {tensor.stride()}",
+    ]
+    if _bindings.location_of(tensor) is None:
+        lines += [f"IR: {_barrier.graph_text([tensor], 'text').rstrip()}", "XLAData: None"]
+    else:
+        lines += ["IR: None", "XLAData:", f"  Data Device: {tensor.device}", f"  Data Shape: {_shape_text(tensor)}"]
+    return "\n".join(lines) + "\n"
+
+
+def dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The size of a dimension as an int32 tensor on the tensor's device."""
+    return torch.tensor(tensor.size(dim), dtype=torch.int32, device=tensor.device)
+
+
+def buffer_pointer(tensor: torch.Tensor) -> int:
+    """Address of a tensor's values on its device; they are computed first. It holds until the tensor is written."""
+    _barrier.evaluate([tensor], wait=True)
+    return int(_bindings.buffer_of(tensor).unsafe_buffer_pointer())
+
+
+def revisions() -> dict[str, str]:
+    """What this package and PyTorch were built from."""
+    import torch_xla
+
+    return {"xla": torch_xla.__version__, "torch": torch.version.git_version or torch.__version__}
