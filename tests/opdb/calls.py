@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,27 +24,32 @@ class Call:
     Attributes:
         prepare: From a sample what the call needs beside its arguments, on the CPU: `out=` tensors, cotangents.
         run: Calls the operator: (sample, args, kwargs, what `prepare` gave) to the value to compare.
-        gauge: Whether the value is compared after the sample's own post-processing.
+        unique: From a value what is defined uniquely; None for all of it.
         written: Whether the value is a pair: what was returned, and what was written to.
     """
 
     prepare: Callable[[Sample], Any]
     run: Callable[[Sample, tuple[Any, ...], dict[str, Any], Any], Any]
-    gauge: bool = False
+    unique: Callable[[Sample, Any], Any] | None = None
     written: bool = False
 
     def finish(self, sample: Sample, outcome: Outcome) -> Outcome:
         """The outcome with only what is defined uniquely."""
-        if not self.gauge or outcome.error is not None:
+        if self.unique is None or outcome.error is not None:
             return outcome
-        value = outcome.value
-        return Outcome(tuple(map(sample.process, value)) if self.written else sample.process(value))
+        values = outcome.value if self.written else (outcome.value,)
+        return Outcome([self.unique(sample, value) for value in values])
 
 
 def of(job: Job) -> Call:
     """How a job calls its operator."""
     info = operators()[job.op]
-    gauge = tolerances.loose(job.op) == "gauge" and job.kind != "gradient"
+    loose = tolerances.loose(job.op)
+    unique: Callable[[Sample, Any], Any] | None = None
+    if loose == "gauge":
+        unique = _processed
+    elif loose == "ties":
+        unique = functools.partial(_pointed_to, job.op)
 
     def nothing(sample: Sample) -> None:
         return None
@@ -84,12 +90,35 @@ def of(job: Job) -> Call:
         return torch.autograd.grad(results, leaves, extra, allow_unused=True) if results else None
 
     return {
-        "forward": Call(nothing, forward, gauge),
-        "inplace": Call(nothing, inplace, gauge, written=True),
-        "out": Call(outs, out, gauge, written=True),
+        "forward": Call(nothing, forward, unique),
+        "inplace": Call(nothing, inplace, unique, written=True),
+        "out": Call(outs, out, unique, written=True),
         "gradient": Call(cotangents, gradient),
         "error": Call(nothing, forward),
     }[job.kind]
+
+
+def _processed(sample: Sample, value: Any) -> Any:
+    return sample.process(value)
+
+
+# Where the dimension is among the arguments, if it is not given by name.
+_DIM = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "mode": 1}
+
+
+def _pointed_to(op: str, sample: Sample, value: Any) -> Any:
+    """Indices replaced by the elements of the input that they name."""
+    if sample.kwargs.get("stable"):
+        return value
+    values, indices = (None, value) if isinstance(value, torch.Tensor) else value
+    given = sample.args[_DIM[op]] if len(sample.args) > _DIM[op] else -1
+    dim = sample.kwargs.get("dim", given)
+    source = sample.args[0].detach()
+    if source.dim() == 0:
+        return values, source.reshape(1)[indices]
+    dropped = indices.dim() < source.dim()
+    named = torch.take_along_dim(source, indices.unsqueeze(dim) if dropped else indices, dim)
+    return values, named.squeeze(dim) if dropped else named
 
 
 def _differentiable(results: Any) -> list[torch.Tensor]:

@@ -20,8 +20,8 @@ _LOOKED_AT = 300
 # Operators whose integer tensors stay on the host: they are read where the call is made, on every device.
 _HOST_INTEGERS = ("tensor_split",)
 
-# Operators that read the memory between the elements, which only this sample's copy of the memory would define.
-_NO_TWIN = ("as_strided_copy", "as_strided_scatter")
+# Operators that refuse, or leave undefined, what lies between the elements.
+_NO_TWIN = ("as_strided_scatter",)
 
 
 @dataclass(frozen=True)

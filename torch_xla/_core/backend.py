@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import jax
 
 _PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
+_MOST_DIMENSIONS = 64
 
 _chosen: str | None = None
 _started = False
@@ -205,9 +206,15 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
 
     Raises:
         TypeError: XLA has no such dtype.
+        RuntimeError: The tensor has more dimensions than NumPy's arrays can have.
     """
     from torch_xla.ops.fallback import to_numpy
 
+    if tensor.dim() > _MOST_DIMENSIONS:
+        raise RuntimeError(
+            f"[transfer] got a tensor of {tensor.dim()} dimensions, "
+            f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
+        )
     # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
     return put(to_numpy(tensor).copy(), index)
 

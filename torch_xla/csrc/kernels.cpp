@@ -205,6 +205,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
     values = fetch(values);
   }
   if (is_xla(values)) {
+    at::assert_no_partial_overlap(self, values);
     copy_within(self, values);
     if (eager()) {
       evaluate({self});
@@ -311,6 +312,11 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
+// Addresses memory as `as_strided` does, which the values of the tensor alone do not show.
+Tensor as_strided_copy(const Tensor& self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
+  return self.as_strided(sizes, strides, offset).clone(at::MemoryFormat::Contiguous);
+}
+
 // Reached by a direct call of `_convolution`, which looks for a backend of its own.
 Tensor convolution_overrideable(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
@@ -330,6 +336,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(const Tenso
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, XLA, m) {
+  m.impl("as_strided_copy", TORCH_FN(as_strided_copy));
   m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   m.impl("empty_strided", TORCH_FN(empty_strided));
   m.impl("fill_.Scalar", TORCH_FN(fill_scalar));

@@ -155,6 +155,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     }
     return_writes.push_back(which);
   }
+  doubt = doubt_about(name);
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
   // `index` has data-dependent shapes only for masks; the recorder looks at the call.

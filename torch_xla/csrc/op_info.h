@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "refusals.h"
 
 namespace torch_xla {
 
@@ -32,6 +33,7 @@ struct OpInfo {
   bool needs_host = false;            // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors
+  Doubt doubt = nullptr;                    // calls that its Meta kernel accepts and its CPU kernel may not
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program

@@ -11,6 +11,7 @@
 #include "python_hooks.h"
 #include "random.h"
 #include "recompute.h"
+#include "refusals.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
 
@@ -239,11 +240,12 @@ void record_call(Call& call, const MetaSetPtr& metas) {
   finish(call, metas, fresh);
 }
 
-void check_as_strided(const Call& call) {
+// `first` is the position of the sizes.
+void check_as_strided(const Call& call, size_t first) {
   const auto self = call.stack[call.base].toTensor();
-  const auto sizes = call.stack[call.base + 1].toIntVector();
-  const auto strides = call.stack[call.base + 2].toIntVector();
-  const auto& offset_argument = call.stack[call.base + 3];
+  const auto sizes = call.stack[call.base + first].toIntVector();
+  const auto strides = call.stack[call.base + first + 1].toIntVector();
+  const auto& offset_argument = call.stack[call.base + first + 2];
   const int64_t offset = offset_argument.isNone() ? self.storage_offset() : offset_argument.toInt();
   TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
   int64_t last = offset;
@@ -268,12 +270,13 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
   auto& info = op_info(op);
   const FrameScope frame;
   Call call(info, *stack);
-  if (info.needs_host || indexes_by_mask(info, *stack, call.base)) {
-    run_on_host(op, stack, info, "its result depends on the values");
-    return;
-  }
   if (!call.prepare()) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    return;
+  }
+  raise_if_refused(info, c10::ArrayRef<IValue>(*stack).slice(call.base));
+  if (info.needs_host || indexes_by_mask(info, *stack, call.base)) {
+    run_on_host(op, stack, info, "its result depends on the values");
     return;
   }
   if (info.has_indices) {
@@ -284,13 +287,16 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   if (info.name == "aten.as_strided.default") {
-    check_as_strided(call);
+    check_as_strided(call, 1);
     const auto self = (*stack)[call.base].toTensor();
     const auto& offset = (*stack)[call.base + 3];
     record_view(call, make_meta((*stack)[call.base + 1].toIntVector(), (*stack)[call.base + 2].toIntVector(),
                                 offset.isNone() ? self.storage_offset() : offset.toInt(), self.scalar_type())
                           .set);
     return;
+  }
+  if (info.name == "aten.as_strided_scatter.default") {
+    check_as_strided(call, 2);
   }
   const auto metas = metas_of(call);
   if (!metas.defined()) {

@@ -37,21 +37,34 @@ at::Tensor meta_twin(const at::Tensor& t) {
 
 struct TooLarge {};
 
-// A CPU tensor of zeros, which are valid indices too.
-at::Tensor cpu_twin(const at::Tensor& t) {
-  constexpr size_t kBytes = size_t{1} << 24;
-  if (!t.defined() || !is_xla(t)) {
-    return t;
+// Makes CPU tensors of zeros, which are valid indices too. Those of tensors that share memory share theirs.
+class CpuTwins {
+ public:
+  at::Tensor operator()(const at::Tensor& t) {
+    constexpr size_t kBytes = size_t{1} << 24;
+    if (!t.defined() || !is_xla(t)) {
+      return t;
+    }
+    const auto bytes =
+        std::max(at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset()),
+                 t.storage().nbytes());
+    if (bytes > kBytes) {
+      throw TooLarge();
+    }
+    auto& memory = memory_[t.storage().unsafeGetStorageImpl()];
+    if (!memory.defined()) {
+      memory = at::zeros({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+    }
+    return at::empty({0}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU))
+        .set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides());
   }
-  if (at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size()) > kBytes) {
-    throw TooLarge();
-  }
-  auto twin = at::empty_strided(t.sizes(), t.strides(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  return t.is_non_overlapping_and_dense() ? twin.zero_() : twin;
-}
+
+ private:
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
+};
 
 template <class Twin>
-c10::IValue twin_argument(const c10::IValue& v, Twin twin, c10::DeviceType device) {
+c10::IValue twin_argument(const c10::IValue& v, Twin&& twin, c10::DeviceType device) {
   if (v.isTensor()) {
     return twin(v.toTensor());
   }
@@ -107,6 +120,18 @@ void add_result(MetaSet& set, const c10::IValue& v) {
   }
 }
 
+// Whether the tensor at `position` is also another argument: `logical_and_(x, y)` arrives as `logical_and(x, y,
+// out=x)`.
+bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (i != position && arguments[i].isTensor() && arguments[position].isTensor() &&
+        arguments[i].toTensor().is_same(arguments[position].toTensor())) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 const MetaSetPtr* find_metas(const Hash& key) {
@@ -147,6 +172,14 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
   }
+  for (const auto position : info.written) {
+    // Some Meta kernels resize what is also read, which no CPU kernel does.
+    const auto& v = arguments[position];
+    TORCH_CHECK((info.is_out[position] && !is_read(arguments, position)) || !v.isTensor() || !v.toTensor().defined() ||
+                    inputs[position].toTensor().sizes() == v.toTensor().sizes(),
+                "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
+                inputs[position].toTensor().sizes());
+  }
   auto set = c10::make_intrusive<MetaSet>();
   for (size_t r = 0; r < stack.size(); ++r) {
     if (info.return_writes[r] < 0) {
@@ -165,14 +198,15 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
 
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   torch::jit::Stack stack;
+  CpuTwins twins;
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   try {
     for (const auto& v : arguments) {
-      stack.push_back(twin_argument(v, &cpu_twin, c10::DeviceType::CPU));
+      stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
     }
   } catch (const TooLarge&) {
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   info.op.callBoxed(stack);
 }
 

@@ -79,6 +79,8 @@ def _between(ctx: Context, start: Any, end: Any, steps: int) -> jax.Array:
     """Evenly spaced values, counted from the nearer end so that both ends are exact."""
     dtype = ctx.meta.dtype
     wide = dtype if dtype.is_complex else torch.float64
+    if not (dtype.is_complex or dtype.is_floating_point):  # the ends are cut to integers first
+        start, end = dtypes.cast(start, dtype), dtypes.cast(end, dtype)
     start, end = dtypes.cast(start, wide), dtypes.cast(end, wide)
     if steps == 1:
         return jnp.reshape(start, (1,))

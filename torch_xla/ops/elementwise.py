@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from torch_xla.ops import dtypes
@@ -87,8 +88,15 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y == 0, x / y, jnp.where(quotient == 0, signed_zero, floor))
 
 
-def _trunc_divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.trunc(x / y) if dtypes.is_floating(x) else lax.div(x, y)
+def _trunc_divide(x: jax.Array, y: jax.Array, dtype: torch.dtype) -> jax.Array:
+    if not dtypes.is_floating(x):
+        return lax.div(x, y)
+    quotient = x / y
+    if dtype in (torch.float16, torch.bfloat16):
+        # Rounded to the result's type before it is cut. XLA would skip a cast there and back.
+        info = jnp.finfo(dtypes.numpy_dtype(dtype))
+        quotient = lax.reduce_precision(quotient, info.nexp, info.nmant)
+    return jnp.trunc(quotient)
 
 
 def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -103,7 +111,7 @@ def _div_mode(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None) -> jax
     x, y = dtypes.promote(x, y)
     if x.dtype == jnp.bool_:
         x, y = x.astype(jnp.int8), y.astype(jnp.int8)
-    return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y)
+    return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y, ctx.meta.dtype)
 
 
 # Powers.

@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Meta, lowers
 
 # Random integers of a floating type fill the range where every whole number has a representation.
 _MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
@@ -56,6 +56,10 @@ def _rand(ctx: Context, like: Any, **_: Any) -> jax.Array:
 @lowers("aten.uniform.default")
 def _uniform(ctx: Context, x: jax.Array, low: Any, high: Any, *, generator: Any) -> jax.Array:
     dtype = ctx.meta.dtype
+    if dtype.is_complex:  # both parts are drawn
+        real = Meta((*ctx.meta.shape, 2), dtype.to_real())
+        parts = _uniform(Context(ctx.op, (real,), ctx.seed), x, low, high, generator=generator)
+        return lax.complex(parts[..., 0], parts[..., 1])
     low, high = dtypes.cast(low, dtype), dtypes.cast(high, dtype)
     drawn = low + _unit(ctx, dtypes.numpy_dtype(dtype)) * (high - low)
     # The upper end is excluded, but rounding may reach it.

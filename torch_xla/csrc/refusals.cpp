@@ -1,0 +1,173 @@
+#include "refusals.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "op_info.h"
+#include "shape_cache.h"
+#include "tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+using c10::IValue;
+using Arguments = c10::ArrayRef<IValue>;
+
+bool any_below(const IValue& list, int64_t least) {
+  const auto numbers = list.toIntVector();
+  return std::any_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n < least; });
+}
+
+bool doubtful_multinomial(Arguments a) {
+  const auto& self = a[0].toTensor();
+  const auto count = a[1].toInt();
+  TORCH_CHECK(self.dim() == 0 || self.size(-1) <= (int64_t{1} << 24), "number of categories cannot exceed 2^24");
+  return !self.is_floating_point() || self.dim() < 1 || self.dim() > 2 || count <= 0 ||
+         (!a[2].toBool() && count > self.size(-1)) ||
+         (a.size() > 4 && a[4].isTensor() && a[4].toTensor().scalar_type() != at::kLong);
+}
+
+bool doubtful_complex(Arguments a) {
+  const auto type = a[0].toTensor().scalar_type();
+  return type != a[1].toTensor().scalar_type() ||
+         (a.size() > 2 && a[2].toTensor().scalar_type() != c10::toComplexType(type));
+}
+
+bool doubtful_aminmax_out(Arguments a) {
+  const auto type = a[0].toTensor().scalar_type();
+  return a[3].toTensor().scalar_type() != type || a[4].toTensor().scalar_type() != type;
+}
+
+bool doubtful_index_add(Arguments a) {
+  const auto& self = a[0].toTensor();
+  const auto& source = a[3].toTensor();
+  if (self.dim() != source.dim() || self.dim() == 0) {
+    return true;
+  }
+  const auto dim = a[1].toInt() < 0 ? a[1].toInt() + self.dim() : a[1].toInt();
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (d != dim && self.size(d) != source.size(d)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether a call that writes `written` and reads `read` may be refused: where they overlap in part, and where they are
+// the same elements but the operator does not go element by element.
+bool may_overlap(const OpInfo& info, const at::Tensor& written, const at::Tensor& read) {
+  const auto status = at::get_overlap_status(written, read);
+  return status == at::MemOverlapStatus::Partial ||
+         (status == at::MemOverlapStatus::Full && !info.op.hasTag(at::Tag::pointwise));
+}
+
+template <class Visit>
+void for_each_tensor(const IValue& v, Visit visit) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) {
+      visit(v.toTensor());
+    }
+  } else if (v.isTensorList()) {
+    for (const at::Tensor& t : v.toTensorList()) {
+      visit(t);
+    }
+  }
+}
+
+bool overlaps(const OpInfo& info, Arguments arguments) {
+  bool found = false;
+  for (const auto position : info.written) {
+    const auto& w = arguments[position];
+    if (!w.isTensor() || !is_xla(w.toTensor())) {
+      continue;
+    }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (i != position) {
+        for_each_tensor(arguments[i],
+                        [&](const at::Tensor& t) { found = found || may_overlap(info, w.toTensor(), t); });
+      }
+    }
+  }
+  return found;
+}
+
+// What an overlap depends on: where in which of the call's storages each tensor is.
+Hash geometry(const OpInfo& info, Arguments arguments) {
+  Hash key = info.hash;
+  std::vector<const c10::StorageImpl*> storages;
+  for (const auto& v : arguments) {
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      const auto* const storage = is_xla(t) ? t.storage().unsafeGetStorageImpl() : nullptr;
+      const auto place = std::find(storages.begin(), storages.end(), storage);
+      key.mix(static_cast<uint64_t>(place - storages.begin()));
+      if (place == storages.end()) {
+        storages.push_back(storage);
+      }
+      key.mix(static_cast<uint64_t>(t.scalar_type()));
+      key.mix(static_cast<uint64_t>(t.storage_offset()));
+      for (int64_t d = 0; d < t.dim(); ++d) {
+        key.mix(static_cast<uint64_t>(t.size(d)));
+        key.mix(static_cast<uint64_t>(t.stride(d)));
+      }
+    });
+  }
+  return key;
+}
+
+// Whether the CPU accepted an overlap of this form before.
+bool accepted_before(const Hash& key, bool remember) {
+  constexpr size_t kCapacity = 1 << 14;
+  static std::mutex mutex;
+  static auto* const accepted = new std::unordered_set<Hash, HashHasher>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (remember) {
+    if (accepted->size() >= kCapacity) {
+      accepted->clear();
+    }
+    accepted->insert(key);
+  }
+  return accepted->count(key) != 0;
+}
+
+}  // namespace
+
+Doubt doubt_about(const std::string& name) {
+  static const auto* const table = new std::unordered_map<std::string, Doubt>{
+      {"aten.uniform_.default", [](Arguments a) { return a[1].toDouble() > a[2].toDouble(); }},
+      {"aten.aminmax.out", &doubtful_aminmax_out},
+      {"aten.multinomial.default", &doubtful_multinomial},
+      {"aten.multinomial.out", &doubtful_multinomial},
+      {"aten.complex.default", &doubtful_complex},
+      {"aten.complex.out", &doubtful_complex},
+      {"aten.masked_scatter.default", [](Arguments a) { return a[1].toTensor().scalar_type() != at::kBool; }},
+      {"aten.masked_scatter_.default", [](Arguments a) { return a[1].toTensor().scalar_type() != at::kBool; }},
+      {"aten.bucketize.Tensor", [](Arguments a) { return a[1].toTensor().dim() != 1; }},
+      {"aten.index_add.default", &doubtful_index_add},
+      {"aten.index_add_.default", &doubtful_index_add},
+      {"aten.convolution.default",
+       [](Arguments a) { return any_below(a[3], 1) || any_below(a[4], 0) || any_below(a[5], 1); }},
+  };
+  const auto found = table->find(name);
+  return found == table->end() ? nullptr : found->second;
+}
+
+void raise_if_refused(const OpInfo& info, Arguments arguments) {
+  if (info.doubt != nullptr && info.doubt(arguments)) {
+    raise_as_cpu(info, arguments);
+  }
+  if (!info.written.empty() && overlaps(info, arguments)) {
+    const auto key = geometry(info, arguments);
+    if (!accepted_before(key, false)) {
+      raise_as_cpu(info, arguments);
+      accepted_before(key, true);
+    }
+  }
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,21 @@
+// What PyTorch's CPU kernels refuse although its Meta kernels accept it.
+#pragma once
+#include <ATen/core/ivalue.h>
+
+#include <string>
+
+namespace torch_xla {
+
+struct OpInfo;
+
+// Whether the CPU kernel may refuse these arguments; asked of the few operators whose Meta kernels check less.
+using Doubt = bool (*)(c10::ArrayRef<c10::IValue> arguments);
+
+// The doubt about an operator such as "aten.multinomial.default", or null.
+Doubt doubt_about(const std::string& name);
+
+// Raises as the CPU kernel does where it refuses a call that PyTorch's Meta kernel accepts: by the operator's doubt, or
+// because what is written overlaps what is read. Must not be called under the recorder's lock.
+void raise_if_refused(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
+}  // namespace torch_xla

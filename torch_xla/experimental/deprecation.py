@@ -1,3 +1,0 @@
-"""Public path of `deprecated`."""
-
-from torch_xla._deprecation import deprecated as deprecated
