@@ -196,6 +196,24 @@ _xla_set_mat_mul_precision = backends.set_mat_mul_precision
 _xla_get_mat_mul_precision = backends.get_mat_mul_precision
 
 
+# Sharding annotations: without SPMD over several devices no tensor is split.
+
+
+def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
+    """The annotation of a tensor in XLA's notation, empty if it has none."""
+    return getattr(tensor, "sharding_spec", "")
+
+
+def _get_xla_sharding_specs(tensors: Tensors) -> list[str]:
+    """`_get_xla_sharding_spec` of several tensors."""
+    return [_get_xla_sharding_spec(tensor) for tensor in tensors]
+
+
+def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
+    """Kind of a tensor's sharding, or None."""
+    return getattr(tensor, "sharding_type", None)
+
+
 def __getattr__(name: str) -> Any:
     raise AttributeError(
         f"[_XLAC] got {name!r}, which this package does not have; use the public functions of torch_xla, "

@@ -9,7 +9,10 @@ import warnings
 
 from torch_xla import _config
 from torch_xla._core import backend
+from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
+
+_spmd = False
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -94,7 +97,8 @@ def host_index() -> int:
 
 
 def using_pjrt() -> bool:
-    """Always True."""
+    """Always True; an older question."""
+    warn_once("torch_xla.runtime.using_pjrt", "nothing: there is no other runtime")
     return True
 
 
@@ -139,22 +143,39 @@ def addressable_runtime_device_count() -> int:
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Asks for SPMD mode, in which one program spans all devices.
+    """Turns SPMD mode on, in which one program spans all devices.
+
+    Args:
+        auto: Whether XLA chooses how tensors are split.
 
     Raises:
-        NotImplementedError: always; this version runs one program per device.
+        NotImplementedError: there is more than one device; this version runs one program per device.
     """
-    raise NotImplementedError(
-        message("runtime", "SPMD mode was asked for", expected="one program per device", do="leave use_spmd() out")
-    )
+    global _spmd
+    if backend.device_count() > 1:
+        raise NotImplementedError(
+            message(
+                "runtime",
+                f"SPMD mode was asked for with {backend.device_count()} devices",
+                expected="one device in this version",
+                do="leave use_spmd() out, or set CPU_NUM_DEVICES=1",
+            )
+        )
+    _spmd = True
 
 
 def is_spmd() -> bool:
-    """Whether SPMD mode is on: never in this version, which says so once if ``XLA_USE_SPMD`` asks for it."""
-    if _config.XLA_USE_SPMD.get():
-        warnings.warn(
-            message("runtime", "XLA_USE_SPMD is set but SPMD mode is not supported", do="unset it"), stacklevel=2
-        )
+    """Whether SPMD mode is on. ``XLA_USE_SPMD`` asks for it; with several devices it stays off, which is said once."""
+    if _spmd:
+        return True
+    if not _config.XLA_USE_SPMD.get():
+        return False
+    if backend.device_count() == 1:
+        return True
+    warnings.warn(
+        message("runtime", "XLA_USE_SPMD is set but SPMD mode needs one device in this version", do="unset it"),
+        stacklevel=2,
+    )
     return False
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -135,6 +136,40 @@ def test_metrics_leave_out_what_fills_the_last_batch() -> None:
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10.0)), 4))
     seen = torch.cat([accelerator.gather_for_metrics(batch) for (batch,) in loader])
     assert seen.tolist() == list(range(10))
+
+
+def test_state_is_saved_and_restored(tmp_path: Path) -> None:
+    training = Training()
+    set_seed(3)
+    training.epoch()
+    training.accelerator.save_state(str(tmp_path))
+    noise = torch.rand(4, device="xla").tolist()
+    host_noise = torch.rand(4).tolist()
+    expected = [loss.item() for loss in training.epoch()]
+
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state()
+    resumed = Training()
+    resumed.accelerator.load_state(str(tmp_path))
+    assert torch.rand(4, device="xla").tolist() == noise
+    assert torch.rand(4).tolist() == host_noise
+    assert resumed.scheduler.get_last_lr()[0] < 1e-2
+    assert [loss.item() for loss in resumed.epoch()] == expected
+
+
+def test_a_model_is_saved_as_cpu_tensors(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    training = Training()
+    training.accelerator.save_model(training.model, tmp_path)
+    expected = parts()[0].state_dict()
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[key], value) for key, value in expected.items())
+
+    training.accelerator.save(training.model.state_dict(), tmp_path / "plain.bin")
+    plain = torch.load(tmp_path / "plain.bin")
+    assert {value.device.type for value in plain.values()} == {"cpu"}
 
 
 def test_random_states_are_synchronized() -> None:

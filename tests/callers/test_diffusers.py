@@ -97,3 +97,15 @@ def test_images_agree_with_the_cpu_and_steps_share_a_graph(
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     with compiles(0):
         run(pipeline, inputs, "xla", steps=6)
+
+
+def test_a_saved_pipeline_loads_onto_xla(tmp_path: Any) -> None:
+    torch.manual_seed(1)
+    pipeline, inputs = unconditional()
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.to("xla")
+    expected = run(pipeline, inputs, "xla")
+    pipeline.save_pretrained(tmp_path)
+    again = DDPMPipeline.from_pretrained(tmp_path).to("xla")
+    again.set_progress_bar_config(disable=True)
+    assert torch.equal(run(again, inputs, "xla"), expected)

@@ -44,12 +44,12 @@ def model_of(family: str, dropout: float = 0.0) -> PreTrainedModel:
     ends = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
     if family == "gpt2":
         config = GPT2Config(
-            vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2,
+            vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2,
             resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **ends,
         )  # fmt: skip
         return GPT2LMHeadModel(config)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, **ends,
     )  # fmt: skip
     return LlamaForCausalLM(config)
@@ -161,6 +161,22 @@ def test_trainer_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert losses_of(resumed)[-2:] == pytest.approx(losses_of(trainer)[-2:], rel=1e-4)
     for ours, theirs in zip(resumed.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_weights_are_saved_once(family: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    host = model_of(family)
+    host.save_pretrained(tmp_path / "host")
+    model = model_of(family).to("xla")
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    model.save_pretrained(tmp_path / "xla")
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("xla", "host"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    again = type(model).from_pretrained(tmp_path / "xla").to("xla")
+    assert again.get_input_embeddings().weight is again.get_output_embeddings().weight
 
 
 def prompt() -> dict[str, torch.Tensor]:

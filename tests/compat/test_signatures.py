@@ -19,23 +19,21 @@ DIFFERENT = {
     ("torch_xla.core.xla_model", "master_print", "fd"): "None",
     ("torch_xla.core.xla_model", "wait_device_ops", "devices"): "None",
     ("torch_xla.core.xla_model", "rendezvous", "replicas"): "None",
+    # The same function under its public name.
+    ("torch_xla.distributed.fsdp.utils", "apply_xla_patch_to_nn_linear", "patched_function"): (
+        "xla_patched_nn_linear_forward"
+    ),
 }
 
-# What scripts and libraries use besides functions and classes of the list.
+# What scripts use besides functions and classes of the list, and besides the names of `symbols.json`.
 NAMES = {
-    "torch_xla": "device devices real_devices device_count sync step compile manual_seed launch runtime experimental "
-    "__version__ _XLAC core debug distributed utils amp _internal",
-    "torch_xla.core.xla_model": "REDUCE_SUM REDUCE_MUL REDUCE_AND REDUCE_OR REDUCE_MIN REDUCE_MAX get_ordinal "
-    "xrt_world_size _fetch_gradients _maybe_convert_to_cpu",
-    "torch_xla.runtime": "using_pjrt",
-    "torch_xla.experimental": "eager_mode is_eager_mode eager_mode_context",
+    "torch_xla": "experimental _XLAC core debug distributed utils amp _internal",
+    "torch_xla.core.xla_model": "REDUCE_MUL REDUCE_AND REDUCE_OR REDUCE_MIN",
+    "torch_xla.experimental": "is_eager_mode eager_mode_context",
     "torch_xla.experimental.eager": "eager_mode is_eager_mode eager_mode_context",
-    "torch_xla.amp": "autocast GradScaler",
     "torch_xla.amp.autocast_mode": "autocast",
-    "torch_xla.amp.syncfree": "SGD Adam AdamW",
-    "torch_xla._internal.tpu": "num_available_devices get_tpu_env version",
-    "torch_xla._XLAC": "_xla_metrics_report _get_xla_tensors_text _get_xla_tensors_hlo _get_xla_tensor_debug_info "
-    "_xla_get_tensor_id _xla_sync_multi _xla_get_default_device _get_stablehlo _xla_step_marker _xla_real_devices",
+    "torch_xla.amp.syncfree": "SGD Adam",
+    "torch_xla._XLAC": "_get_xla_tensor_debug_info _get_stablehlo _xla_step_marker _xla_real_devices",
 }
 
 

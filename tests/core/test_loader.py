@@ -341,7 +341,7 @@ def test_subclasses_may_wrap_the_iteration_as_accelerate_does():
 def test_bad_sizes(kwargs, text):
     with pytest.raises(ValueError, match=rf"\[loader\] {text}, expected 1 or more"):
         iter(pl.MpDeviceLoader(numbers(), "xla", **kwargs))
-    with pytest.raises(NotImplementedError, match="input_sharding"):
+    with pytest.raises(TypeError, match=r"\[loader\] input_sharding=.*, expected a ShardingSpec"):
         iter(pl.MpDeviceLoader(numbers(), "xla", input_sharding=object()))
 
 

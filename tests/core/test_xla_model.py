@@ -391,7 +391,7 @@ class TestMovingData:
 
 class TestOneProcess:
     def test_ordinals(self):
-        assert xm.get_local_ordinal() == xm.get_ordinal() == 0 and xm.xrt_world_size() == 1
+        assert xm.get_local_ordinal() == 0
         torch_xla.device(1)
         assert xm.is_master_ordinal() and xm.is_master_ordinal(local=False)
 

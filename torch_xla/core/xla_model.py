@@ -16,6 +16,7 @@ import torch_xla
 from torch_xla import _bindings, _config, runtime
 from torch_xla._core import backend, closures
 from torch_xla._core import sync as _barrier
+from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 from torch_xla.core._barriers import optimization_barrier_
 from torch_xla.core._collectives import (
@@ -38,7 +39,7 @@ from torch_xla.core._collectives import (
     reduce_scatter_bucketized,
 )
 from torch_xla.core._collectives import fetch_gradients as _fetch_gradients
-from torch_xla.utils import utils as xu
+from torch_xla.core._transfer import ToXlaTensorArena, _maybe_convert_to_cpu, send_cpu_data_to_device
 
 __all__ = [
     "REDUCE_AND",
@@ -357,91 +358,6 @@ def fork_rng(device: Device | None = None, enabled: bool = True) -> Iterator[Non
 # Moving data.
 
 
-class ToXlaTensorArena:
-    """Replaces tensors inside nested containers, all in one conversion.
-
-    Args:
-        convert_fn: Takes the list of selected tensors, gives their replacements.
-        select_fn: Says which objects are meant.
-    """
-
-    def __init__(self, convert_fn: Callable[[list[Any]], list[Any]], select_fn: Callable[[Any], bool]) -> None:
-        self._convert_fn = convert_fn
-        self._select_fn = select_fn
-
-    def transform(self, inputs: Any) -> Any:
-        """The same nesting with replacements; ``inputs`` itself if nothing in it is selected."""
-        selected: list[Any] = []
-        xu.for_each_instance(inputs, self._select_fn, selected.append)
-        if not selected:
-            return inputs
-        # By order, not identity: a `DataWrapper` may make its tensors anew each time it is asked.
-        converted = iter(self._convert_fn(selected))
-        return xu.for_each_instance_rewrite(inputs, self._select_fn, lambda _: next(converted))
-
-
-def _to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """CPU copies; tensors that are aliases of one another share theirs, as ``torch.save`` then does too."""
-    copies: dict[tuple[Any, ...], torch.Tensor] = {}
-    result = []
-    for tensor in tensors:
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        key = (_bindings.tensor_id(tensor), *layout)
-        if key not in copies:
-            copies[key] = tensor.detach().cpu()
-        copy = copies[key]
-        if isinstance(tensor, torch.nn.Parameter):
-            copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
-        result.append(copy)
-    return result
-
-
-def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
-    """Replaces XLA tensors in nested containers by CPU copies.
-
-    Args:
-        data: Any nesting of containers; not changed.
-        convert: If False, the tensors are computed and ``data`` comes back as it is.
-    """
-
-    def convert_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        _barrier.evaluate(tensors, wait=False)
-        return _to_cpu(tensors) if convert else tensors
-
-    arena = ToXlaTensorArena(convert_all, lambda item: isinstance(item, torch.Tensor) and is_xla_tensor(item))
-    return arena.transform(data)
-
-
-def send_cpu_data_to_device(datas: Any, device: Device, input_sharding: Any = None) -> Any:
-    """Replaces CPU tensors in nested containers by copies on a device.
-
-    Args:
-        datas: Any nesting of containers, not changed. A lone tensor counts as a list of one.
-        device: The device.
-        input_sharding: Must be None.
-
-    Returns:
-        The same nesting with tensors on the device.
-    """
-    if input_sharding is not None:
-        raise NotImplementedError(message("loader", "input_sharding was given", expected="None without SPMD mode"))
-    target = torch.device(device)
-    if isinstance(datas, torch.Tensor):
-        datas = [datas]
-
-    def send(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return [
-                torch.nn.Parameter(sent, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, torch.nn.Parameter)
-                else sent.requires_grad_(tensor.requires_grad)
-                for tensor, sent in ((tensor, tensor.to(target)) for tensor in tensors)
-            ]
-
-    arena = ToXlaTensorArena(send, lambda item: isinstance(item, torch.Tensor) and item.device.type == "cpu")
-    return arena.transform(datas)
-
-
 def save(
     data: Any, file_or_path: str | os.PathLike[str] | IO[bytes], master_only: bool = True, global_master: bool = False
 ) -> None:
@@ -469,11 +385,13 @@ def get_local_ordinal() -> int:
 
 def get_ordinal(defval: int = 0) -> int:
     """Ordinal of this process in the job; the older name of `torch_xla.runtime.global_ordinal`."""
+    warn_once("torch_xla.core.xla_model.get_ordinal", "torch_xla.runtime.global_ordinal")
     return runtime.global_ordinal()
 
 
 def xrt_world_size(defval: int = 1) -> int:
     """Number of processes of the job; the older name of `torch_xla.runtime.world_size`."""
+    warn_once("torch_xla.core.xla_model.xrt_world_size", "torch_xla.runtime.world_size")
     return runtime.world_size()
 
 
@@ -542,8 +460,7 @@ def do_on_ordinals(
     Returns:
         What the function returned, or None where it did not run.
     """
-    wanted = [ordinals] if isinstance(ordinals, int) else ordinals
-    running = runtime.global_ordinal() in wanted
+    running = runtime.global_ordinal() in ([ordinals] if isinstance(ordinals, int) else ordinals)
     cpu_data = _maybe_convert_to_cpu(data, convert=running)
     result = target(*cpu_data) if running else None
     rendezvous("torch_xla.core.xla_model.do_on_ordinals")

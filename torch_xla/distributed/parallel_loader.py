@@ -181,6 +181,12 @@ class _Work:
 
 
 def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
+    if isinstance(sharding, dict):
+        if not isinstance(batch, dict):
+            raise ValueError(message("loader", f"got a batch of {type(batch).__name__}", expected="a dict"))
+        if missing := batch.keys() - sharding.keys():
+            raise KeyError(message("loader", f"no entry in input_sharding for {sorted(missing)}"))
+        return {key: _send(value, device, sharding[key]) for key, value in batch.items()}
     if isinstance(batch, torch.Tensor):
         return xm.send_cpu_data_to_device([batch], device, sharding)[0]
     return xm.send_cpu_data_to_device(batch, device, sharding)
@@ -256,7 +262,7 @@ class ParallelLoader:
         loader_prefetch_size: Number of host batches read ahead, for each device.
         device_prefetch_size: Number of batches on a device ahead of the loop.
         host_to_device_transfer_threads: Number of copying threads for each device.
-        input_sharding: Must be None.
+        input_sharding: A `torch_xla.distributed.spmd.ShardingSpec`, or one for each key of batches that are dicts.
     """
 
     def __init__(
@@ -278,8 +284,9 @@ class ParallelLoader:
         ):
             if value < 1:
                 raise ValueError(message("loader", f"{name}={value}", expected="1 or more"))
-        if input_sharding is not None:
-            raise NotImplementedError(message("loader", "input_sharding was given", expected="None without SPMD mode"))
+        specs = input_sharding.values() if isinstance(input_sharding, dict) else [input_sharding]
+        if not all(spec is None or hasattr(spec, "can_apply") for spec in specs):
+            raise TypeError(message("loader", f"input_sharding={input_sharding}", expected="a ShardingSpec or a dict"))
         self._cpu_loader = cpu_loader
         self._devices = [_with_index(device) for device in devices]
         self._batchdim = batchdim

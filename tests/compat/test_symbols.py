@@ -1,0 +1,195 @@
+"""The names that libraries and scripts look up in torch_xla, with what one process must get from each of them.
+
+`symbols.json` holds, by module, a name and an expression that is True; `f` in it is what the name stands for, and
+`Scope` below says what the other words mean. An expression after `!` asks for several processes or devices, which
+raises. `test_signatures.py` compares parameters with the original's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn as nn
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch_xla import _deprecation
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+HERE = Path(__file__).parent
+TABLE = json.loads((HERE / "symbols.json").read_text())
+ALONE = "one device"  # in a process of its own that has one device
+
+
+def cases(group: str) -> list[tuple[str, str, str]]:
+    return [(module, name, text) for module, names in TABLE[group].items() for name, text in names.items()]
+
+
+class Scope(dict):
+    """The words of an expression, made when they are asked for."""
+
+    def __missing__(self, name: str) -> Any:
+        if not hasattr(Scope, f"_{name}"):
+            raise KeyError(name)
+        self[name] = getattr(self, f"_{name}")()
+        return self[name]
+
+    def _cpu(self) -> torch.Tensor:
+        return torch.arange(6.0).view(2, 3)
+
+    def _x(self) -> torch.Tensor:
+        return self["cpu"].to("xla")
+
+    def _w(self) -> torch.Tensor:
+        return self["cpu"].to("xla").requires_grad_()
+
+    def _model(self) -> nn.Module:
+        """A layer on the device that has gradients; `expected` is what it gave for `cpu` on the host."""
+        model = nn.Linear(3, 2)
+        self["expected"] = model(self["cpu"]).detach()
+        model.to("xla")
+        model(self["x"]).sum().backward()
+        return model
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self["model"].parameters(), lr=0.1)
+
+    def _fsdp(self) -> nn.Module:
+        return XlaFullyShardedDataParallel(self["model"])
+
+    def _gradient(self) -> Callable[[], torch.Tensor]:
+        before = self["model"].weight.grad.cpu()
+        return lambda: before
+
+    def _stepped(self) -> Callable[[Callable[[], Any]], bool]:
+        """Whether a call changes the layer's weight."""
+
+        def stepped(call: Callable[[], Any]) -> bool:
+            before = self["model"].weight.detach().cpu()
+            call()
+            return not torch.equal(self["model"].weight.cpu(), before)
+
+        return stepped
+
+    def _q(self) -> torch.Tensor:
+        self["query"] = torch.randn(1, 2, 4, 8)
+        return self["query"].to("xla")
+
+    def _attention(self) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(*[self["query"]] * 3, is_causal=True, scale=1.0)
+
+    def _text(self) -> io.StringIO:
+        return io.StringIO()
+
+    def _port(self) -> int:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            return free.getsockname()[1]
+
+    def _mesh(self) -> xs.Mesh:
+        return xs.Mesh([0], (1, 1), ("fsdp", "tensor"))
+
+    def _tpu(self) -> AbstractContextManager[Any]:
+        """An environment as on a TPU machine."""
+        return mock.patch.dict(os.environ, {"TPU_ACCELERATOR_TYPE": "v4-16"})
+
+    def _device_mesh(self) -> Any:
+        """As much of PyTorch's `DeviceMesh` as is asked of it without a process group."""
+        return type("Mesh", (), {"device_type": "xla", "ndim": 0, "mesh": torch.arange(1), "mesh_dim_names": ("a",)})()
+
+
+def inside(context: AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
+    with context:
+        return call()
+
+
+def drawn(seed: Callable[[], Any]) -> list[float]:
+    seed()
+    return torch.rand(4, device="xla").tolist()
+
+
+def called(run: Callable[[Callable[[Any], None]], Any]) -> list[Any]:
+    """What a function was called with."""
+    seen: list[Any] = []
+    run(seen.append)
+    return seen
+
+
+def grew(read: Callable[[], int], call: Callable[[], Any]) -> bool:
+    before = read()
+    call()
+    return read() > before
+
+
+def older(call: Callable[[], Any]) -> Any:
+    """The result of an older name, which warns at its first call only."""
+    _deprecation._told.clear()
+    with pytest.warns(DeprecationWarning, match=r"^\[deprecated\] .* is an older name; use ") as told:
+        result = call()
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call() == result
+    return result
+
+
+WORDS = {
+    "torch": torch, "nn": nn, "os": os, "torch_xla": torch_xla, "xm": xm, "xr": xr, "xs": xs, "inside": inside,
+    "drawn": drawn, "called": called, "grew": grew, "older": older,
+}  # fmt: skip
+
+
+def check(module: str, name: str, text: str, path: str) -> None:
+    scope = Scope(WORDS, f=getattr(importlib.import_module(module), name), path=path)
+    if text.startswith("! "):
+        with pytest.raises(NotImplementedError, match=r"^\[[a-z_ ]+\] .*(; |, expected )"):
+            eval(text[2:], scope)
+    else:
+        assert eval(text, scope) is True, text
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"), cases("any"), ids=[f"{module}.{name}" for module, name, _ in cases("any")]
+)
+def test_one_process_gets_what_it_asks_for(module: str, name: str, text: str, tmp_path: Path) -> None:
+    check(module, name, text, str(tmp_path / "file"))
+
+
+def test_what_one_device_can_do(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import test_symbols as tests
+for case in tests.cases(tests.ALONE):
+    tests.check(*case, sys.argv[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "file")],
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_private_names_say_what_to_use() -> None:
+    with pytest.raises(AttributeError, match="use the public functions"):
+        torch_xla._XLAC._xla_no_such_name  # noqa: B018

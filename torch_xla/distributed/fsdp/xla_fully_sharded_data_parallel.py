@@ -1,0 +1,230 @@
+"""The wrapper that splits a module's parameters over processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+import torch_xla
+from torch_xla import runtime
+from torch_xla._errors import message
+from torch_xla.distributed.fsdp import wrap
+from torch_xla.distributed.fsdp.utils import INNER_FORWARD
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def require_forward(module: nn.Module, wrapper: type[nn.Module]) -> None:
+    """Raises for modules that cannot be called, and for those that have the wrapper already."""
+    if isinstance(module, wrapper):
+        raise RuntimeError(message("fsdp", "Cannot wrap a module that is already wrapped with FSDP"))
+    if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        raise RuntimeError(
+            message("fsdp", f"{type(module).__name__} has no forward", do="wrap the modules inside, or what holds it")
+        )
+
+
+class XlaFullyShardedDataParallel(nn.Module):
+    """Runs a module whose parameters are split over processes; with one process they are whole.
+
+    Args:
+        module: The module; it is moved to the current XLA device. Parameters on device meta are made first.
+        compute_dtype: Type to which parameters and floating inputs are cast for the computation.
+        buffer_dtype: Type of floating buffers; ``compute_dtype`` by default.
+        sharding_groups: Lists of ordinals that share parameters.
+        sharding_rank: Rank of this process in its group.
+        sharding_world_size: Number of processes of a group.
+        auto_wrap_policy: Which modules inside are wrapped too; see `torch_xla.distributed.fsdp.wrap`.
+        auto_wrapper_callable: What wraps them; this class by default.
+        param_init_fn: Called with a module on device meta to fill it; by default its ``reset_parameters`` is.
+
+    The other options say how parameters travel between processes and have no effect with one.
+
+    Raises:
+        NotImplementedError: the job has more than one process.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        reshard_after_forward: bool = True,
+        flatten_parameters: bool = False,
+        execute_sharding_on_init: bool = True,
+        optimization_barrier_in_forward: bool = True,
+        optimization_barrier_in_backward: bool = True,
+        sync_on_finalization: bool = False,
+        disable_reshard_on_root: bool = True,
+        compute_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+        fp32_reduce_scatter: bool = False,
+        sharding_groups: list[list[int]] | None = None,
+        sharding_rank: int | None = None,
+        sharding_world_size: int | None = None,
+        shard_param_on_dim_0: bool = False,
+        pin_layout_in_collective_ops: bool = True,
+        reduce_scatter_bucket_size_mb: int | None = 0,
+        coalesce_all_gather_ops: bool = False,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        _shard_size_multiple: int = 128,
+        _use_xla_patched_linear: bool = True,
+        _debug_dummy_forward_pass: bool = False,
+        _debug_msg: str = "xla_fsdp",
+        _debug_print: bool = False,
+        _debug_dummy_all_gather_op: bool = False,
+        _debug_dummy_all_reduce_op: bool = False,
+        _debug_dummy_reduce_scatter_op: bool = False,
+        _debug_dummy_optimization_barrier_op: bool = False,
+    ) -> None:
+        options = dict(locals())
+        for name in ("self", "module", "auto_wrap_policy", "auto_wrapper_callable", "__class__"):
+            options.pop(name, None)
+        require_forward(module, XlaFullyShardedDataParallel)
+        for name, dtype in (("compute_dtype", compute_dtype), ("buffer_dtype", buffer_dtype)):
+            if dtype is not None and dtype not in FLOAT_DTYPES:
+                raise ValueError(message("fsdp", f"{name}={dtype}", expected=f"one of {FLOAT_DTYPES}"))
+        if sharding_groups is not None and (sharding_rank is None or sharding_world_size is None):
+            raise ValueError(
+                message("fsdp", "sharding_groups alone", expected="sharding_rank and sharding_world_size too")
+            )
+        world = runtime.world_size() if sharding_groups is None else sharding_world_size
+        if world != 1:
+            raise NotImplementedError(message("fsdp", f"got {world} processes", expected="one in this version"))
+        super().__init__()
+        if auto_wrap_policy is not None:
+            wrap.wrap_inside(module, auto_wrap_policy, auto_wrapper_callable, XlaFullyShardedDataParallel, options)
+        self.rank, self.world_size = 0, 1
+        self.compute_dtype = compute_dtype or torch.float32
+        self.buffer_dtype = buffer_dtype or self.compute_dtype
+        self.xla_device = torch_xla.device()
+        _materialize(module, param_init_fn, self.xla_device)
+        if any(tensor.device != self.xla_device for tensor in (*module.parameters(), *module.buffers())):
+            module.to(self.xla_device)
+        self._cast_buffers(module)
+        if self.compute_dtype != torch.float32:
+            _cast_parameters_inside(module, self.compute_dtype)
+        self._fsdp_wrapped_module = module
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside."""
+        return self._fsdp_wrapped_module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_fsdp_wrapped_module"), name)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass."""
+        if self.compute_dtype != torch.float32:
+            args, kwargs = pytree.tree_map(self._cast, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def _cast(self, value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self.compute_dtype) if floating else value
+
+    def _cast_buffers(self, module: nn.Module) -> None:
+        """Casts the buffers that no wrapper inside has cast."""
+        for owner in _outside_wrappers(module):
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.is_floating_point() and buffer.dtype != self.buffer_dtype:
+                    made = buffer.to(self.buffer_dtype)
+                    made._orig_dtype = buffer.dtype  # type: ignore[attr-defined]
+                    setattr(owner, name, made)
+
+    @property
+    def params_with_grad(self) -> list[nn.Parameter]:
+        """The parameters that have a gradient."""
+        return [param for param in self.parameters() if param.grad is not None]
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, groups: list[list[int]] | None = None
+    ) -> torch.Tensor:
+        """Bounds the norm of all gradients together; returns what it was.
+
+        Args:
+            max_norm: The bound.
+            norm_type: Which norm.
+            groups: Accepted for compatibility.
+        """
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which gradients are not reduced over processes."""
+        yield
+
+    def get_shard_metadata(self) -> dict[str, Any]:
+        """What `torch_xla.distributed.fsdp.consolidate_sharded_state_dicts` needs beside the state."""
+        kept = {name: getattr(buffer, "_orig_dtype", None) for name, buffer in self.named_buffers()}
+        return {
+            "shard_info": {},
+            "flatten_info": {},
+            "buffer_info": {name: {"_orig_dtype": dtype} for name, dtype in kept.items() if dtype is not None},
+            "world_size": self.world_size,
+            "rank": self.rank,
+        }
+
+
+def _materialize(module: nn.Module, param_init_fn: Callable[[nn.Module], None] | None, device: torch.device) -> None:
+    if not any(param.is_meta for param in module.parameters()):
+        return
+    if param_init_fn is not None:
+        param_init_fn(module)
+        return
+    module.to_empty(device=device)
+    with torch.no_grad():
+        module.reset_parameters()  # type: ignore[operator]
+
+
+def _outside_wrappers(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those inside it that no wrapper inside it has."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, XlaFullyShardedDataParallel):
+            yield from _outside_wrappers(child)
+
+
+@contextlib.contextmanager
+def _cast_parameters(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Puts casts in the place of the parameters that no wrapper inside has."""
+    places = [
+        (owner._parameters, name, param)
+        for owner in _outside_wrappers(module)
+        for name, param in owner._parameters.items()
+        if param is not None and param.is_floating_point()
+    ]
+    casts = {id(param): param.to(dtype) for _, _, param in places}
+    try:
+        for parameters, name, param in places:
+            parameters[name] = casts[id(param)]  # type: ignore[assignment]
+        yield
+    finally:
+        for parameters, name, param in places:
+            parameters[name] = param
+
+
+def _forward_with_casts(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with _cast_parameters(module, module._fsdp_compute_dtype):  # type: ignore[arg-type]
+        return module._fsdp_forward(*args, **kwargs)  # type: ignore[operator]
+
+
+def _cast_parameters_inside(module: nn.Module, dtype: torch.dtype) -> None:
+    """Makes a module's forward pass use casts, also when checkpointing runs it again."""
+    name = INNER_FORWARD if hasattr(module, INNER_FORWARD) else "forward"
+    module._fsdp_compute_dtype, module._fsdp_forward = dtype, getattr(module, name)  # type: ignore[assignment]
+    setattr(module, name, MethodType(_forward_with_casts, module))

@@ -1,0 +1,88 @@
+"""Fully sharded data parallel training by sharding annotations, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_xla._errors import message
+from torch_xla.distributed import spmd
+from torch_xla.distributed.fsdp import wrap
+from torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel import require_forward
+
+
+class SpmdFullyShardedDataParallel(nn.Module):
+    """Marks the parameters of a module as split along axis ``fsdp`` of a mesh, each in its longest dimension.
+
+    Args:
+        module: The module; it is moved to the XLA device.
+        mesh: The devices; the global mesh by default.
+        shard_output: ``shard_output(output, mesh)`` marks the result; by default its first dimension is split.
+        auto_wrap_policy: Which modules inside are wrapped too; see `torch_xla.distributed.fsdp.wrap`.
+        auto_wrapper_callable: What wraps them; this class by default.
+        extra_data_axis: A further axis of the mesh that the first dimension of the result is split over.
+
+    Raises:
+        NotImplementedError: the mesh has more than one device.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        mesh: spmd.Mesh | None = None,
+        shard_output: Callable[[Any, spmd.Mesh], Any] | None = None,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        extra_data_axis: str | None = None,
+    ) -> None:
+        require_forward(module, SpmdFullyShardedDataParallel)
+        found = mesh or spmd.get_global_mesh()
+        if found is None:
+            raise ValueError(message("fsdp", "mesh is None", do="pass a mesh or call set_global_mesh"))
+        for axis in ("fsdp", extra_data_axis or "fsdp"):
+            if axis not in (found.axis_names or ()):
+                raise ValueError(message("fsdp", f"a mesh with axes {found.axis_names}", expected=f"an axis {axis!r}"))
+        super().__init__()
+        if auto_wrap_policy is not None:
+            options = {"mesh": found, "shard_output": shard_output}
+            wrap.wrap_inside(module, auto_wrap_policy, auto_wrapper_callable, SpmdFullyShardedDataParallel, options)
+        self._mesh, self._shard_output = found, shard_output
+        self._output_axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
+        self._orig_module = module.to("xla")
+        for param in module.parameters():
+            longest = max(range(param.dim()), key=lambda dim: param.shape[dim], default=0)
+            spmd.mark_sharding(param, found, tuple("fsdp" if dim == longest else None for dim in range(param.dim())))
+        spmd.apply_backward_optimization_barrier(module)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside."""
+        return self._orig_module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_module"), name)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass, with its result marked."""
+        output = self.module(*args, **kwargs)
+        if self._shard_output is not None:
+            self._shard_output(output, self._mesh)
+            return output
+        first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, torch.Tensor):
+            raise RuntimeError(
+                message("fsdp", f"the output is a {type(first).__name__}", expected="a tensor", do="give shard_output")
+            )
+        axes = (self._output_axes,) + (None,) * (first.dim() - 1)
+        spmd.mark_sharding(first, self._mesh, axes if first.dim() else ())
+        return output
