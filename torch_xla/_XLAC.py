@@ -11,7 +11,7 @@ import torch_xla
 from torch_xla import _bindings, _metrics, backends, runtime
 from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
-from torch_xla.core import _barriers, _debug_info, _operators
+from torch_xla.core import _barriers, _debug_info, _donation, _operators
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
 
@@ -99,8 +99,8 @@ def _xla_tensors_from_aten(tensors: Tensors, devices: Sequence[str], shardings: 
 def _xla_sync_multi(
     tensors: Tensors, devices: Sequence[str] = (), wait: bool = True, sync_xla_data: bool = True
 ) -> None:
-    """Computes the tensors."""
-    _barrier.evaluate(list(tensors), wait=wait)
+    """Computes the tensors. Without `sync_xla_data` only buffers that were given away are written over."""
+    _barrier.evaluate(list(tensors), wait=wait, give=_donation.everywhere())
 
 
 def _xla_step_marker(
@@ -113,6 +113,15 @@ def _xla_step_marker(
 def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
     """Waits for devices."""
     xm.wait_device_ops(list(devices))
+
+
+# Donation.
+
+_set_buffer_donation = _donation.give
+_get_buffer_donation = _donation.is_given
+_is_placecholder = _donation.is_lost  # spelled so
+_xla_set_enable_alias_with_buffer_donor_config = _donation.set_everywhere
+_xla_get_enable_alias_with_buffer_donor_config = _donation.everywhere
 
 
 # Devices and random state.

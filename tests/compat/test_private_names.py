@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unittest
 from pathlib import Path
 
@@ -116,6 +117,75 @@ def test_donated_inputs_are_counted_per_compile() -> None:
     count, total, _ = met.metric_data("InputOutputAliasCount")
     assert (count, total) == (1, 2.0)
     assert torch.allclose(c.cpu() * 2, a.cpu() + (b.cpu() - 2) * 2, atol=1e-5)
+
+
+def test_gradients_add_up_in_place(compiles) -> None:
+    linear = torch.nn.Linear(5, 3, bias=False).to("xla")
+    x = torch.randn(2, 5).to("xla")
+    met.clear_metrics()
+    with compiles(2):  # the first gradient, and one that is added to it
+        for _ in range(4):
+            linear(x).sum().backward()
+            torch_xla.sync()
+        grad = linear.weight.grad.cpu()
+    assert met.metric_data("InputOutputAliasCount")[:2] == (2, 1.0)
+    torch.testing.assert_close(grad, 4 * x.cpu().sum(0).expand(3, 5))
+
+
+def test_a_given_buffer_is_written_over_and_its_tensor_lost() -> None:
+    x, y = torch.randn(7, 3).to("xla"), torch.randn(7, 3).to("xla")
+    copy, total = x.cpu(), x.cpu() + y.cpu()
+    assert _XLAC._set_buffer_donation(x, True) and _XLAC._get_buffer_donation(x)
+    assert not _XLAC._get_buffer_donation(y)
+    torch_xla.sync()
+    z = x + y
+    met.clear_metrics()
+    torch_xla.sync()
+    assert met.metric_data("InputOutputAliasCount")[1] == 1.0
+    assert _XLAC._is_placecholder(x) and not _XLAC._is_placecholder(y)
+    for use in (lambda: x + 1, x.cpu):
+        with pytest.raises(RuntimeError, match=r"\[donation\]"):
+            use()
+    assert torch.equal(z.cpu(), total)
+    x.copy_(copy)
+    assert torch.equal(x.cpu(), copy) and not _XLAC._is_placecholder(x)
+
+
+def test_buffers_that_others_need_are_kept() -> None:
+    x = torch.randn(7, 3).to("xla")
+    values = x.cpu()
+    clone = x.clone()  # shares the buffer
+    assert _XLAC._set_buffer_donation(x, True)
+    y = x + 1
+    torch_xla.sync()
+    assert torch.equal(x.cpu(), values) and torch.equal(clone.cpu(), values) and torch.equal(y.cpu(), values + 1)
+    assert not _XLAC._set_buffer_donation(x * 2, True)  # pending
+    assert not _XLAC._set_buffer_donation(x[1:], True)
+
+
+def test_programs_for_some_tensors_take_given_buffers_on_request() -> None:
+    for on in (False, True):
+        _XLAC._xla_set_enable_alias_with_buffer_donor_config(on)
+        try:
+            x = torch.randn(5, 3).to("xla")
+            assert _XLAC._set_buffer_donation(x, True)
+            y = x * 3
+            _XLAC._xla_sync_multi([x, y], ["xla:0"], True, False)
+            assert _XLAC._is_placecholder(x) == on == _XLAC._xla_get_enable_alias_with_buffer_donor_config()
+        finally:
+            _XLAC._xla_set_enable_alias_with_buffer_donor_config(False)
+
+
+def test_hlo_text_names_instructions_and_types() -> None:
+    x = X.to("xla").to(torch.bfloat16)
+    hlo = _XLAC._get_xla_tensors_hlo([x.float().exp()])
+    assert re.search(r"%convert\S* = f32\[2,3\].* convert\(bf16\[2,3\]", hlo)
+    assert re.search(r"%exponential\S* = f32\[2,3\].* exponential\(f32\[2,3\]", hlo)
+
+
+def test_a_tensor_that_no_machine_can_hold() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"\[memory\] got a tensor of 4503599627370496 bytes"):
+        torch.rand(1024, 1024, 1024, 1024, 1024, device="xla")
 
 
 def test_sparse_gradients_are_dense_here() -> None:

@@ -128,6 +128,17 @@ def _has_callback(stage: jax.stages.Lowered) -> bool:
     return bool(arguments.get("host_callbacks") or arguments.get("keepalive"))
 
 
+def hlo_text(stage: jax.stages.Lowered) -> str:
+    """The module as HLO text: instructions are named by what they do, and operands have types, as results have."""
+    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
+
+    options = _hlo.HloPrintOptions()
+    options.print_operand_shape = True
+    options.print_metadata = False
+    # From the text, which has no locations: names would come from them.
+    return _jax.mlir.mlir_module_to_xla_computation(stage.as_text()).get_hlo_module().to_string(options)
+
+
 def bytecode(stage: jax.stages.Lowered) -> bytes:
     """The module in MLIR's binary form, as other StableHLO tools read it."""
     from io import BytesIO

@@ -32,19 +32,20 @@ def sync(index: int | None = None, wait: bool = False) -> None:
             _wait(device)
 
 
-def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bool = False) -> None:
+def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bool = False, give: bool = False) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
     Args:
         tensors: Tensors on device xla, of any devices.
         wait: Return only when the devices have finished.
         reading: Their values go to the host next, so a very small graph is computed there.
+        give: The program may write over buffers that were given away.
     """
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     for device, group in by_device.items():
-        _barrier(lambda group=group: _bindings.Graph.of_tensors(group), reading)  # type: ignore[misc]
+        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), reading)  # type: ignore[misc]
         if wait:
             _wait(device)
 
@@ -165,7 +166,7 @@ def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
         return graph.dot(described)
     stage = lowering.lower(described).stage
     if form == "hlo":
-        return stage.as_text(dialect="hlo")
+        return lowering.hlo_text(stage)
     if form == "stablehlo":
         return stage.as_text()
     if form == "stablehlo_bytecode":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
 
 
@@ -25,7 +26,12 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
     del xla_args
 
     def run(*args: Any) -> Any:
-        results = xla_model(*args)
+        eager = _bindings.is_eager()
+        _bindings.set_eager(False)  # one program also where all else runs at once
+        try:
+            results = xla_model(*args)
+        finally:
+            _bindings.set_eager(eager)
         pending = [x for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor) and x.device.type == "xla"]
         _barrier.evaluate(pending, wait=False)
         return results

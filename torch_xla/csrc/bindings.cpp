@@ -172,7 +172,7 @@ void bind_graph(py::module_& m) {
           "of_device",
           [](int device, bool barrier) { return Graph::of_device(static_cast<c10::DeviceIndex>(device), barrier); },
           py::arg("device"), py::arg("barrier") = true)
-      .def_static("of_tensors", &Graph::of_tensors, py::arg("tensors"), py::arg("live") = true)
+      .def_static("of_tensors", &Graph::of_tensors, py::arg("tensors"), py::arg("live") = true, py::arg("give") = false)
       .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
@@ -241,6 +241,9 @@ PYBIND11_MODULE(_C, m) {
           return make_tensor(std::move(alias));
         });
   m.def("tensor_id", &tensor_id);
+  m.def("give_buffer", &give_buffer);
+  m.def("is_given", &is_given);
+  m.def("is_lost", &is_lost);
   m.def("storage_generation", [](const at::Tensor& t) {
     const RecorderLock lock;
     return impl_of(t)->alias.storage->generation;

@@ -86,11 +86,11 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
     }
   });
   graph.collect(std::move(roots));
-  graph.find_donations();
+  graph.find_donations(true);
   return graph;
 }
 
-Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live) {
+Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool give) {
   Graph graph;
   const RecorderLock lock;
   ++epoch;
@@ -122,7 +122,11 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live) {
   fills_to_leaves(graph.device, [&](const Node& node) { return node.epoch == reached; });
   ++epoch;
   graph.collect(std::move(roots));
-  graph.donated.assign(graph.leaves.size(), false);
+  if (give) {
+    graph.find_donations(false);
+  } else {
+    graph.donated.assign(graph.leaves.size(), false);
+  }
   return graph;
 }
 
@@ -229,12 +233,13 @@ void Graph::number_leaves() {
   key.mix(static_cast<uint64_t>(device));
 }
 
-// A buffer is given to the program if a tensor held it at the last barrier, has been overwritten since, and no one else
-// can still reach it.
-void Graph::find_donations() {
+// A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
+// it away, and no one else can still reach it.
+void Graph::find_donations(bool overwritten_too) {
   donated.assign(leaves.size(), false);
   successors.assign(leaves.size(), -1);
   std::vector<bool> overwritten(leaves.size(), false);
+  std::vector<bool> held_once(leaves.size(), false);
   // Position of each node's first result in a table of all results, which tells the outputs among them.
   std::vector<uint32_t> base(nodes.size() + 1, 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -256,9 +261,14 @@ void Graph::find_donations() {
       }
     }
     if (s.value.node->epoch == epoch && s.value.node->leaf()) {
-      s.value.node->pinned = true;  // still a tensor's value, perhaps that of a clone
+      const auto slot = s.value.node->given ? slot_of(*s.value.node) : -1;
+      if (slot >= 0 && !held_once[slot]) {
+        held_once[slot] = true;
+      } else {
+        s.value.node->pinned = true;  // still a tensor's value, perhaps that of a clone
+      }
     }
-    if (s.synced && !(s.synced == s.value)) {
+    if (overwritten_too && s.synced && !(s.synced == s.value)) {
       const auto slot = slot_of(*s.synced.node);
       if (slot >= 0) {
         overwritten[slot] = true;
@@ -268,8 +278,12 @@ void Graph::find_donations() {
       }
     }
   });
-  for (const auto& output : outputs) {
-    ++output.node->references;  // ours
+  for (const auto* ours : {&outputs, &forgotten_}) {
+    for (const auto& value : *ours) {
+      if (value.node->epoch == epoch) {
+        ++value.node->references;
+      }
+    }
   }
   // A node that someone outside this graph holds, and that does not become a leaf, keeps its inputs alive.
   for (size_t i = nodes.size(); i-- > 0;) {
@@ -284,8 +298,23 @@ void Graph::find_donations() {
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] = overwritten[i] && !leaf.pinned && !leaf.shared && leaves[i].use_count() == leaf.references + 1;
+    donated[i] =
+        (overwritten[i] || leaf.given) && !leaf.pinned && !leaf.shared && leaves[i].use_count() == leaf.references + 1;
     key.mix(donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0});
+  }
+}
+
+void Graph::take_given() {
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    auto& leaf = *leaves[i];
+    if (!donated[i] || !leaf.given) {
+      continue;
+    }
+    leaf.given = false;
+    leaf.source = {};
+    release_object(std::exchange(leaf.buffer, nullptr));
+    leaf.error = std::make_unique<std::string>(
+        "[donation] got a tensor whose buffer was given to a program, which has written over it; give it a new value");
   }
 }
 
@@ -322,6 +351,7 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
   attached.reserve(outputs.size());
   {
     const RecorderLock lock;
+    take_given();
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
       if (node.outs->metas.size() == 1) {
@@ -387,6 +417,29 @@ void Graph::clear() {
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();
+}
+
+bool give_buffer(const at::Tensor& tensor, bool give) {
+  TORCH_CHECK(is_xla(tensor), "[donation] got a tensor on ", tensor.device(), ", expected one on xla");
+  const RecorderLock lock;
+  auto& alias = impl_of(tensor)->alias;
+  resolve(alias.storage->value);
+  auto& node = *alias.storage->value.node;
+  if (alias.path.defined() || !node.leaf() || node.unfilled() || node.error != nullptr) {
+    return false;
+  }
+  node.given = give;
+  return true;
+}
+
+bool is_given(const at::Tensor& tensor) {
+  const RecorderLock lock;
+  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->given;
+}
+
+bool is_lost(const at::Tensor& tensor) {
+  const RecorderLock lock;
+  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->error != nullptr;
 }
 
 bool has_pending(c10::DeviceIndex device) {

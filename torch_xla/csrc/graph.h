@@ -21,8 +21,9 @@ class Graph {
  public:
   // Everything pending on a device; without `barrier` only to be looked at.
   static Graph of_device(c10::DeviceIndex device, bool barrier = true);
-  // What these tensors need; with `live` also whatever else of that is still alive.
-  static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live);
+  // What these tensors need; with `live` also whatever else of that is still alive; with `give` the program gets the
+  // buffers that were given away.
+  static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool give = false);
 
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
@@ -61,12 +62,20 @@ class Graph {
   void collect(std::vector<Value> roots);
   void order_outputs();
   void number_leaves();
-  void find_donations();
+  void find_donations(bool overwritten_too);
+  void take_given();
   void clear();
 
   std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
+
+// Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
+// tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.
+bool give_buffer(const at::Tensor& tensor, bool give);
+bool is_given(const at::Tensor& tensor);
+// Whether a tensor has no value any more.
+bool is_lost(const at::Tensor& tensor);
 
 // Whether a barrier on the device would do anything.
 bool has_pending(c10::DeviceIndex device);

@@ -106,6 +106,7 @@ struct Node final : c10::intrusive_ptr_target {
   c10::intrusive_ptr<Source> source;  // where else its values are
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
+  bool given = false;   // the next program may have the buffer, though a tensor still has it
   std::unique_ptr<std::string> error;
 
   // Results of a node with several that were computed while the node lives on.

@@ -35,6 +35,9 @@ Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
 Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
 
 Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
+  constexpr int64_t kAddresses = int64_t{1} << 47;  // of a process; XLA may never need the whole, and compute for years
+  TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "[memory] got a tensor of ", meta->bytes,
+                   " bytes, expected fewer than 2^47; no device can hold it");
   auto value = make_fill(meta, int64_t{0});
   auto alias = new_alias(value, meta, device);
   alias.storage->origin = std::move(value);
@@ -301,12 +304,13 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const 
                                                      const std::optional<Tensor>& running_mean,
                                                      const std::optional<Tensor>& running_var, bool training,
                                                      double momentum, double eps) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
   if (training && running_mean && running_mean->defined() && running_var && running_var->defined()) {
+    op_info(op).calls.fetch_add(1, std::memory_order_relaxed);
     Tensor mean = *running_mean;
     Tensor var = *running_var;
     return at::_native_batch_norm_legit(input, weight, bias, mean, var, true, momentum, eps);
   }
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
   torch::jit::Stack stack{input, weight, bias, running_mean, running_var, training, momentum, eps};
   record(op, &stack);
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};

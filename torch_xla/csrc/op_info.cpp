@@ -239,7 +239,11 @@ std::unordered_map<std::string, uint64_t> op_counts() {
   for (const auto& [_, info] : k.by_address) {
     if (const auto calls = info->calls.load(std::memory_order_relaxed)) {
       const auto start = info->name.find('.') + 1;
-      counts[info->name.substr(start, info->name.find('.', start) - start)] += calls;
+      auto name = info->name.substr(start, info->name.find('.', start) - start);
+      if (name.back() == '_' && name.front() != '_') {
+        name.pop_back();  // `add_` counts with `add`
+      }
+      counts[name] += calls;
     }
   }
   return counts;

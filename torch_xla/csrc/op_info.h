@@ -37,7 +37,7 @@ struct OpInfo {
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
-  std::atomic<uint64_t> calls{0};           // how often it was recorded, in any of its forms
+  std::atomic<uint64_t> calls{0};           // how often it was recorded
 
   // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
   bool only_writes_inputs() const;
@@ -46,7 +46,7 @@ struct OpInfo {
 OpInfo& op_info(const c10::OperatorHandle& op);
 OpInfo& op_info(const char* name, const char* overload);
 
-// How often each operator was recorded, by its name without overload, in its functional form.
+// How often each operator was recorded, by its name without overload; forms that write count with the others.
 std::unordered_map<std::string, uint64_t> op_counts();
 
 // 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.

@@ -303,7 +303,7 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     run_on_host(op, stack, info, "PyTorch has no Meta kernel for it");
     return;
   }
-  (info.functional != nullptr ? *info.functional : info).calls.fetch_add(1, std::memory_order_relaxed);
+  info.calls.fetch_add(1, std::memory_order_relaxed);
   if (info.view) {
     record_view(call, metas);
   } else {

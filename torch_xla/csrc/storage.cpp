@@ -187,6 +187,19 @@ std::vector<const ViewStep*> steps_of(const ViewPath& path) {
   return steps;
 }
 
+// Whether a view shows the storage's own elements in their own places, as the transpose of a transpose does.
+bool shows_whole(const ViewPath& path, const Meta& base) {
+  static const auto& conjugate = op_info("aten::_conj", "");
+  static const auto& negative = op_info("aten::_neg_view", "");
+  const auto& shown = path->outs->metas[path->out];
+  if (shown.layout != base.layout || shown.offset != base.offset) {
+    return false;
+  }
+  const auto steps = steps_of(path);
+  return std::none_of(steps.begin(), steps.end(),
+                      [](const ViewStep* s) { return s->op == &conjugate || s->op == &negative; });
+}
+
 // The value in memory order, with zeros behind it.
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
   static auto& pad = op_info("aten::constant_pad_nd", "");
@@ -453,8 +466,12 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t o
   Alias result;
   result.storage = storage;
   result.path = make_step(path, op, std::move(step_args), meta, outs, out);
-  result.path->remember({node, out}, *storage);
   result.meta = {outs, out};
+  if (layout == storage->layouts && shows_whole(result.path, *storage->meta)) {
+    result.path = {};  // a write goes straight to the storage, and its value is the view's
+  } else {
+    result.path->remember({node, out}, *storage);
+  }
   result.layout = layout;
   return result;
 }

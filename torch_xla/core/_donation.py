@@ -1,0 +1,44 @@
+"""Buffers that a tensor gives away: a program that has one as an input may write over it, and the tensor is lost."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_xla import _bindings, _metrics
+
+_everywhere = False
+
+
+def give(tensor: torch.Tensor, should_donate: bool = True) -> bool:
+    """Gives a tensor's buffer to the next barrier whose program has it as an input, or takes that back.
+
+    Args:
+        tensor: A tensor on an XLA device.
+        should_donate: Whether to give it.
+
+    Returns:
+        Whether the tensor had a buffer; it has none while it is pending, if it is a view, or if it is lost.
+    """
+    _metrics.count("XlaSetBufferDonation")
+    return _bindings.give_buffer(tensor, should_donate)
+
+
+def is_given(tensor: torch.Tensor) -> bool:
+    """Whether `give` was called for the buffer."""
+    return _bindings.is_given(tensor)
+
+
+def is_lost(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values any more."""
+    return _bindings.is_lost(tensor)
+
+
+def set_everywhere(on: bool) -> None:
+    """Whether programs for some tensors alone may have given buffers too, not only those of barriers."""
+    global _everywhere
+    _everywhere = on
+
+
+def everywhere() -> bool:
+    """What `set_everywhere` set."""
+    return _everywhere
