@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from oracle import assert_same
 from programs import Step, programs, run
 from torch import Tensor
 
-import torch_xla  # noqa: F401
+import torch_xla
+import torch_xla.experimental
 
 Program = Callable[[str], tuple[Tensor, ...]]
 
@@ -25,15 +26,30 @@ def compare(program: Program) -> None:
         assert_same(ours, theirs)
 
 
-@pytest.mark.fuzz
-@given(programs)
-def test_programs_of_views_and_writes(program: list[Step]) -> None:
-    ours, theirs = run(program, "xla"), run(program, "cpu")
+def check_program(program: list[Step]) -> None:
+    ours, theirs = run(program, "xla", torch_xla.sync), run(program, "cpu", lambda: None)
     if isinstance(theirs, str) or isinstance(ours, str):
         assert ours == theirs
         return
     for mine, expected in zip(ours, theirs, strict=True):
-        assert_same(mine, expected)
+        assert_same(mine.detach(), expected)
+
+
+@pytest.mark.fuzz
+@given(programs)
+def test_programs_of_views_and_writes(program: list[Step]) -> None:
+    check_program(program)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=settings.default.max_examples // 10)  # every operator compiles
+@given(programs)
+def test_programs_in_eager_mode(program: list[Step]) -> None:
+    torch_xla.experimental.eager_mode(True)
+    try:
+        check_program(program)
+    finally:
+        torch_xla.experimental.eager_mode(False)
 
 
 def test_write_to_the_base_shows_in_its_views() -> None:
@@ -179,6 +195,40 @@ def test_channels_last_is_kept() -> None:
     def program(device: str) -> tuple[Tensor, ...]:
         x = torch.arange(48.0, device=device).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last)
         return x, x + 1, (x * 2).relu()
+
+    compare(program)
+
+
+def test_rows_written_from_themselves_in_another_order() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        rows = x.split(3)[0]
+        rows.copy_(rows.flip(0))
+        rows[0] = 2
+        torch_xla.sync()  # compiled: XLA:CPU fuses reads with writes in place
+        return (x,)
+
+    compare(program)
+
+
+def test_resize_of_an_out_argument_keeps_what_surrounds_it() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        y = x.clone()
+        with pytest.warns(UserWarning, match="resized"):
+            torch.mul(x.unfold(1, 2, 1), 2, out=y)
+        flipped, z = x.t() * 2 + 1, x.clone()
+        with pytest.warns(UserWarning, match="resized"):
+            torch.mul(flipped, 2, out=z)
+        return y, z
+
+    compare(program)
+
+
+def test_copies_of_views_keep_the_order_of_strides() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device).unfold(1, 2, 2).diagonal()
+        return x.clone(), torch.zeros_like(x), x.to(torch.float64)
 
     compare(program)
 

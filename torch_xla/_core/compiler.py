@@ -10,7 +10,6 @@ from torch_xla._core import backend, lowering
 from torch_xla._core.graph import Graph
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
-_BARRIER = "xla.optimization_barrier.default"
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 
 _options: dict[str, Any] = {}
@@ -54,7 +53,7 @@ def options() -> dict[str, str | bool | int | float]:
 
 def _options_for(graph: Graph) -> dict[str, Any]:
     """The options of one compile: the user's, and on a CPU one that lets barriers hold."""
-    if backend.jax_device(graph.device).platform != "cpu" or all(node.op != _BARRIER for node in graph.nodes):
+    if backend.jax_device(graph.device).platform != "cpu":
         return _options
     return {**_options, _DISABLED: ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])}
 

@@ -131,7 +131,6 @@ void record_fill(Tensor& self, const at::Scalar& value) {
 }
 
 Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
-  at::assert_no_internal_overlap(self);
   return fill_number(self, c10::IValue(value), &record_fill, value);
 }
 
@@ -143,7 +142,7 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
   }
   const auto sizes = at::infer_size(self.sizes(), source.sizes());
   TORCH_CHECK(IntArrayRef(sizes) == self.sizes(), "output with shape ", self.sizes(),
-              " doesn't match the broadcast shape ", sizes);
+              " doesn't match the broadcast shape ", IntArrayRef(sizes));
 }
 
 void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
@@ -193,15 +192,21 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   TORCH_CHECK(source.defined(), "copy_: the source is an undefined tensor");
-  if (self.is_same(source)) {
+  if (self.is_same(source) ||
+      (self.is_alias_of(source) && self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
+       self.strides() == source.strides() && self.dtype() == source.dtype() &&
+       impl_of(self)->alias.path == impl_of(source)->alias.path)) {
     return self;
+  }
+  if (is_xla(self)) {
+    at::assert_no_internal_overlap(self);
+    at::assert_no_partial_overlap(self, source);
   }
   check_broadcast(self, source);
   if (!is_xla(self)) {
     self.copy_(fetch(source));
     return self;
   }
-  at::assert_no_internal_overlap(self);
   const FrameScope frame;
   Tensor values = source;  // no xla tensor has a conjugate or negative bit: `_conj` and `_neg_view` are recorded views
   if (is_xla(values) && values.device() != self.device()) {
@@ -219,18 +224,28 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   return self;
 }
 
-// PyTorch's own keeps eager's strides only on devices that support as_strided, by its list.
+// PyTorch's own two keep the order of strides only on devices that support as_strided, by its list.
+Tensor new_like(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                std::optional<at::Device> device, std::optional<bool> pin_memory,
+                std::optional<at::MemoryFormat> format) {
+  if (format.value_or(at::MemoryFormat::Preserve) != at::MemoryFormat::Preserve ||
+      layout.value_or(at::kStrided) != at::kStrided) {
+    return at::native::empty_like(self, dtype, layout, device, pin_memory, format);
+  }
+  const auto options =
+      self.options().merge_in(at::TensorOptions().dtype(dtype).device(device).pinned_memory(pin_memory));
+  const bool kept = self.is_non_overlapping_and_dense();
+  return at::empty_strided(
+      self.sizes(), kept ? self.strides().vec() : at::infer_dense_strides(self.sizes(), self.strides()), options);
+}
+
 Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                std::optional<at::MemoryFormat> format) {
-  const bool here = !device || device->type() == c10::DeviceType::XLA;
-  const bool preserve = !format || *format == at::MemoryFormat::Preserve;
-  if (!here || !preserve || layout.value_or(at::kStrided) != at::kStrided || !self.is_non_overlapping_and_dense()) {
+  if ((device && device->type() != c10::DeviceType::XLA) || layout.value_or(at::kStrided) != at::kStrided) {
     return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
   }
-  const auto options = self.options().dtype(dtype.value_or(self.scalar_type())).device(device.value_or(self.device()));
-  auto result = at::empty_strided(self.sizes(), self.strides(), options);
-  return result.copy_(self, non_blocking);
+  return new_like(self, dtype, layout, device, pin_memory, format).copy_(self, non_blocking);
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
@@ -346,6 +361,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("fill_.Scalar", TORCH_FN(fill_scalar));
   m.impl("zero_", TORCH_FN(zero_));
   m.impl("copy_", TORCH_FN(copy_));
+  m.impl("empty_like", TORCH_FN(new_like));
   m.impl("_to_copy", TORCH_FN(to_copy));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));

@@ -64,18 +64,14 @@ MetaSetPtr metas_of(Call& call) {
       return *found;
     }
   }
-  MetaSetPtr metas;
   try {
-    metas = infer_metas(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
+    return infer_metas(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base), call.key);
   } catch (const c10::NotImplementedError&) {
     return {};
   } catch (...) {
     raise_as_cpu(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
     throw;
   }
-  const RecorderLock lock;
-  remember_metas(call.key, metas);
-  return metas;
 }
 
 std::vector<Alias> view_results(Call& call, const MetaSetPtr& metas) {

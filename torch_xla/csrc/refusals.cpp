@@ -87,6 +87,7 @@ bool overlaps(const OpInfo& info, Arguments arguments) {
     if (!w.isTensor() || !is_xla(w.toTensor())) {
       continue;
     }
+    found = found || at::has_internal_overlap(w.toTensor()) == at::MemOverlap::Yes;
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (i != position) {
         for_each_tensor(arguments[i],

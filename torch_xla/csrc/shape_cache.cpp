@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <unordered_map>
@@ -132,6 +132,54 @@ bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
   return false;
 }
 
+// Runs the CPU kernel on twins of the arguments, and returns these.
+std::vector<c10::IValue> call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  torch::jit::Stack stack;
+  CpuTwins twins;
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  for (const auto& v : arguments) {
+    stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
+  }
+  std::vector<c10::IValue> given = stack;
+  info.op.callBoxed(stack);
+  return given;
+}
+
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+// Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
+void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas) {
+  if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return;  // it would draw from the CPU's generator
+  }
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  std::vector<c10::IValue> twins;
+  try {
+    twins = call_on_cpu(info, arguments);
+  } catch (const TooLarge&) {
+    return;
+  } catch (const c10::Error&) {
+    return;  // of the values that the twins have
+  }
+  for (const auto position : info.written) {
+    if (metas[position].isTensor() && metas[position].toTensor().sizes() == twins[position].toTensor().sizes()) {
+      const auto& twin = twins[position].toTensor();
+      metas[position].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    }
+  }
+}
+
+void remember_metas(const Hash& key, const MetaSetPtr& metas) {
+  constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
+  if (table().size() >= kCapacity) {
+    table().clear();
+  }
+  table().emplace(key, metas);
+}
+
 }  // namespace
 
 const MetaSetPtr* find_metas(const Hash& key) {
@@ -139,28 +187,14 @@ const MetaSetPtr* find_metas(const Hash& key) {
   return found == table().end() ? nullptr : &found->second;
 }
 
-void remember_metas(const Hash& key, MetaSetPtr metas) {
-  constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
-  if (table().size() >= kCapacity) {
-    table().clear();
-  }
-  table().emplace(key, std::move(metas));
-}
-
-MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   misses.fetch_add(1, std::memory_order_relaxed);
-  for (const auto position : info.written) {
-    // Meta tensors have no memory to overlap in.
-    if (arguments[position].isTensor() && arguments[position].toTensor().defined()) {
-      at::assert_no_internal_overlap(arguments[position].toTensor());
-    }
-  }
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const auto& v : arguments) {
     stack.push_back(twin_argument(v, &meta_twin, c10::DeviceType::Meta));
   }
-  const std::vector<c10::IValue> inputs(stack.begin(), stack.end());
+  std::vector<c10::IValue> inputs(stack.begin(), stack.end());
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     try {
@@ -172,6 +206,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
   }
+  bool warns = false;
   for (const auto position : info.written) {
     // Some Meta kernels resize what is also read, which no CPU kernel does.
     const auto& v = arguments[position];
@@ -179,6 +214,10 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
                     inputs[position].toTensor().sizes() == v.toTensor().sizes(),
                 "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
                 inputs[position].toTensor().sizes());
+    if (info.is_out[position] && v.isTensor() && inputs[position].toTensor().sizes() != v.toTensor().sizes()) {
+      warns = warns || v.toTensor().numel() != 0;
+      take_strides(info, arguments, inputs);
+    }
   }
   auto set = c10::make_intrusive<MetaSet>();
   for (size_t r = 0; r < stack.size(); ++r) {
@@ -193,21 +232,18 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
     }
   }
   set->rehash();
+  if (!warns) {  // PyTorch warns of a resized tensor at every call
+    const RecorderLock lock;
+    remember_metas(key, set);
+  }
   return set;
 }
 
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  torch::jit::Stack stack;
-  CpuTwins twins;
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   try {
-    for (const auto& v : arguments) {
-      stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
-    }
+    call_on_cpu(info, arguments);
   } catch (const TooLarge&) {
-    return;
   }
-  info.op.callBoxed(stack);
 }
 
 uint64_t shape_cache_misses() { return misses.load(std::memory_order_relaxed); }

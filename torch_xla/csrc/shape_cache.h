@@ -9,11 +9,11 @@ namespace torch_xla {
 
 // The metas under `key`, or null. Wants the recorder's lock.
 const MetaSetPtr* find_metas(const Hash& key);
-void remember_metas(const Hash& key, MetaSetPtr metas);
 
 // Runs the operator's Meta kernel on `stack` with every tensor replaced by its meta twin; errors are the ones PyTorch
-// raises. Fresh results come first, then the written arguments. Must not be called under the recorder's lock.
-MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+// raises. Fresh results come first, then the written arguments. Remembers them under `key`. Must not be called under
+// the recorder's lock.
+MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key);
 
 // After `infer_metas` failed: runs the CPU kernel on tensors of these shapes, because its message is the one users know
 // and Meta kernels word many differently. Returns if it does not raise, or the tensors would be large.

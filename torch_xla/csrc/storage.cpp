@@ -169,6 +169,33 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
   return path;
 }
 
+// Where an expanded tensor was written, the element that changed stands for all that share its memory. Returns the
+// value with one element for each, and its shape.
+std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta) {
+  static auto& ne = op_info("aten::ne", "Tensor");
+  static auto& to_copy = op_info("aten::_to_copy", "");
+  static auto& argmax = op_info("aten::argmax", "");
+  static auto& gather = op_info("aten::gather", "");
+  for (size_t d = 0; d < meta->sizes.size(); ++d) {
+    if (meta->strides[d] != 0 || meta->sizes[d] <= 1) {
+      continue;
+    }
+    const auto dim = attr(static_cast<int64_t>(d));
+    auto sizes = meta->sizes;
+    sizes[d] = 1;
+    auto bytes = apply(ne, {v, old}, {input_arg(), input_arg()}, contiguous_meta(meta->sizes, at::kBool));
+    Args cast{input_arg(), attr(static_cast<int64_t>(at::kByte)), attr({}), attr({}), attr({}), attr(false), attr({})};
+    bytes = apply(to_copy, {std::move(bytes)}, std::move(cast), contiguous_meta(meta->sizes, at::kByte));
+    const auto index =
+        apply(argmax, {std::move(bytes)}, {input_arg(), dim, attr(true)}, contiguous_meta(sizes, at::kLong));
+    meta = make_meta(sizes, meta->strides, meta->offset, meta->dtype);
+    for (auto* value : {&v, &old}) {
+      *value = apply(gather, {*value, index}, {input_arg(), dim, input_arg(), attr(false)}, meta);
+    }
+  }
+  return {std::move(v), std::move(meta)};
+}
+
 ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
   static auto& as_strided = op_info("aten::as_strided", "");
   auto path = memory_path(base, meta->dtype);
@@ -203,8 +230,9 @@ bool shows_whole(const ViewPath& path, const Meta& base) {
 // The value in memory order, with zeros behind it.
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
   static auto& pad = op_info("aten::constant_pad_nd", "");
+  const auto path = memory_path(meta, meta->dtype);  // keeps its steps alive
   Value flat = v;
-  for (const auto* step : steps_of(memory_path(meta, meta->dtype))) {
+  for (const auto* step : steps_of(path)) {
     flat = forward(*step, flat);
   }
   const std::vector<int64_t> behind{0, grown->sizes[0] - meta->numel()};
@@ -439,13 +467,17 @@ void Alias::write(Value v) {
   if (layout != storage->layouts) {
     find_path();
   }
+  ViewPath through = path;
+  if (path.defined() && path->repeats) {  // only memory says which elements a write reaches
+    auto [once, written] = without_repeats(std::move(v), current(), meta);
+    v = std::move(once);
+    through = strided_path(storage->meta, written);
+  }
   ++storage->generation;
   if (!path.defined()) {
     storage->value = std::move(v);
     return;
   }
-  // Where elements repeat, only memory says which of them a write reaches.
-  const auto through = path->repeats ? strided_path(storage->meta, meta) : path;
   const auto steps = steps_of(through);
   resolve(storage->value);
   std::vector<Value> inputs{storage->value};

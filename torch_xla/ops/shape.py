@@ -223,10 +223,17 @@ def _as_strided_scatter(
         contiguous = contiguous and (n == 1 or s == expected)
         expected *= n
     if contiguous:
-        flat = lax.dynamic_update_slice_in_dim(flat, jnp.reshape(src, (-1,)), offset, 0)
+        flat = _replace(flat, jnp.reshape(src, (-1,)), offset, 0)
     else:
         flat = flat.at[_strided_index(size, stride, offset)].set(src)
     return jnp.reshape(flat, x.shape)
+
+
+def _replace(x: jax.Array, src: jax.Array, start: int, dim: int) -> jax.Array:
+    # XLA:CPU fuses what is written with the write, which it does in place: `x[:3] = x[:3].flip(0)` then reads rows that
+    # are new already. Values that are there before the write starts are safe.
+    src = lax.platform_dependent(src, cpu=lax.optimization_barrier, default=lambda values: values)
+    return lax.dynamic_update_slice_in_dim(x, src, start, dim)
 
 
 def write_slice(x: jax.Array, src: jax.Array, dim: int, start: int, end: int, step: int) -> jax.Array:
@@ -235,7 +242,7 @@ def write_slice(x: jax.Array, src: jax.Array, dim: int, start: int, end: int, st
     if src.size == 0:
         return x
     if step == 1:
-        return src if src.shape == x.shape else lax.dynamic_update_slice_in_dim(x, src, start, dim)
+        return src if src.shape == x.shape else _replace(x, src, start, dim)
     spread = _spread(src, dim, start, step, x.shape[dim])
     position = np.arange(x.shape[dim])
     hit = (position >= start) & (position < end) & ((position - start) % step == 0)
