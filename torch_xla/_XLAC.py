@@ -9,9 +9,10 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _metrics, backends, runtime
-from torch_xla._core import backend
+from torch_xla._core import backend, region
 from torch_xla._core import sync as _barrier
 from torch_xla.core import _barriers, _debug_info, _donation, _operators
+from torch_xla.core import lowering as lowering
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
 
@@ -197,6 +198,10 @@ def _get_use_eager_mode() -> bool:
 def _set_use_eager_mode(use_eager_mode: bool) -> None:
     """Switches eager mode on or off."""
     _bindings.set_eager(use_eager_mode)
+
+
+_set_allow_execution = region.allow
+_get_allow_execution = region.allowed
 
 
 # Numerics.

@@ -36,6 +36,7 @@ def device(index: int | None = None) -> torch.device:
         raise IndexError(
             message("device", f"Device index {index} out of range", expected=f"0 to {count - 1}: {devices()}")
         )
+    backend.publish_count()  # a script may have set how many there are after the import
     _bindings.set_current_device(index)
     return torch.device("xla", index)
 

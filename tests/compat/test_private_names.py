@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import unittest
 from pathlib import Path
 
@@ -63,6 +67,8 @@ def test_dot_general() -> None:
     a, b = torch.randn(4, 2, 3), torch.randn(4, 3, 5)
     product = _XLAC._xla_dot_general(a.to("xla"), b.to("xla"), (([2], [1]), ([0], [0])))
     torch.testing.assert_close(product.cpu(), a @ b)
+    counted_back = _XLAC._xla_dot_general(a.to("xla"), b.to("xla"), (([-1], [-2]), ([0], [0])))
+    assert torch.equal(counted_back.cpu(), product.cpu())
     half = _XLAC._xla_dot_general(
         a[0].half().to("xla"), b[0].half().to("xla"), (([1], [0]), ()), preferred_element_type=torch.float32
     )
@@ -181,6 +187,46 @@ def test_hlo_text_names_instructions_and_types() -> None:
     hlo = _XLAC._get_xla_tensors_hlo([x.float().exp()])
     assert re.search(r"%convert\S* = f32\[2,3\].* convert\(bf16\[2,3\]", hlo)
     assert re.search(r"%exponential\S* = f32\[2,3\].* exponential\(f32\[2,3\]", hlo)
+
+
+def test_a_program_with_its_inputs() -> None:
+    x, y = X.to("xla"), torch.full((3,), 2.5, device="xla")
+    torch_xla.sync()
+    context = _XLAC.lowering.LoweringContext("sums")
+    with pytest.raises(RuntimeError, match=r"\[lowering\]"):
+        context.hlo()
+    context.build([x * 1.5 + y])
+    module = json.loads(context.hlo_json())
+    assert "sums" in module["name"] and isinstance(context.hlo(), bytes)
+    shapes = [(p["elementType"], p.get("dimensions")) for p in module["hostProgramShape"]["parameters"]]
+    assert shapes == [("F32", ["2", "3"]), ("F32", ["3"]), ("F64", ["1"])]
+    assert all(f'opcode: "{name}"' in context.hlo_text() for name in ("parameter", "multiply", "add"))
+    for mapping in (context.parameter_id_tensor_mapping(), context.device_parameter_id_tensor_mapping()):
+        assert [t.tolist() for t in mapping.values()] == [X.tolist(), [2.5] * 3, [1.5]]
+    assert mapping[0].device.type == "xla"
+
+
+def test_execution_may_be_forbidden() -> None:
+    x = X.to("xla") + 1
+    _XLAC._set_allow_execution(False)
+    try:
+        assert not _XLAC._get_allow_execution()
+        with pytest.raises(RuntimeError, match="Unexpected execution happens inside the compiled function, exiting"):
+            x.cpu()
+    finally:
+        _XLAC._set_allow_execution(True)
+    assert torch.equal(x.cpu(), X + 1)
+
+
+def test_devices_may_be_counted_after_the_import() -> None:
+    program = """
+import os, torch, torch_xla
+os.environ["CPU_NUM_DEVICES"] = "3"
+assert torch_xla.device_count() == 3
+assert torch.ones(2, device=torch_xla.device(2)).sum().item() == 2
+"""
+    environment = {**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "3"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
 
 
 def test_a_tensor_that_no_machine_can_hold() -> None:

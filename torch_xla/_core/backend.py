@@ -259,6 +259,17 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
         return from_numpy(values, dtype)
 
 
+def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
+    """A new device buffer with the values at a location, as `download` reads them."""
+    import jax.numpy as jnp
+
+    buffer, start = location
+    with x64():
+        if start >= 0:
+            return buffer[start : start + math.prod(shape)].reshape(shape)
+        return jnp.array(buffer, copy=True)
+
+
 def pack(buffers: Sequence[Any]) -> Any:
     """Several device buffers of one dtype end to end in one."""
     import jax

@@ -44,6 +44,18 @@ class Region:
 
 # A stack of the process, not of a thread: autograd runs backward functions in threads of its own.
 _regions: list[Region] = []
+_allowed = True
+
+
+def allow(on: bool) -> None:
+    """Whether graphs may run at all."""
+    global _allowed
+    _allowed = on
+
+
+def allowed() -> bool:
+    """What `allow` set."""
+    return _allowed
 
 
 def current() -> Region | None:
@@ -76,6 +88,14 @@ def before_run(key: Hashable, nodes: Callable[[], Sequence[str]]) -> None:
     Raises:
         GraphLimitError: a surrounding region forbids this graph.
     """
+    if not _allowed:
+        raise GraphLimitError(
+            message(
+                "compile",
+                "Unexpected execution happens inside the compiled function, exiting",
+                do="allow it with _XLAC._set_allow_execution(True)",
+            )
+        )
     for region in _regions:
         if region.full_graph and not region.closing:
             raise GraphLimitError(
@@ -90,22 +110,6 @@ def before_run(key: Hashable, nodes: Callable[[], Sequence[str]]) -> None:
             region.session.check(key, nodes, region.max_different_graphs)
 
 
-_XLA_NAMES = {
-    torch.bool: "pred",
-    torch.uint8: "u8",
-    torch.int8: "s8",
-    torch.int16: "s16",
-    torch.int32: "s32",
-    torch.int64: "s64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
-
-
 def node_text(op: str, outputs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str:
     """A node as the messages show it: ``[] aten::add, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()``.
 
@@ -113,9 +117,11 @@ def node_text(op: str, outputs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> 
         op: Overload name, ``aten.add.Tensor``.
         outputs: dtype and shape of each output.
     """
+    from torch_xla.ops import dtypes
+
     shapes = []
     for dtype, shape in outputs:
-        kind = _XLA_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+        kind = dtypes.xla_name(dtype)
         layout = ",".join(str(dim) for dim in reversed(range(len(shape))))
         shapes.append(f"{kind}[{','.join(map(str, shape))}]" + (f"{{{layout}}}" if shape else ""))
     text = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,9 +76,7 @@ def _run(cut: _bindings.Graph, reading: bool) -> bool:
     from torch_xla._core import cache, compiler, executor, graph, host
     from torch_xla.ops.registry import StaticNumbers
 
-    fills = cut.describe_fills()
-    if fills:
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+    _fill(cut)
     if not cut.num_outputs:
         return True
     key = cut.key
@@ -105,6 +104,12 @@ def _run(cut: _bindings.Graph, reading: bool) -> bool:
         cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
         raise RuntimeError(text) from error
     return True
+
+
+def _fill(cut: _bindings.Graph) -> None:
+    fills = cut.describe_fills()
+    if fills:
+        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
 
 
 def _make_static(op: str) -> None:
@@ -148,6 +153,64 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
                 return _render(graph.describe(cut), form, _computed(tensors))
             except StaticNumbers as static:
                 _make_static(static.op)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered graph and its inputs; these can be read until a barrier writes over one of them.
+
+    Attributes:
+        stage: JAX's lowered stage.
+        inputs: Shape and dtype of each leaf.
+        locations: Where their values are.
+        numbers: The vectors of numbers, which are the last inputs.
+        device: Index of the device.
+    """
+
+    stage: Any
+    inputs: Sequence[Any]
+    locations: Sequence[Any]
+    numbers: Sequence[Any]
+    device: int
+
+    def host_inputs(self) -> list[torch.Tensor]:
+        """A copy of each input on the host."""
+        pairs = zip(self.locations, self.inputs, strict=True)
+        leaves = [backend.download(location, meta.shape, meta.dtype) for location, meta in pairs]
+        return leaves + [torch.tensor(vector) for vector in self.numbers]
+
+    def device_inputs(self) -> list[torch.Tensor]:
+        """A copy of each input on the device."""
+        pairs = zip(self.locations, self.inputs, strict=True)
+        leaves = [
+            _bindings.tensor_of(backend.copy(location, meta.shape), list(meta.shape), meta.dtype, self.device)
+            for location, meta in pairs
+        ]
+        return leaves + [torch.tensor(vector).to(torch.device("xla", self.device)) for vector in self.numbers]
+
+
+def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
+    """The program for some tensors on one device, without running it.
+
+    Args:
+        tensors: The tensors.
+        name: Name of the module.
+    """
+    from torch_xla._core import graph, lowering
+    from torch_xla.ops.registry import StaticNumbers
+
+    with _lock:
+        while True:
+            cut = _bindings.Graph.of_tensors(list(tensors), live=False)
+            _fill(cut)
+            described = graph.describe(cut)
+            try:
+                stage = lowering.lower(described, name).stage
+            except StaticNumbers as static:
+                _make_static(static.op)
+                continue
+            vectors = [vector for vector in cut.packed_numbers() if vector.size]
+            return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

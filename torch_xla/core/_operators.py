@@ -56,7 +56,10 @@ def dot_general(
                 expected="((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))",
             )
         )
-    contracting, batch = (tuple(tuple(d) for d in pair) for pair in dimension_numbers)
+    contracting, batch = (
+        tuple(tuple(d % t.dim() for d in dims) for dims, t in zip(pair, (lhs, rhs), strict=False))
+        for pair in dimension_numbers
+    )
     program = _dot_general_program(
         programs.metas_of((lhs, rhs)), (contracting, batch or ((), ())), preferred_element_type
     )

@@ -7,6 +7,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from torch_xla.distributed.spmd.xla_sharding import XLAPatchedLinear as XLAPatchedLinear
 from torch_xla.distributed.spmd.xla_sharding import xla_patched_nn_linear_forward
@@ -20,7 +21,9 @@ def _checkpointed_forward(module: torch.nn.Module, *args: Any, **kwargs: Any) ->
     inner = getattr(module, INNER_FORWARD)
     if not torch.is_grad_enabled():
         return inner(*args, **kwargs)
-    return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+    # All of it runs again, what hooks and step closures do included; what nobody needs of that is never computed.
+    with set_checkpoint_early_stop(False):
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
 
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
