@@ -360,6 +360,26 @@ def test_dynamo_runs_a_model_through_openxla() -> None:
     assert all(param.grad.isfinite().all() for param in model.parameters())
 
 
+def test_dynamo_trains_a_model_that_changes_its_buffers(compiles: Any) -> None:
+    """Random numbers, running statistics and gradients are those of the same loop without Dynamo."""
+    results = []
+    x = torch.randn(8, 3)
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).to("xla")
+        called = torch.compile(model, backend="openxla") if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            with compiles(None if step < 2 else 0):
+                optimizer.zero_grad()
+                called(x.to("xla")).square().mean().backward()
+                optimizer.step()
+                torch_xla.sync()
+        results.append([value.cpu() for value in model.state_dict().values()])
+    for plain, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, plain, rtol=1e-4, atol=1e-6)
+
+
 def test_traces_are_written(tmp_path: Path) -> None:
     @xp.trace_me("scope")
     def work(x: torch.Tensor) -> torch.Tensor:

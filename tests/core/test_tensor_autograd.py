@@ -223,12 +223,44 @@ class TestSeeds:
 
         assert draws() == draws()
 
+    def test_the_same_seed_counts_when_the_host_drew_since(self) -> None:
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            torch.nn.Linear(4, 4)
+            runs.append([draw(), torch.randn(5).tolist(), draw()])
+        assert runs[0] == runs[1]
+
     def test_host_numbers_are_left_alone(self) -> None:
+        def host() -> list[list[float]]:
+            drawn = [
+                torch.rand(3),
+                torch.randn(3),
+                torch.randn(3, dtype=torch.float64),
+                torch.randn(20),
+                torch.randperm(9),
+            ]
+            drawn += [torch.empty(3).log_normal_(), torch.empty(3).cauchy_(), torch.empty(3).exponential_()]
+            drawn += [torch.poisson(torch.ones(3)), torch._standard_gamma(torch.ones(3)), torch.ones(9).multinomial(3)]
+            return [value.tolist() for value in drawn]
+
         torch.manual_seed(0)
-        expected = torch.rand(2)
+        expected = [host(), host()]
         torch.manual_seed(0)
-        draw()
-        assert torch.equal(torch.rand(2), expected)
+        found = []
+        for _ in range(2):
+            draw()
+            found.append(host())
+        assert found == expected
+
+    def test_a_restored_host_state_seeds_nothing_that_was_drawn_from(self) -> None:
+        torch.manual_seed(3)
+        first = draw()
+        state = torch.get_rng_state()
+        numbers = torch.rand(2)
+        torch.set_rng_state(state)
+        assert draw() != first
+        assert torch.equal(torch.rand(2), numbers)
 
     def test_state(self) -> None:
         xm.set_rng_state(11)

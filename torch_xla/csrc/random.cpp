@@ -81,22 +81,19 @@ Device& device_state(c10::DeviceIndex index) {
 
 XlaGeneratorImpl& impl(const at::Generator& g) { return *static_cast<XlaGeneratorImpl*>(g.unsafeGetGeneratorImpl()); }
 
-// torch.manual_seed knows no hook for this device, so look at the CPU generator it seeded. A generator that was just
-// seeded has drawn nothing yet (left 1, next 0). To tell one seeding from the next, mark it seen: while `left` is 1 the
-// value of `next` is never read, so the CPU's numbers stay what they are.
+// torch.manual_seed knows no hook for this device, so look at the CPU generator it seeded. To tell one seeding from the
+// next, mark it seen in a field that seeding clears and that a saved state carries: the spare normal number of type
+// float. CPU kernels draw normal numbers in double and keep theirs in the other field, so their numbers stay as they
+// are.
 bool reseeded(uint64_t& seed) {
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   auto* const cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
   seed = cpu->current_seed();
-  auto engine = cpu->engine();
-  auto data = engine.data();
-  if (data.left_ != 1 || data.next_ != 0) {
+  if (cpu->next_float_normal_sample()) {
     return false;
   }
-  data.next_ = at::MERSENNE_STATE_N;
-  engine.set_data(data);
-  cpu->set_engine(engine);
+  cpu->set_next_float_normal_sample(0.0F);
   return true;
 }
 

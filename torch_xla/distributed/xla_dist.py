@@ -19,4 +19,5 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     )
 
 
-resolve_and_execute = main
+# A launcher asks for the parser first, and must learn there that it cannot go on.
+resolve_and_execute = get_args_parser = main

@@ -178,7 +178,7 @@ def _native_dropout(ctx: Context, x: jax.Array, p: float, train: bool | None) ->
         return x, jnp.ones(x.shape, bool)
     if p == 1:
         return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
-    keep = jax.random.uniform(ctx.key(), x.shape, jnp.float32) >= p
+    keep = _unit(ctx) < 1.0 - p  # the draw of `bernoulli`, which dropout is made of where nothing traces it
     return jnp.where(keep, dtypes.widen(x) * (1.0 / (1.0 - p)), 0), keep
 
 
