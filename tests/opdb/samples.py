@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_map_only
 
 from opdb.cases import DTYPES, Job, operators
 
@@ -162,6 +163,11 @@ def copy(value: Any, device: str, host_integers: bool = False) -> Any:
         return torch.device(device) if x == "cpu" or isinstance(x, torch.device) else x
 
     return walk(value)
+
+
+def cast(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    """Nested values whose tensors of one dtype have another."""
+    return tree_map_only(torch.Tensor, lambda t: t.to(new) if t.dtype == old else t, value)
 
 
 def _copy_tensor(t: torch.Tensor, device: str) -> torch.Tensor:

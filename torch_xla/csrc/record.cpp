@@ -64,6 +64,7 @@ MetaSetPtr metas_of(Call& call) {
       return *found;
     }
   }
+  raise_if_kernel_refuses(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
   try {
     return infer_metas(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base), call.key);
   } catch (const c10::NotImplementedError&) {

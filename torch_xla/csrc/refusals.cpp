@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "op_info.h"
 #include "shape_cache.h"
@@ -57,6 +58,15 @@ bool doubtful_index_add(Arguments a) {
     }
   }
   return false;
+}
+
+bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
+
+bool without_pivots(Arguments a) { return !a[1].toBool(); }
+
+bool integer_to_negative(Arguments a) {
+  const auto& exponent = a[1].toScalar();
+  return exponent.isIntegral(true) && exponent.toLong() < 0 && at::isIntegralType(a[0].toTensor().scalar_type(), true);
 }
 
 // Whether a call that writes `written` and reads `read` may be refused: where they overlap in part, and where they are
@@ -141,6 +151,17 @@ bool accepted_before(const Hash& key, bool remember) {
 Doubt doubt_about(const std::string& name) {
   static const auto* const table = new std::unordered_map<std::string, Doubt>{
       {"aten.uniform_.default", [](Arguments a) { return a[1].toDouble() > a[2].toDouble(); }},
+      {"aten.bernoulli_.float", [](Arguments a) { return no_probability(a[1]); }},
+      {"aten.bernoulli.p", [](Arguments a) { return no_probability(a[1]); }},
+      {"aten.random_.from", [](Arguments a) { return !a[2].isNone() && a[1].toInt() >= a[2].toInt(); }},
+      {"aten.randint.low", [](Arguments a) { return a[0].toInt() >= a[1].toInt(); }},
+      {"aten.randint.default", [](Arguments a) { return a[0].toInt() <= 0; }},
+      {"aten.pow.Tensor_Scalar", &integer_to_negative},
+      {"aten.pow_.Scalar", &integer_to_negative},
+      {"aten.linalg_lu.default", &without_pivots},
+      {"aten.linalg_lu.out", &without_pivots},
+      {"aten.linalg_lu_factor_ex.default", &without_pivots},
+      {"aten.linalg_lu_factor_ex.out", &without_pivots},
       {"aten.aminmax.out", &doubtful_aminmax_out},
       {"aten.multinomial.default", &doubtful_multinomial},
       {"aten.multinomial.out", &doubtful_multinomial},
@@ -167,6 +188,41 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
     if (!accepted_before(key, false)) {
       raise_as_cpu(info, arguments);
       accepted_before(key, true);
+    }
+  }
+}
+
+void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
+  constexpr size_t kBytes = size_t{1} << 16;
+  size_t bytes = 0;
+  bool empty = false;
+  bool narrow = false;
+  bool unusual = false;
+  for (const auto& v : arguments) {
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      const auto type = t.scalar_type();
+      bytes += is_xla(t) ? t.storage().nbytes() : 0;
+      empty = empty || t.numel() == 0;
+      narrow = narrow || (t.element_size() < 4 && at::isFloatingType(type));
+      unusual = unusual || at::isIntegralType(type, true) || at::isComplexType(type);
+    });
+  }
+  const bool runs = !info.seeded && info.name.rfind("aten.", 0) == 0 &&
+                    info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  if (!runs || bytes > kBytes || !(empty || (unusual && !narrow))) {
+    return;
+  }
+  try {
+    raise_as_cpu(info, arguments);
+  } catch (const c10::NotImplementedError&) {
+    if (!narrow) {
+      throw;
+    }
+  } catch (const c10::Error& error) {
+    // The kernel ran on zeros, which it may refuse as values.
+    const std::string text = error.what_without_backtrace();
+    if (empty || text.find("support") != std::string::npos || text.find("not implemented") != std::string::npos) {
+      throw;
     }
   }
 }

@@ -209,7 +209,9 @@ def _gradients(
         if empty:
             grad_x = jnp.zeros_like(x)
         elif transposed:
-            grad_x = _forward(grad, weight, g)
+            # An output padding of a stride or more reaches windows that no element of the input has.
+            whole = _forward(grad, weight, g)
+            grad_x = lax.slice(whole, (0,) * x.ndim, (*whole.shape[:2], *x.shape[2:]))
         else:
             grad_x = _input_grad(grad, weight, x.shape[2:], g)
     if output_mask[1]:

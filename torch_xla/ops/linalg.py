@@ -92,7 +92,7 @@ def _lu_unpack(
 
 
 def _lu_of_determinant(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The factorization that PyTorch's gradient expects: of the transpose, where the matrix is real and contiguous."""
+    """The factorization that PyTorch's gradient expects of a contiguous matrix: of the transpose, where it is real."""
     lu, pivots, _ = _lu(x if jnp.iscomplexobj(x) else _transposed(x))
     return lu, pivots
 
@@ -183,6 +183,9 @@ def _svd(ctx: Context, x: jax.Array, full_matrices: bool, compute_uv: bool, *, d
 def _pinv(ctx: Context, x: jax.Array, *, atol: jax.Array | None, rtol: jax.Array | None, hermitian: bool) -> jax.Array:
     if x.size == 0:
         return jnp.zeros(ctx.meta.shape, x.dtype)
+    if hermitian:  # only the lower triangle is read
+        below = jnp.tril(x, -1)
+        x = below + _adjoint(below) + jnp.real(x) * jnp.eye(x.shape[-1], dtype=x.dtype)
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
     absolute = jnp.zeros((), s.dtype) if atol is None else atol
     if rtol is None:

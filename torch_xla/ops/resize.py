@@ -40,14 +40,21 @@ def _nearest(x: jax.Array, out: Sequence[int], scales: Scales, exact: bool) -> j
     return x
 
 
-def _source(size: int, out: int, scale: float | None, align_corners: bool, cubic: bool) -> np.ndarray:
-    """Real-valued source position of each target element; float32."""
-    i = np.arange(out, dtype=np.float32)
+def _source(
+    size: int, out: int, scale: float | None, align_corners: bool, dtype: np.dtype, cubic: bool = False
+) -> np.ndarray:
+    """Real-valued source position of each target element, computed in `dtype` as PyTorch does."""
+    real = dtype.type
+    i = np.arange(out, dtype=dtype)
     if align_corners:
-        return i * (np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0))
-    step = np.float32(1.0 / scale) if scale else np.float32(size) / np.float32(out)
-    position = step * (i + np.float32(0.5)) - np.float32(0.5)
-    return position if cubic else np.maximum(position, np.float32(0))
+        return i * (real(size - 1) / real(out - 1) if out > 1 else real(0))
+    step = real(1.0 / scale) if scale else real(size) / real(out)
+    position = step * (i + real(0.5)) - real(0.5)
+    return position if cubic else np.maximum(position, real(0))
+
+
+def _position_dtype(x: jax.Array) -> np.dtype:
+    return np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
 
 
 def _weighted(x: jax.Array, d: int, indices: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> jax.Array:
@@ -65,7 +72,7 @@ def _linear(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scale
         size = x.shape[d]
         if o == size and not (scale and scale != 1):
             continue
-        position = _source(size, o, scale, align_corners, cubic=False)
+        position = _source(size, o, scale, align_corners, _position_dtype(x))
         low = np.minimum(np.floor(position).astype(np.int64), size - 1)
         high = np.minimum(low + 1, size - 1)
         fraction = np.clip(position - low, 0, 1)
@@ -90,10 +97,10 @@ def _cubic(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales
     lead = x.ndim - len(out)
     for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead):
         size = x.shape[d]
-        position = _source(size, o, scale, align_corners, cubic=True)
+        position = _source(size, o, scale, align_corners, _position_dtype(x), cubic=True)
         base = np.floor(position).astype(np.int64)
         indices = [np.clip(base + k, 0, size - 1) for k in (-1, 0, 1, 2)]
-        x = _weighted(x, d, indices, cubic_weights((position - base).astype(np.float32)))
+        x = _weighted(x, d, indices, cubic_weights((position - base).astype(position.dtype)))
     return x
 
 

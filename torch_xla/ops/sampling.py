@@ -131,7 +131,7 @@ def _fractional_max_pool(
     n = len(out)
     batched = x if x.ndim == n + 2 else x[None]
     lead, sizes = batched.shape[:2], batched.shape[2:]
-    rows = jnp.reshape(batched, (*lead, -1))
+    rows = jnp.reshape(batched, (*lead, math.prod(sizes)))
     samples = jnp.reshape(samples.astype(x.dtype), (*lead, n))
     # In two dimensions the first sample belongs to the columns, in three each to its own dimension.
     order = [1, 0] if n == 2 else list(range(n))
@@ -142,7 +142,7 @@ def _fractional_max_pool(
         for d in range(n):
             at = starts[d] + position[d]
             flat = flat * sizes[d] + jnp.reshape(at, (*lead, *(out[d] if i == d else 1 for i in range(n))))
-        columns = jnp.reshape(flat, (*lead, -1))
+        columns = jnp.reshape(flat, (*lead, math.prod(out)))
         value = jnp.take_along_axis(rows, columns, axis=2, mode="clip")
         if best is None or index is None:
             best, index = value, columns

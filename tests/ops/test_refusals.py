@@ -1,0 +1,101 @@
+"""Calls that PyTorch's CPU kernels refuse although its Meta kernels accept them: the same error, at the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torch_xla
+
+L = torch.linalg
+
+
+def _empty(device: str, *size: int) -> torch.Tensor:
+    return torch.empty(size, device=device)
+
+
+def _line(device: str) -> torch.Tensor:
+    return torch.arange(6.0, device=device)
+
+
+def _ones(device: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones(3, 3, dtype=dtype, device=device)
+
+
+REFUSED: dict[str, Callable[[str], Any]] = {
+    "max of nothing": lambda d: _empty(d, 0).max(),
+    "min along nothing": lambda d: _empty(d, 0, 3).min(0),
+    "median along nothing": lambda d: _empty(d, 3, 0).median(-1),
+    "mode of nothing": lambda d: _empty(d, 0).mode(),
+    "pool of nothing": lambda d: torch.nn.functional.adaptive_avg_pool2d(_empty(d, 1, 2, 0, 4), 2),
+    "read of nothing": lambda d: _empty(d, 0, 2).index_select(0, torch.zeros(1, dtype=torch.int64, device=d)),
+    "add_ overlaps": lambda d: (x := _line(d))[1:].add_(x[:-1]),
+    "copy_ overlaps": lambda d: (x := _line(d))[1:].copy_(x[:-1]),
+    "out= overlaps": lambda d: torch.add((x := _line(d))[1:], 1, out=x[:-1]),
+    "out= overlaps a list": lambda d: torch.cat([(x := _line(d))[:2], x[2:4]], out=x[1:5]),
+    "floor of booleans": lambda d: _ones(d, torch.bool).floor(),
+    "sort of complex numbers": lambda d: _ones(d, torch.complex64).sort(),
+    "max of complex numbers": lambda d: _ones(d, torch.complex64).max(),
+    "variance of integers": lambda d: _ones(d, torch.int64).var(),
+    "frac of integers": lambda d: _ones(d, torch.int64).frac(),
+    "relu of booleans": lambda d: _ones(d, torch.bool).relu(),
+    "negative power of integers": lambda d: _ones(d, torch.int64) ** -1,
+    "LU without pivots": lambda d: L.lu(_ones(d, torch.float32), pivot=False),
+    "probability above 1": lambda d: _line(d).bernoulli_(2.0),
+    "no integers to draw": lambda d: torch.randint(3, 3, (2,), device=d),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_refused_at_the_call_as_on_cpu(call):
+    with pytest.raises(Exception) as expected:
+        call("cpu")
+    with pytest.raises(type(expected.value)) as got:
+        call("xla")
+    assert str(got.value) == str(expected.value)
+    torch_xla.sync()
+    assert (torch.ones(2, device="xla") + 1).tolist() == [2.0, 2.0]
+
+
+ACCEPTED: dict[str, Callable[[str], Any]] = {
+    "even and odd": lambda d: (x := _line(d))[::2].add_(x[1::2]),
+    "the same elements": lambda d: (x := _line(d)).add_(x.view(6)),
+    "apart": lambda d: (x := _line(d))[3:].mul_(x[:3]),
+    "sum of nothing": lambda d: _empty(d, 0, 3).sum(0),
+    "median of nothing": lambda d: _empty(d, 0).median(),
+    "division of zeros by data": lambda d: _ones(d, torch.int64) // (_ones(d, torch.int64) + 1),
+    "ceil of half precision": lambda d: _ones(d, torch.float16).ceil(),
+}
+
+
+@pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_accepted_as_on_cpu(call):
+    torch.testing.assert_close(call("xla").cpu(), call("cpu"), equal_nan=True)
+
+
+def test_the_generator_of_the_host_is_not_drawn_from():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    torch.ones(3, dtype=torch.int64, device="xla").random_(5)
+    torch.zeros(0, device="xla").normal_()
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_equal_wants_one_device():
+    with pytest.raises(RuntimeError, match="at least two devices, xla:0 and cpu"):
+        torch.equal(torch.ones(2, device="xla"), torch.ones(2))
+
+
+@pytest.mark.parametrize("gradient_of", [L.det, lambda a: L.slogdet(a)[1]], ids=["det", "slogdet"])
+def test_gradient_of_a_determinant_whatever_the_strides(gradient_of):
+    values = torch.arange(9.0).reshape(3, 3) + 4 * torch.eye(3)
+    grads = []
+    for device in ("cpu", "xla"):
+        leaf = values.clone().to(device).t().requires_grad_()
+        gradient_of(leaf).backward()
+        grads.append(leaf.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0])
