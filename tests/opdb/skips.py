@@ -42,7 +42,10 @@ SKIPS = (
 KNOWN: tuple[Entry, ...] = ()
 
 # Calls that PyTorch's CPU kernels refuse because of values, which are not read when a call is recorded.
-VALUE_ERRORS = r"index -?\d+ is out of bounds for dimension \d+ with size \d+|probability tensor contains either|invalid multinomial distribution"
+VALUE_ERRORS = (
+    r"index -?\d+ is out of bounds for dimension \d+ with size \d+"
+    r"|probability tensor contains either|invalid multinomial distribution"
+)
 
 
 def reason(job: Job, table: tuple[Entry, ...] = SKIPS) -> str | None:

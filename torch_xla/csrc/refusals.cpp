@@ -207,8 +207,8 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
       unusual = unusual || at::isIntegralType(type, true) || at::isComplexType(type);
     });
   }
-  const bool runs = !info.seeded && info.name.rfind("aten.", 0) == 0 &&
-                    info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  const bool runs =
+      !info.seeded && info.name.rfind("aten.", 0) == 0 && info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   if (!runs || bytes > kBytes || !(empty || (unusual && !narrow))) {
     return;
   }
