@@ -240,6 +240,8 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
 }
 
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  Silence silence;  // what the caller records warns by itself
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   try {
     call_on_cpu(info, arguments);
   } catch (const TooLarge&) {
