@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import backend, closures
+from torch_xla._core import analysis, backend, closures
 from torch_xla._core import sync as _barrier
 from torch_xla._errors import message
 
@@ -69,8 +69,18 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     Raises:
         RuntimeError: a graph could not be compiled or run; tensors then keep the values they had.
     """
+    barrier(analysis.SYNC, wait)
+
+
+def barrier(cause: str, wait: bool = False) -> None:
+    """What `sync` does, asked for by this package itself.
+
+    Args:
+        cause: What asks for it, as the analyses print it.
+        wait: Whether to return only when the devices have finished.
+    """
     _metrics.count("MarkStep")
-    _barrier.sync(None, wait or _config.XLA_SYNC_WAIT.get())
+    _barrier.sync(None, wait or _config.XLA_SYNC_WAIT.get(), cause)
     if _config.XLA_METRICS_FILE.get() is not None:
         from torch_xla.debug import metrics_saver
 

@@ -32,7 +32,8 @@ is_eager = _C.is_eager
 set_special_numbers = _C.set_special_numbers
 set_static_numbers = _C.set_static_numbers
 record_whole = _C.record_whole
-set_frames = _C.set_frames
+set_frame_depth = _C.set_frame_depth
+user_frame = _C.user_frame
 add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.

@@ -160,7 +160,9 @@ XLA_USE_SPMD = _bool("XLA_USE_SPMD", False, "Asks for SPMD mode.")
 XLA_NO_SPECIAL_SCALARS = _bool(
     "XLA_NO_SPECIAL_SCALARS", False, "Makes the scalars 0 and 1 graph inputs like all others."
 )
-XLA_IR_DEBUG = _bool("XLA_IR_DEBUG", False, "Keeps the Python line that recorded each node, for messages and dumps.")
+XLA_IR_DEBUG = _bool(
+    "XLA_IR_DEBUG", False, "Keeps eight Python lines of each node instead of one, for messages and dumps."
+)
 XLA_SAVE_TENSORS_FILE = _text("XLA_SAVE_TENSORS_FILE", None, "File to which every cut graph is appended.")
 XLA_SAVE_TENSORS_FMT = _choice(
     "XLA_SAVE_TENSORS_FMT", ("text", "hlo", "stablehlo", "dot"), "text", "Form of the graphs in XLA_SAVE_TENSORS_FILE."
@@ -170,6 +172,17 @@ XLA_USE_EAGER_DEBUG_MODE = _bool(
 )
 
 XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
+
+# What is told while it runs.
+XLA_RETRACE_REPORT = _bool(
+    "XLA_RETRACE_REPORT", True, "Tells on stderr, in a line, why a graph is compiled although a similar one is known."
+)
+PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
+PT_XLA_DEBUG_LEVEL = _int(
+    "PT_XLA_DEBUG_LEVEL", 0, "1 prints an analysis of every compile, 2 of every execution as well.", low=-1
+)
+PT_XLA_DEBUG_FILE = _text("PT_XLA_DEBUG_FILE", None, "File to which the analyses are appended instead of stderr.")
+PT_XLA_DEBUG_MAX_FRAME = _int("PT_XLA_DEBUG_MAX_FRAME", 8, "Python frames shown in an analysis.")
 
 # Barrier and metrics.
 XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait for the device.", once=True)
@@ -187,6 +200,11 @@ XLA_MAX_ASYNC_QUEUE = _int(
     "XLA_MAX_ASYNC_QUEUE", 100, "Asynchronous step closures that may wait before a step blocks.", low=1
 )
 RATE_TRACKER_SMOOTHING = _float("RATE_TRACKER_SMOOTHING", 0.4, "Weight of the past in RateTracker.rate().", 0.0, 1.0)
+
+# Memory.
+XLA_MEMORY_LIMIT_MB = _int(
+    "XLA_MEMORY_LIMIT_MB", 0, "MiB that a device may hold; a graph that needs more raises before it runs. 0: its own."
+)
 
 # Compilation cache.
 XLA_PERSISTENT_CACHE_PATH = _text("XLA_PERSISTENT_CACHE_PATH", None, "Folder that keeps compiled graphs between runs.")

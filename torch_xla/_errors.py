@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 
 class CompileError(RuntimeError):
     """XLA refused a graph, or a rule could not be lowered."""
@@ -11,6 +13,10 @@ class CompileError(RuntimeError):
 
 class ExecutionError(RuntimeError):
     """A compiled graph failed while it ran."""
+
+
+class OutOfMemoryError(torch.OutOfMemoryError):
+    """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows."""
 
 
 class GraphLimitError(RuntimeError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 from probes import cut_of
 
 import torch_xla
-from torch_xla._core import cache, compiler
+from torch_xla._core import cache, compiler, patience
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -110,5 +113,57 @@ class TestTheUsersJax:
 
 def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
     x = torch.linspace(0, 1, 6).to("xla")
-    assert not compiler.compile_graph(cut_of(x.sin()), "plain").waits
-    assert compiler.compile_graph(cut_of(torch.special.airy_ai(x)), "callback").waits
+    for y, waits in ((x.sin(), False), (torch.special.airy_ai(x), True)):
+        graph = cut_of(y)
+        assert compiler.compile_lowered(graph, compiler.lower(graph, "graph"), "graph").waits == waits
+
+
+class TestSlowCompiles:
+    """The line of a compile that takes long, and an interrupt of one."""
+
+    def script(self, code: str, terminal: bool) -> str:
+        """Output of a program, run on a terminal of a hundred columns or on a pipe."""
+        prelude = "import sys, time\nfrom torch_xla._core import patience\npatience._PATIENCE_SECONDS = 0.2\n"
+        if not terminal:
+            done = subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=120)
+            return done.stdout + done.stderr
+        import pty
+
+        main, other = pty.openpty()
+        termios.tcsetwinsize(other, (30, 100))
+        with subprocess.Popen([sys.executable, "-c", prelude + code], stdout=other, stderr=other) as process:
+            os.close(other)
+            seen = b""
+            while True:
+                try:
+                    part = os.read(main, 4096)
+                except OSError:  # the other end is closed
+                    break
+                if not part:
+                    break
+                seen += part
+        os.close(main)
+        assert process.returncode == 0, seen
+        return seen.decode()
+
+    def test_a_line_on_a_terminal(self) -> None:
+        text = self.script("print(patience.call(lambda: time.sleep(1.5) or 5, 'compiling train'))", terminal=True)
+        assert "compiling train 00:01" in text and text.strip().endswith("5")
+        assert "compiling" not in self.script(
+            "patience.call(lambda: time.sleep(0.5), 'compiling train')", terminal=False
+        )
+
+    def test_nothing_where_it_is_quick(self) -> None:
+        assert self.script("print(patience.call(lambda: 5, 'compiling train'))", terminal=True).strip() == "5"
+
+    def test_what_it_raises_is_raised(self) -> None:
+        def fail() -> None:
+            raise TimeoutError("its own")
+
+        with pytest.raises(TimeoutError, match="its own"):
+            patience.call(fail, "compiling")
+        assert "ValueError: late" in self.script(
+            "def fail():\n    time.sleep(0.6)\n    raise ValueError('late')\n"
+            "try: patience.call(fail, 'x')\nexcept ValueError as e: print(f'{type(e).__name__}: {e}')",
+            terminal=True,
+        )

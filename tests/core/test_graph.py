@@ -10,7 +10,7 @@ from probes import cut_of, spy_on_barriers
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import graph
+from torch_xla._core import graph, graph_text
 from torch_xla._core.graph import Input, Number, Wire
 from torch_xla.ops.registry import Meta
 
@@ -125,14 +125,16 @@ class TestText:
     def test_one_node_a_line(self) -> None:
         x, y = buffers((2, 3), (3,))
         described = cut_of((x * 2.5 + y).max(1).values)
-        assert graph.text(described) == (
+        at = f", at {described.nodes[0].frame}"
+        assert __file__ in at
+        assert graph_text.text(described) == (
             f"IR {{  # {described.key} on xla:0\n"
             "  %c0 = prim::Constant(), value=1\n"
             "  %p0 = xla::device_data(), f32[2,3]\n"
             "  %p1 = xla::device_data(), f32[3]\n"
-            "  %0 = aten::mul.Tensor(%p0, number(2.5)), f32[2,3]\n"
-            "  %1 = aten::add.Tensor(%0, %p1, %c0), f32[2,3]\n"
-            "  %2 = aten::max.dim(%1, 1, False), f32[2], s64[2], ROOT=[0]\n"
+            f"  %0 = aten::mul.Tensor(%p0, number(2.5)), f32[2,3]{at}\n"
+            f"  %1 = aten::add.Tensor(%0, %p1, %c0), f32[2,3]{at}\n"
+            f"  %2 = aten::max.dim(%1, 1, False), f32[2], s64[2], ROOT=[0]{at}\n"
             "}\n"
         )
 
@@ -141,30 +143,31 @@ class TestText:
         torch_xla.sync()
         x.mul_(2.5)
         cut = _bindings.Graph.of_device(0)
-        assert "  %p0 = xla::device_data(), f32[2], donated\n" in graph.text(graph.describe(cut))
+        assert "  %p0 = xla::device_data(), f32[2], donated\n" in graph_text.text(graph.describe(cut))
         (y,) = buffers((2, 3))
-        text = graph.text(cut_of(y.max(1).indices + 1))
+        text = graph_text.text(cut_of(y.max(1).indices + 1))
         assert "aten::add.Tensor(%0.1, 1, %c0), s64[2]" in text
 
     def test_lists_and_absent_results(self) -> None:
         x, y = buffers((2,), (3,))
-        assert "aten::cat([%p0, %p1], 0), f32[5]" in graph.text(cut_of(torch.cat([x, y])))
+        assert "aten::cat([%p0, %p1], 0), f32[5]" in graph_text.text(cut_of(torch.cat([x, y])))
 
     def test_the_users_line_where_it_is_kept(self) -> None:
         (x,) = buffers((2,))
-        _bindings.set_frames(True)
+        y = x.sin()
+        _bindings.set_frame_depth(0)
         try:
-            y = x.sin()
+            z = y.cos()
         finally:
-            _bindings.set_frames(False)
-        text = graph.text(cut_of(y.cos()))
+            _bindings.set_frame_depth(1)
+        text = graph_text.text(cut_of(z))
         assert f"ROOT=[0], at {__file__}" not in text
         assert f"aten::sin(%p0), f32[2], at {__file__}:" in text
         assert "in test_the_users_line_where_it_is_kept" in text
 
     def test_dot(self) -> None:
         x, y = buffers((2, 3), (3,))
-        assert graph.dot(cut_of((x + y).max(1).values)) == (
+        assert graph_text.dot(cut_of((x + y).max(1).values)) == (
             "digraph G {\n"
             '  p0 [shape=box, label="input 0\\nf32[2,3]"];\n'
             '  p1 [shape=box, label="input 1\\nf32[3]"];\n'

@@ -193,7 +193,7 @@ class TestNobodyCanTell:
             raise RuntimeError("out of luck")
 
         with monkeypatch.context() as patch:
-            patch.setattr(compiler, "compile_graph", fail)
+            patch.setattr(compiler, "compile_lowered", fail)
             with pytest.raises(RuntimeError, match="out of luck"):
                 torch_xla.sync()
         update(tensors)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 import torch
 from oracle import assert_same, cut, value
@@ -136,15 +139,34 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_frames_name_the_users_line() -> None:
-    _bindings.set_frames(True)
+    x = arange() + 1
+    line = sys._getframe().f_lineno - 1
+    assert cut(x).nodes[-1].frame == f"{__file__}:{line} in test_frames_name_the_users_line"
+
+
+def test_stacks_where_they_are_kept() -> None:
+    def inner() -> torch.Tensor:
+        return arange() + 1
+
+    _bindings.set_frame_depth(8)
+    try:
+        x = inner()
+        line = sys._getframe().f_lineno - 1
+    finally:
+        _bindings.set_frame_depth(1)
+    frame = cut(x).nodes[-1].frame
+    assert frame is not None
+    assert re.match(r".*:\d+ in inner < .*", frame)
+    assert f" < {__file__}:{line} in test_stacks_where_they_are_kept" in frame
+
+
+def test_no_frames_where_they_are_off() -> None:
+    _bindings.set_frame_depth(0)
     try:
         x = arange() + 1
     finally:
-        _bindings.set_frames(False)
-    frame = cut(x).nodes[-1].frame
-    assert frame is not None
-    assert "test_record.py" in frame
-    assert "test_frames_name_the_users_line" in frame
+        _bindings.set_frame_depth(1)
+    assert cut(x).nodes[-1].frame is None
 
 
 def test_a_million_nodes_are_traversed_and_released() -> None:

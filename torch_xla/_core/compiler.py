@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+
 from torch_xla import _bindings, _metrics
-from torch_xla._core import backend, lowering
+from torch_xla._core import backend, lowering, patience
 from torch_xla._core.graph import Graph
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
@@ -58,19 +60,35 @@ def _options_for(graph: Graph) -> dict[str, Any]:
     return {**_options, _DISABLED: ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])}
 
 
-def compile_graph(graph: Graph, name: str) -> Executable:
-    """Lowers and compiles a graph.
+def lower(graph: Graph, name: str) -> lowering.Lowered:
+    """Lowers a graph for `compile_lowered`.
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
-        RuntimeError: Lowering or compiling failed.
+        LoweringError: A node could not be lowered.
     """
     lowered = lowering.lower(graph, name)
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
         lowered = lowering.lower(replace(graph, donated=()), name)
-    with _metrics.timed(_metrics.stage("CompileTime")), backend.x64():
-        compiled = lowered.stage.compile(compiler_options=_options_for(graph) or None)
+    return lowered
+
+
+def compile_lowered(graph: Graph, lowered: lowering.Lowered, name: str) -> Executable:
+    """Compiles a lowered graph.
+
+    Raises:
+        RuntimeError: Compiling failed.
+    """
+
+    def compile() -> jax.stages.Compiled:
+        with backend.x64():
+            return lowered.stage.compile(compiler_options=_options_for(graph) or None)
+
+    stage = _metrics.stage("CompileTime")
+    count = _metrics.counter("UncachedCompile") or 0
+    with _metrics.timed(stage):
+        compiled = patience.call(compile, f"compiling {name}: {len(graph.nodes)} operators, graph {count + 1}")
     _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(graph.donated), "count")
     loaded: Any = compiled.runtime_executable()
     return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)

@@ -6,29 +6,29 @@ The barrier tells each graph to `before_run` ahead of compiling it. A region may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
+from torch_xla._core import retrace
+from torch_xla._core.graph import Graph, Node
 from torch_xla._errors import GraphLimitError, message
 
 
 @dataclass
 class Session:
-    """The different graphs one function has had, as node descriptions in order."""
+    """The different graphs one function has had, by key."""
 
-    graphs: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    graphs: dict[str, Graph] = field(default_factory=dict)
 
-    def check(self, key: Hashable, nodes: Callable[[], Sequence[str]], limit: int) -> None:
-        """Accepts a graph, or raises `GraphLimitError` with the first node that no accepted graph has there."""
+    def check(self, key: str, describe: Callable[[], Graph], limit: int) -> None:
+        """Accepts a graph, or raises `GraphLimitError` with what differs from the accepted ones."""
         if key in self.graphs:
             return
-        described = tuple(nodes())
+        graph = describe()
         if len(self.graphs) >= limit:
-            raise GraphLimitError(_difference(described, list(self.graphs.values()), limit))
-        self.graphs[key] = described
+            raise GraphLimitError(_limit_exceeded(graph, list(self.graphs.values()), limit))
+        self.graphs[key] = graph
 
 
 @dataclass
@@ -78,12 +78,13 @@ def entered(region: Region) -> Iterator[Region]:
         _regions.remove(region)
 
 
-def before_run(key: Hashable, nodes: Callable[[], Sequence[str]]) -> None:
+def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> None:
     """Called with every graph before it is compiled or run.
 
     Args:
         key: Equal for equal graphs.
-        nodes: Gives the graph's nodes as text, in order; called only when a limit is checked.
+        line: Gives the user's line that asks for it; called only for an error.
+        describe: Gives the graph; called only when a limit is checked.
 
     Raises:
         GraphLimitError: a surrounding region forbids this graph.
@@ -102,30 +103,26 @@ def before_run(key: Hashable, nodes: Callable[[], Sequence[str]]) -> None:
                 message(
                     "compile",
                     f"Unexpected execution happens inside the compiled function, exiting: full_graph=True was asked of "
-                    f"{region.name or 'the region'}, but a value was read or a barrier issued inside it",
+                    f"{region.name or 'the region'}, but a value was read or a barrier issued inside it"
+                    + (f" at {asked}" if (asked := line()) else ""),
                     do="move the read after the region, or leave full_graph out",
                 )
             )
         if region.max_different_graphs is not None:
-            region.session.check(key, nodes, region.max_different_graphs)
+            region.session.check(key, describe, region.max_different_graphs)
 
 
-def node_text(op: str, outputs: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str:
-    """A node as the messages show it: ``[] aten::add, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()``.
-
-    Args:
-        op: Overload name, ``aten.add.Tensor``.
-        outputs: dtype and shape of each output.
-    """
-    from torch_xla.ops import dtypes
+def _node_text(node: Node) -> str:
+    """A node as the messages show it: ``[] aten::add, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()``."""
+    from torch_xla._core.graph_text import meta_text
 
     shapes = []
-    for dtype, shape in outputs:
-        kind = dtypes.xla_name(dtype)
-        layout = ",".join(str(dim) for dim in reversed(range(len(shape))))
-        shapes.append(f"{kind}[{','.join(map(str, shape))}]" + (f"{{{layout}}}" if shape else ""))
+    for meta in node.outs:
+        if meta is not None:
+            layout = ",".join(str(dim) for dim in reversed(range(len(meta.shape))))
+            shapes.append(meta_text(meta) + (f"{{{layout}}}" if meta.shape else ""))
     text = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
-    return f"[] {'::'.join(op.split('.')[:2])}, xla_shape={text}, dynamic_dims: ()"
+    return f"[] {'::'.join(node.op.split('.')[:2])}, xla_shape={text}, dynamic_dims: ()"
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> int:
@@ -137,8 +134,10 @@ def _common(left: Sequence[str], right: Sequence[str]) -> int:
     return length
 
 
-def _difference(got: tuple[str, ...], known: list[tuple[str, ...]], limit: int) -> str:
-    """Compares with the known graphs that agree longest, and says how they go on there."""
+def _limit_exceeded(graph: Graph, accepted: list[Graph], limit: int) -> str:
+    """Says how the accepted graphs that agree longest go on where this one differs, and why it is a new one."""
+    got = [_node_text(node) for node in graph.nodes]
+    known = [[_node_text(node) for node in other.nodes] for other in accepted]
     lengths = [_common(got, graph) for graph in known]
     depth = max(lengths, default=0)
     ways = [
@@ -157,4 +156,8 @@ def _difference(got: tuple[str, ...], known: list[tuple[str, ...]], limit: int) 
     else:
         lines.append("Expected either of:")
         lines += [f"  - {way}" for way in ways]
+    nearest = retrace.nearest_of(graph, accepted)
+    if nearest is not None:
+        lines.append("What differs from the nearest one:")
+        lines += [f"  - {difference}" for difference in retrace.compare(graph, nearest)]
     return "\n".join(lines)

@@ -10,25 +10,27 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import backend, region
+from torch_xla._core import analysis, backend, graph, region, retrace
+from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
 # One barrier at a time: a second one would run, and donate, what the first is running.
 _lock = threading.RLock()
 
 
-def sync(index: int | None = None, wait: bool = False) -> None:
+def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYNC) -> None:
     """Computes everything pending.
 
     Args:
         index: Device, or None for every device with pending work.
         wait: Return only when the devices have finished.
+        cause: What asks for it, as the analyses print it.
 
     Raises:
         RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
     """
     for device in range(_bindings.device_count()) if index is None else (index,):
         if _bindings.has_pending(device):
-            _barrier(lambda device=device: _bindings.Graph.of_device(device))  # type: ignore[misc]
+            _barrier(lambda device=device: _bindings.Graph.of_device(device), cause)  # type: ignore[misc]
         if wait:
             _wait(device)
 
@@ -46,7 +48,7 @@ def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bo
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     for device, group in by_device.items():
-        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), reading)  # type: ignore[misc]
+        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), analysis.READ, reading)  # type: ignore[misc]
         if wait:
             _wait(device)
 
@@ -64,23 +66,23 @@ def _wait(device: int) -> None:
         executor.wait(device)
 
 
-def _barrier(cut: Callable[[], _bindings.Graph], reading: bool = False) -> None:
+def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        while not _run(cut(), reading):
+        while not _run(cut(), cause, reading):
             pass  # an operator's numbers became constants: the graph has another key now
 
 
-def _run(cut: _bindings.Graph, reading: bool) -> bool:
+def _run(cut: _bindings.Graph, cause: str, reading: bool) -> bool:
     """Runs one cut graph; False if it must be cut again."""
-    from torch_xla._core import cache, compiler, executor, graph, host
+    from torch_xla._core import cache, compiler, executor, host, memory
     from torch_xla.ops.registry import StaticNumbers
 
     _fill(cut)
     if not cut.num_outputs:
         return True
     key = cut.key
-    region.before_run(key, lambda: [_node_text(node) for node in graph.describe(cut).nodes])
+    region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
     try:
         if reading and cut.fits_host and host.run(cut):
             return True
@@ -92,17 +94,31 @@ def _run(cut: _bindings.Graph, reading: bool) -> bool:
 
                 verify.verify(described)
             _dump(described)
+            name = region.name()
             try:
-                executable = compiler.compile_graph(described, region.name() or "graph")
+                lowered = compiler.lower(described, name or "graph")
             except StaticNumbers as static:
                 _make_static(static.op)
                 return False
+            retrace.note(described, _bindings.user_frame(), name)
+            analysis.before_compile(described, cause, name)
+            executable = compiler.compile_lowered(described, lowered, name or "graph")
+            analysis.after_compile(executable)
             cache.add(key, cut.device, executable)
+        memory.before_run(executable, cut, region.name())
+        analysis.before_run(cut, cause, region.name())
         executor.run(executable, cut)
+    except (GraphLimitError, OutOfMemoryError):  # before anything ran: the graph stays pending
+        raise
     except Exception as error:
-        text = f"[sync] graph {region.name() or key} failed: {error}"
+        if memory.ran_out(error):
+            failure: RuntimeError = memory.explain(error, cut, region.name())
+            text = str(failure)
+        else:
+            text = f"[sync] graph {region.name() or key} failed: {error}"
+            failure = RuntimeError(text)
         cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
-        raise RuntimeError(text) from error
+        raise failure from error
     return True
 
 
@@ -115,11 +131,6 @@ def _fill(cut: _bindings.Graph) -> None:
 def _make_static(op: str) -> None:
     namespace, name, overload = op.split(".")
     _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
-
-
-def _node_text(node: Any) -> str:
-    namespace, name, _ = node.op.split(".")
-    return region.node_text(f"{namespace}::{name}", [(m.dtype, m.shape) for m in node.outs if m is not None])
 
 
 def _dump(described: Any) -> None:
@@ -139,7 +150,6 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     Returns:
         The text, or bytes for the bytecode.
     """
-    from torch_xla._core import graph
     from torch_xla.ops.registry import StaticNumbers
 
     with _lock:
@@ -221,12 +231,12 @@ def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
-    from torch_xla._core import graph, lowering
+    from torch_xla._core import graph_text, lowering
 
     if form == "text":
-        return graph.text(described, computed)
+        return graph_text.text(described, computed)
     if form == "dot":
-        return graph.dot(described)
+        return graph_text.dot(described)
     stage = lowering.lower(described).stage
     if form == "hlo":
         return lowering.hlo_text(stage)

@@ -35,6 +35,10 @@ py::object describe_meta(const Meta& meta) {
   return py::make_tuple(sizes, dtype_object(meta.dtype));
 }
 
+py::object describe_frame(Frame frame) {
+  return frame != nullptr ? py::object(py::str(*frame)) : py::object(py::none());
+}
+
 // An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places.
 py::object describe_arg(const Arg& arg) {
   switch (arg.kind) {
@@ -68,8 +72,7 @@ py::list describe_nodes(const Graph& graph) {
       outs.append(describe_meta(meta));
     }
     nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, node->op->static_numbers.load(),
-                                node->frame ? py::object(py::str(*node->frame)) : py::object(py::none()),
-                                py::make_tuple(node->attrs.hi, node->attrs.lo)));
+                                describe_frame(node->frame), py::make_tuple(node->attrs.hi, node->attrs.lo)));
   }
   return nodes;
 }
@@ -204,6 +207,14 @@ void bind_graph(py::module_& m) {
                                }
                                return metas;
                              })
+      .def_property_readonly("leaf_frames",
+                             [](const Graph& g) {
+                               py::list frames;
+                               for (const auto& leaf : g.leaves) {
+                                 frames.append(describe_frame(leaf->frame));
+                               }
+                               return frames;
+                             })
       .def("describe_nodes", &describe_nodes)
       .def("leaf_locations", &leaf_locations)
       .def("packed_numbers", &packed_numbers)
@@ -255,14 +266,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("resize_storage", &resize_storage);
   m.def("live_tensors", [](int device) {
     py::list found;
-    std::vector<std::pair<MetaRef, bool>> live;
+    std::vector<std::tuple<MetaRef, bool, Frame>> live;
     {
       const RecorderLock lock;
       for_each_storage(static_cast<c10::DeviceIndex>(device),
-                       [&](Storage& s) { live.emplace_back(s.meta, !s.value.node->leaf()); });
+                       [&](Storage& s) { live.emplace_back(s.meta, !s.value.node->leaf(), s.value.node->frame); });
     }
-    for (const auto& [meta, pending] : live) {
-      found.append(py::make_tuple(describe_meta(*meta), pending));
+    for (const auto& [meta, pending, frame] : live) {
+      found.append(py::make_tuple(describe_meta(*meta), pending, describe_frame(frame)));
     }
     return found;
   });
@@ -271,7 +282,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_eager", &set_eager);
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
-  m.def("set_frames", &set_frames);
+  m.def("set_frame_depth", &set_frame_depth);
+  m.def("user_frame", [] { return describe_frame(user_frame()); });
   m.def("add_skipped_prefix", &add_skipped_prefix);
   m.def("set_static_numbers", [](const std::string& name, const std::string& overload) {
     op_info(name.c_str(), overload.c_str()).static_numbers = true;

@@ -363,6 +363,7 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
         }
         auto& forward = node.forwards[outputs[i].index];
         forward = make_leaf({node.outs, outputs[i].index}, results[i].buffer);
+        forward.node->frame = node.frame;
         attached.push_back(forward.node);
         if (std::all_of(node.forwards.begin(), node.forwards.end(),
                         [](const Value& v) { return static_cast<bool>(v); })) {

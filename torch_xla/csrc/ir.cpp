@@ -157,9 +157,7 @@ NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs, const H
   node->inputs = std::move(inputs);
   node->outs = std::move(outs);
   node->attrs = attrs;
-  if (const auto* frame = recorded_frame()) {
-    node->frame = std::make_unique<std::string>(*frame);
-  }
+  node->frame = recorded_frame();
   return node;
 }
 
@@ -171,6 +169,7 @@ Value make_leaf(MetaRef meta, PyObject* stolen_buffer) {
     node->outs = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
   }
   node->buffer = stolen_buffer;
+  node->frame = recorded_frame();
   return {std::move(node), 0};
 }
 

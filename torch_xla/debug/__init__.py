@@ -1,3 +1,8 @@
-"""Public path of the metrics."""
+"""Looking inside: metrics, why graphs are compiled again, profiles."""
 
+from torch_xla.debug import memory as memory
 from torch_xla.debug import metrics as metrics
+from torch_xla.debug import retrace as retrace
+from torch_xla.debug._guards import no_new_graphs as no_new_graphs
+
+__all__ = ["memory", "metrics", "no_new_graphs", "retrace"]

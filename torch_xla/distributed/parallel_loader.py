@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-import torch_xla
+from torch_xla import _api
+from torch_xla._core import analysis
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
 
@@ -195,7 +196,7 @@ def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
 def _with_index(device: Any) -> torch.device:
     """Names the current device by its index: another thread may have another current one."""
     found = torch.device(device)
-    return torch_xla.device() if found.type == "xla" and found.index is None else found
+    return _api.device() if found.type == "xla" and found.index is None else found
 
 
 _running: weakref.WeakSet[_Work] = weakref.WeakSet()
@@ -238,11 +239,11 @@ class PerDeviceLoader:
         due = self._batches_yielded >= self._sync_batch_count
         self._batches_yielded = 0 if due else self._batches_yielded + 1
         if due:
-            torch_xla.sync()
+            _api.barrier(analysis.LOADER)
         item = self._loader.next_item(self._device)
         if item is _END:
             if not due:
-                torch_xla.sync()
+                _api.barrier(analysis.LOADER)
             raise StopIteration
         return item
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import torch
+
+if TYPE_CHECKING:
+    import jax
 
 # 2^64 divided by the golden ratio, as a signed 64-bit number: offsets times this spread over all keys.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -81,6 +83,8 @@ class Context:
         Raises:
             RuntimeError: The recorder did not give this operator a seed.
         """
+        import jax
+
         if self.seed is None:
             raise RuntimeError(f"[lower {self.op}] draws random numbers but was recorded without a seed")
         seed, offset = self.seed

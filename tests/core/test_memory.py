@@ -1,0 +1,85 @@
+"""Who holds memory, and what is said when there is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_xla
+from torch_xla import _config
+from torch_xla._core import memory
+from torch_xla.debug import memory as public
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """What is alive already and 8 MiB more."""
+    torch_xla.sync()
+    held = sum(kind.nbytes for kind in memory.live_tensors(0))
+    with _config.XLA_MEMORY_LIMIT_MB.override(held // 2**20 + 8):
+        yield
+
+
+def here(kinds: list[public.LiveTensors], shape: tuple[int, ...]) -> public.LiveTensors:
+    (kind,) = [kind for kind in kinds if kind.shape == shape]
+    return kind
+
+
+def test_live_tensors_by_the_line_that_made_them() -> None:
+    kept = [torch.ones(77, 3).to("xla") for _ in range(4)]
+    torch_xla.sync()
+    kind = here(public.live_tensors(), (77, 3))
+    assert (kind.count, kind.nbytes, kind.dtype) == (4, 4 * 77 * 3 * 4, torch.float32)
+    assert kind.line is not None and kind.line.startswith(__file__) and kind.line.endswith("in <listcomp>")
+    assert str(kind) == f"3.6 KiB: float32[77, 3] × 4, made at {kind.line}"
+    assert public.live_tensors(torch.device("xla", 0)) == public.live_tensors(0)
+    # What is pending holds no memory yet, and what is dropped none any more.
+    kept.append((kept[0] + 1)[:5] * 2)
+    assert not [kind for kind in public.live_tensors() if kind.shape == (5, 3)]
+    del kept
+    assert not [kind for kind in public.live_tensors() if kind.shape == (77, 3)]
+
+
+def test_a_graph_over_the_limit_raises_and_stays_pending(limit: None) -> None:
+    x = torch.ones(1024, 1024).to("xla")  # 4 MiB
+    y = torch.cat([x.sin(), x.cos()])  # 8 MiB, and what it is made of
+    with pytest.raises(torch.OutOfMemoryError) as info:
+        torch_xla.sync()
+    text = str(info.value)
+    assert isinstance(info.value, RuntimeError)
+    assert text.startswith("[memory] graph ") and "for results beside" in text and "XLA_MEMORY_LIMIT_MB=" in text
+    assert f"4.0 MiB: float32[1024, 1024], made at {__file__}:" in text
+    assert f"8.0 MiB: float32[2048, 1024] of aten.cat.default, at {__file__}:" in text
+    assert "what to try:" in text
+    # With room for it, the same graph runs.
+    with _config.XLA_MEMORY_LIMIT_MB.override(0):
+        torch.testing.assert_close(y.cpu(), torch.cat([torch.ones(1024, 1024).sin(), torch.ones(1024, 1024).cos()]))
+    z = torch.ones(3).to("xla") + 1
+    assert z.tolist() == [2, 2, 2]
+
+
+def test_a_small_graph_within_the_limit_runs(limit: None) -> None:
+    x = torch.ones(256, 1024).to("xla")
+    y = x.sin()
+    torch_xla.sync()
+    torch.testing.assert_close(y.cpu(), torch.ones(256, 1024).sin())
+
+
+def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_xla._core import executor
+
+    x = torch.ones(31, 7).to("xla").requires_grad_()
+    y = x * 2
+
+    def fail(*_: object) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1024 bytes.\nlong details")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "run", fail)
+        with pytest.raises(torch.OutOfMemoryError, match=r"^\[memory\] graph .* does not fit into the memory") as info:
+            torch_xla.sync()
+    assert "float32[31, 7] of aten.mul" in str(info.value) and "long details" not in str(info.value)
+    assert (x * 3).sum().item() == 31 * 7 * 3
+    del y

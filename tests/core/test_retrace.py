@@ -1,0 +1,172 @@
+"""Why a graph is compiled again: what is told, where, how often, and as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from probes import cut_of
+
+import torch_xla
+from torch_xla._core import cache
+from torch_xla._core import retrace as core
+from torch_xla.debug import retrace
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    cache.clear()
+    retrace.clear()
+    yield
+    retrace.clear()
+
+
+def line_of(text: str) -> str:
+    """``file:line`` of the only line of this file that contains a text."""
+    with open(__file__) as file:
+        (number,) = [n for n, line in enumerate(file, 1) if f"# {text}\n" in line]
+    return f"{__file__}:{number} in "
+
+
+def run(step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    result = step()
+    torch_xla.sync()  # the barrier
+    return result
+
+
+def only() -> retrace.Retrace:
+    (found,) = retrace.records()
+    return found
+
+
+def test_a_first_graph_and_known_graphs_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        run(lambda: torch.ones(3, device="xla").sin())
+    assert not retrace.records()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_input_of_another_shape(capfd: pytest.CaptureFixture[str]) -> None:
+    for rows in (4, 5):
+        x = torch.ones(rows, 3).to("xla")  # the batch
+        run(lambda x=x: x.sin().sum())
+    (difference,) = (d for d in only().differences if d.kind == "input")
+    assert difference.text == "input 0 went from float32[4, 3] to float32[5, 3], read by aten.sin"
+    assert difference.frame is not None and difference.frame.startswith(line_of("the batch"))
+    assert only().line.startswith(line_of("the barrier"))
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told == f"torch_xla: {only()}"
+    assert line_of("the batch") in told and line_of("the barrier") in told
+
+
+def test_a_constant() -> None:
+    x = torch.ones(4, 4).to("xla")
+    for dim in (0, 1):
+        run(lambda dim=dim: x.cumsum(dim))  # the sum
+    (difference,) = only().differences
+    assert (difference.kind, difference.text) == ("constant", "argument 1 of aten.cumsum went from 0 to 1")
+    assert difference.frame is not None and difference.frame.startswith(line_of("the sum"))
+
+
+def test_operators_that_come_and_go() -> None:
+    x = torch.ones(4).to("xla")
+
+    def step(extra: bool) -> torch.Tensor:
+        y = x.sin().cos().exp()
+        if extra:
+            y = y.tanh()  # the extra one
+        return y.neg().abs()
+
+    for extra in (False, True, False, True):
+        run(lambda extra=extra: step(extra))
+    (difference,) = only().differences
+    assert (difference.kind, difference.text) == ("inserted", "aten.tanh recorded anew")
+    assert difference.frame is not None and difference.frame.startswith(line_of("the extra one"))
+
+
+def test_other_results_are_kept() -> None:
+    x = torch.ones(4).to("xla")
+    kept = []
+    for keep in (False, True):
+        y = x.sin()
+        kept.append(y if keep else None)
+        z = y.cos()
+        del y
+        run(lambda z=z: z)
+    (difference,) = only().differences
+    assert difference.text == "the result of aten.sin is kept over the barrier, before it was not"
+
+
+def test_an_old_value_that_is_still_held() -> None:
+    x = torch.ones(100_000).to("xla")  # the old value
+    graph = cut_of(x.sin())
+    (difference,) = core.compare(graph, dataclasses.replace(graph, donated=(0,)))
+    text = "the old value of input 0, float32[100000], is still held by another tensor, before it was not"
+    assert (difference.kind, difference.text) == ("donation", text)
+    assert difference.frame is not None and difference.frame.startswith(line_of("the old value"))
+
+
+def test_different_programs_of_one_line_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(4, 4).to("xla")
+    for step in (lambda: x.sin().cos().exp(), lambda: (x @ x).relu().sum().sqrt().neg()):
+        run(step)
+    assert not retrace.records() and capfd.readouterr().err == ""
+
+
+def test_the_report_thins_out(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in range(1, 13):
+        run(lambda rows=rows: torch.ones(rows).to("xla").sin())
+    assert [found.count for found in retrace.records()] == list(range(2, 13))
+    assert len(capfd.readouterr().err.splitlines()) == 4  # the first three and the tenth
+    monkeypatch.setenv("XLA_RETRACE_REPORT", "0")
+    for rows in range(20, 22):
+        torch.ones(rows).to("xla").sin()
+        torch_xla.sync()
+    assert capfd.readouterr().err == ""
+
+
+def test_no_new_graphs() -> None:
+    def step(rows: int) -> torch.Tensor:
+        y = torch.ones(rows).to("xla").sin()
+        torch_xla.sync()
+        return y
+
+    step(3)
+    with torch_xla.debug.no_new_graphs():
+        step(3)
+    with torch_xla.debug.no_new_graphs():  # the guard
+        y = torch.ones(5).to("xla").sin()
+        with pytest.raises(RuntimeError, match=r"^\[retrace\] .*expected no new graph since") as info:
+            torch_xla.sync()
+    assert line_of("the guard") in str(info.value)
+    # What was recorded is still there.
+    torch.testing.assert_close(y.cpu(), torch.ones(5).sin())
+    step(7)
+
+
+def test_a_limit_says_what_differs() -> None:
+    double = torch_xla.compile(lambda x: x * 2, max_different_graphs=1)
+    double(torch.ones(3).to("xla"))
+    with pytest.raises(RuntimeError, match=r"input 0 went from float32\[3\] to float32\[4\]"):
+        double(torch.ones(4).to("xla"))
+
+
+def test_a_full_graph_says_who_read() -> None:
+    @torch_xla.compile(full_graph=True)
+    def read(x: torch.Tensor) -> float:
+        return float((x * 2).sum())  # the read
+
+    with pytest.raises(RuntimeError) as info:
+        read(torch.ones(3).to("xla"))
+    assert line_of("the read") in str(info.value)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_NODES", 4)
+    for name in ("sin", "cos", "exp"):
+        source = f"getattr(x, {name!r})()\n" + "sync()"
+        x = torch.ones(3).to("xla").neg()
+        exec(compile(source, f"<line {name}>", "exec"), {"x": x, "sync": torch_xla.sync})
+    assert len(core._lines) <= 2

@@ -1,0 +1,64 @@
+"""Slow calls run in a thread of their own: the main thread can be interrupted, and shows that time passes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# When the line appears, and how often it is drawn.
+_PATIENCE_SECONDS = 2.0
+_REDRAW_SECONDS = 0.25
+
+
+def call(function: Callable[[], T], label: str) -> T:
+    """Calls a function; on a terminal a line tells of it once it takes over two seconds.
+
+    An interrupt reaches the caller at once while the function goes on. Its thread is no daemon: the interpreter waits
+    for it at its end, because XLA's threads crash when the process is torn down under them.
+
+    Args:
+        function: What to call.
+        label: What the line says.
+
+    Returns:
+        What the function returns, and raises what it raises.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="torch_xla-compile").start()
+    try:
+        return outcome.result(_PATIENCE_SECONDS if sys.stderr.isatty() else None)
+    except TimeoutError:
+        if outcome.done():  # the function's own
+            raise
+    with _line(label) as line:
+        while True:
+            try:
+                return outcome.result(_REDRAW_SECONDS)
+            except TimeoutError:
+                if outcome.done():
+                    raise
+            line.refresh()
+
+
+def _line(label: str) -> Any:
+    import time
+
+    from tqdm import tqdm
+
+    line = tqdm(desc=label, bar_format="{desc} {elapsed}", leave=False, file=sys.stderr)
+    line.start_t = time.time() - _PATIENCE_SECONDS
+    return line

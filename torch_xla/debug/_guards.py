@@ -1,0 +1,29 @@
+"""Blocks that turn what would be reported into an error."""
+
+from __future__ import annotations
+
+from torch_xla import _bindings
+from torch_xla._core import retrace
+
+
+class no_new_graphs:
+    """A block in which every graph must be known already: for loops after their warm-up.
+
+    Raises:
+        GraphLimitError: (a `RuntimeError`) at the barrier or read that needs a new graph, before that is compiled. What
+            was recorded stays pending, and runs at the next barrier outside the block.
+
+    Example::
+
+        for step, batch in enumerate(loader):
+            with torch_xla.debug.no_new_graphs() if step > 2 else contextlib.nullcontext():
+                train(batch)
+                torch_xla.sync()
+    """
+
+    def __enter__(self) -> None:
+        self._line = _bindings.user_frame() or "the start of the block"
+        retrace.forbid(self._line)
+
+    def __exit__(self, *_: object) -> None:
+        retrace.allow(self._line)

@@ -1,0 +1,18 @@
+"""Why graphs were compiled again.
+
+Each graph that is not known is compared with the graphs that ran from the same line of the program. If one of them is
+similar, what differs is told in a line on stderr (``XLA_RETRACE_REPORT=0`` turns that off) and kept here.
+
+Example::
+
+    for found in torch_xla.debug.retrace.records():
+        print(found.line, found.differences)
+"""
+
+from torch_xla._core.retrace import Difference as Difference
+from torch_xla._core.retrace import Retrace as Retrace
+from torch_xla._core.retrace import clear as clear
+from torch_xla._core.retrace import records as records
+from torch_xla.debug._guards import no_new_graphs as no_new_graphs
+
+__all__ = ["Difference", "Retrace", "clear", "no_new_graphs", "records"]
