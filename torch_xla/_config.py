@@ -177,6 +177,9 @@ XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph be
 XLA_RETRACE_REPORT = _bool(
     "XLA_RETRACE_REPORT", True, "Tells on stderr, in a line, why a graph is compiled although a similar one is known."
 )
+XLA_FALLBACK_REPORT = _bool(
+    "XLA_FALLBACK_REPORT", True, "Tells on stderr, once per operator and with its line, what runs on the host."
+)
 PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
 PT_XLA_DEBUG_LEVEL = _int(
     "PT_XLA_DEBUG_LEVEL", 0, "1 prints an analysis of every compile, 2 of every execution as well.", low=-1

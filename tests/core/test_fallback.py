@@ -15,7 +15,7 @@ from torch import Tensor
 
 import torch_xla
 import torch_xla.debug.metrics as met
-from torch_xla import _bindings
+from torch_xla import _bindings, _fallbacks
 from torch_xla._core import cache, compiler, lowering
 from torch_xla.ops.call import way_of
 
@@ -284,3 +284,35 @@ for extra in ("", ", int[] z=[]", ", Tensor? w=None"):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+class TestReport:
+    """What runs on the host is told once, with the user's line."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self) -> None:
+        _fallbacks.forget()
+        cache.clear()
+
+    def test_inside_a_program(self, capfd: pytest.CaptureFixture[str]) -> None:
+        for size in (5, 7):
+            y = torch.special.airy_ai(values(size).to("xla"))
+            line = sys._getframe().f_lineno - 1
+            torch_xla.sync()
+            assert y.shape == (size,)
+        (told,) = [line for line in capfd.readouterr().err.splitlines() if "runs on the host" in line]
+        text = "torch_xla: aten::special_airy_ai runs on the host, inside the program: it has no lowering rule"
+        assert told == f"{text} ({__file__}:{line} in test_inside_a_program)"
+
+    def test_between_two_programs(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        x = values(6).to("xla")
+        monkeypatch.setenv("XLA_FALLBACK_REPORT", "0")
+        torch.nonzero(x)
+        assert "runs on the host" not in capfd.readouterr().err
+        monkeypatch.delenv("XLA_FALLBACK_REPORT")
+        for _ in range(2):
+            torch.nonzero(x)
+        line = sys._getframe().f_lineno - 1
+        (told,) = [line for line in capfd.readouterr().err.splitlines() if "runs on the host" in line]
+        text = "torch_xla: aten::nonzero runs on the host, between two programs: its result depends on the values"
+        assert told == f"{text} ({__file__}:{line} in test_between_two_programs)"

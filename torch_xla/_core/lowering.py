@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from torch_xla import _metrics
+from torch_xla import _fallbacks, _metrics
 from torch_xla._core import backend
 from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
@@ -71,6 +71,7 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
             seed = (take(int), take(int)) if node.seeded else None
             if node.waits:
                 seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]  # type: ignore[misc]
+            _fallbacks.lowering_at(node.frame)
             try:
                 results.append(_rule(node, tensors)(tensors, values, seed))
             except (StaticNumbers, LoweringError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _fallbacks, _metrics
 from torch_xla._core import analysis, backend, graph, region, retrace
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
@@ -278,8 +278,8 @@ class _Hooks:
             evaluate(tensors)
 
     def note_host_op(self, op: str, reason: str) -> None:
-        """Counts an operator that runs on the host between two graphs."""
-        _metrics.count(op)
+        """Takes notice of an operator that runs on the host between two graphs."""
+        _fallbacks.between_graphs(op, reason, _bindings.user_frame())
 
 
 def install() -> None:

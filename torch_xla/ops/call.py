@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla import _metrics
+from torch_xla import _fallbacks
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for
 
@@ -108,7 +108,7 @@ def call(
     elif (decomposition := decompositions.find(op)) is not None:
         results = decompositions.run(decomposition, args, kwargs)
     else:
-        _metrics.count(op._schema.name)
+        _fallbacks.inside_graph(op._schema.name)
         results = fallback.run(op, args, kwargs, out)
     if not isinstance(results, (tuple, list)):
         results = (results,)

@@ -1,0 +1,39 @@
+"""Operators that run on the host: counted as ``aten::<op>``, and told once each, with the user's line."""
+
+from __future__ import annotations
+
+import sys
+
+from torch_xla import _config, _metrics
+
+_told: set[str] = set()
+_line: str | None = None
+
+
+def lowering_at(line: str | None) -> None:
+    """Names the user's line of the node that is being lowered."""
+    global _line
+    _line = line
+
+
+def inside_graph(op: str) -> None:
+    """An operator without a rule and a decomposition: the program calls its CPU kernel."""
+    _note(op, "inside the program: it has no lowering rule", _line)
+
+
+def between_graphs(op: str, reason: str, line: str | None) -> None:
+    """An operator that cannot be recorded: what it needs is computed first, and the graph is cut there."""
+    _note(op, f"between two programs: {reason}", line)
+
+
+def _note(op: str, how: str, line: str | None) -> None:
+    _metrics.count(op)
+    if op in _told or not _config.XLA_FALLBACK_REPORT.get():
+        return
+    _told.add(op)
+    print(f"torch_xla: {op} runs on the host, {how} ({line or 'at an unknown line'})", file=sys.stderr)
+
+
+def forget() -> None:
+    """Tells every operator again."""
+    _told.clear()
