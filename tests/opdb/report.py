@@ -36,6 +36,13 @@ def _targets(results: Results) -> list[tuple[str, str, str]]:
     rows.append(("values, all dtypes", "≥ 97 %", _share(forward)))
     for kind, target in (("gradient", "≥ 98 %"), ("inplace", ""), ("out", ""), ("error", "")):
         rows.append((kind, target, _share([r for r in results if r["kind"] == kind])))
+    ran = {r["op"] for r in forward if r["status"] != "skip"}
+    called = {r["op"] for r in forward if r["status"] == "callback"}
+    if ran:
+        good = len(ran - called)
+        rows.append(
+            ("operators lowered without a callback", "≥ 97 %", f"{good} of {len(ran)} ({100 * good / len(ran):.1f} %)")
+        )
     counts = Counter(r["status"] for r in results)
     rows += [(f"{name}", "0", str(counts[name])) for name in ("crash", "hang")]
     slow = [r for r in forward if r.get("seconds", 0) > check.SLOW]

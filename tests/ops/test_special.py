@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import check
 
-from torch_xla.ops import special
+from torch_xla.ops import polynomials, special
 
 A = torch.ops.aten
 X = torch.tensor([-2.3, -0.5, 0.0, 0.3, 0.9, 1.0, 2.5, 12.0, math.inf, math.nan])
@@ -49,3 +49,17 @@ def test_zeta():
     check(A.special_zeta.default, x, q, **TOLERANCE)
     check(A.special_zeta.other_scalar, torch.tensor([2, 3]), 2.5, **TOLERANCE)
     check(A.special_zeta.self_scalar, 2, torch.tensor([-3.0, 0.0, -1.5]), **TOLERANCE)
+
+
+POLYNOMIALS = sorted(polynomials._FAMILIES)
+
+
+@pytest.mark.parametrize("name", POLYNOMIALS + [f"shifted_{n}" for n in POLYNOMIALS if n.startswith("chebyshev")])
+def test_polynomials(name):
+    x = torch.tensor([[-1.0], [-0.7], [0.0], [0.4], [1.0], [1.3]])
+    degree = torch.tensor([-1.0, 0.0, 1.0, 2.7, 5.0, 9.0])
+    check(getattr(A, f"special_{name}").default, x, degree, rtol=1e-4, atol=1e-5)
+
+
+def test_the_highest_degree_of_hermite_polynomials():
+    check(A.special_hermite_polynomial_he.default, torch.tensor([0.5]), torch.tensor([128, 129]), rtol=1e-3, atol=0.0)

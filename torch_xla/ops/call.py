@@ -33,6 +33,7 @@ _FAMILIES = (
     "norm",
     "optimizer",
     "pad",
+    "polynomials",
     "pool",
     "program",
     "random",

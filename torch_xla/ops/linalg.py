@@ -231,7 +231,7 @@ def _triangular_solve(
     return x, jnp.broadcast_to(a, (*x.shape[:-2], *a.shape[-2:]))
 
 
-@lowers("aten.cholesky_solve.default")
+@lowers("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
 def _cholesky_solve(ctx: Context, b: jax.Array, factor: jax.Array, upper: bool) -> jax.Array:
     lower = _adjoint(factor) if upper else factor
     half = _triangular(lower, b, False, True, False, False)

@@ -46,6 +46,11 @@ def _zeta(order: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(infinite, jnp.full_like(x, math.inf), value)
 
 
+def _spherical_j0(x: jax.Array) -> jax.Array:
+    quotient = jnp.where(x == 0, jnp.ones_like(x), lax.sin(x) / jnp.where(x == 0, jnp.ones_like(x), x))
+    return jnp.where(jnp.isinf(x), jnp.zeros_like(x), quotient)
+
+
 _FLOATING: dict[str, Unary] = {
     "digamma": _digamma,
     "erf": lax.erf,
@@ -58,6 +63,7 @@ _FLOATING: dict[str, Unary] = {
     "special_i1": special.i1,
     "special_i1e": lax.bessel_i1e,
     "special_log_ndtr": special.log_ndtr,
+    "special_spherical_bessel_j0": _spherical_j0,
     "special_modified_bessel_i0": special.i0,
     "special_modified_bessel_i1": special.i1,
     "special_ndtri": special.ndtri,
