@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -11,12 +12,26 @@ from torch_xla._core import backend, programs, sync
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
+_registered: list[torch.library.Library] = []
+
+
+def _promise_shapes() -> None:
+    """Meta kernels for operators that PyTorch has none for; without them they would run on the host."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name, place in whole.SHAPED_LIKE.items():
+
+        def promise(*args: Any, place: int = place, **kwargs: Any) -> torch.Tensor:
+            return torch.empty(args[place].shape, dtype=args[place].dtype, device="meta")
+
+        library.impl(name, promise)
+    _registered.append(library)
 
 
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     sync.install()
     programs.install()
+    _promise_shapes()
     _bindings.record_whole(whole.names())
     for name in whole.CONSTANT_NUMBERS:
         op, _, overload = name.partition(".")

@@ -24,6 +24,19 @@ CONSTANT_NUMBERS = """
 pow.Tensor_Scalar dist linalg_vector_norm norm.Scalar norm.ScalarOpt_dim renorm multi_margin_loss
 """.split()
 
+# Operators that PyTorch has no Meta kernel for: the result is contiguous, with shape and type of this argument.
+SHAPED_LIKE = {
+    "_ctc_loss_backward": 1,
+    "_ctc_loss_backward.Tensor": 1,
+    "_dirichlet_grad": 0,
+    "_sample_dirichlet": 0,
+    "_standard_gamma_grad": 0,
+    "binomial": 0,
+    "fractional_max_pool3d_backward": 1,
+    "multi_margin_loss_backward": 1,
+    "multilabel_margin_loss_backward": 1,
+}
+
 
 def names() -> list[str]:
     """Qualified names, such as ``aten::select.int``."""

@@ -1,0 +1,100 @@
+"""Every optimizer of `torch.optim`: the numbers of the CPU, and one graph for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import torch_xla
+import torch_xla.debug.metrics as met
+
+# `test_counts` pins plain SGD, Adam, AdamW, RMSprop and Adagrad. More than one graph:
+READS = 2  # the step reads a norm with .item(), which runs what it needs first
+GROWS = 2  # Python leaves the adaptive part out until the sixth step
+
+CASES: list[tuple[type[optim.Optimizer], dict[str, Any], int]] = [
+    (optim.Adadelta, {}, 1),
+    (optim.Adadelta, {"foreach": True, "maximize": True}, 1),
+    (optim.Adafactor, {}, READS),
+    (optim.Adagrad, {"fused": True}, 1),
+    (optim.Adam, {"foreach": True}, 1),
+    (optim.Adam, {"fused": True, "amsgrad": True}, 1),
+    (optim.AdamW, {"fused": True}, 1),
+    (optim.Adamax, {}, 1),
+    (optim.Adamax, {"foreach": True}, 1),
+    (optim.ASGD, {}, 1),
+    (optim.LBFGS, {"max_iter": 3, "history_size": 3}, 1),
+    (optim.Muon, {}, 1),
+    (optim.NAdam, {}, 1),
+    (optim.NAdam, {"foreach": True}, 1),
+    (optim.RAdam, {}, GROWS),
+    (optim.RAdam, {"foreach": True}, 1),
+    (optim.RMSprop, {"foreach": True, "centered": True, "momentum": 0.5}, 1),
+    (optim.Rprop, {}, 1),
+    (optim.Rprop, {"foreach": True}, 1),
+    (optim.SGD, {"foreach": True, "momentum": 0.9}, 1),
+    (optim.SGD, {"fused": True, "momentum": 0.9, "nesterov": True}, 1),
+]
+
+Compiles = Callable[..., AbstractContextManager[Any]]
+
+
+def train(device: str, kind: type[optim.Optimizer], options: dict[str, Any], steps: int = 10) -> nn.Linear:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=kind is not optim.Muon).to(device)
+    x = torch.randn(5, 4).to(device)
+    optimizer = kind(model.parameters(), lr=0.05, **options)  # type: ignore[call-arg]
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        if kind is optim.LBFGS:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        torch_xla.sync()
+    return model
+
+
+@pytest.mark.parametrize(("kind", "options", "graphs"), CASES)
+def test_numbers_and_graphs(
+    kind: type[optim.Optimizer], options: dict[str, Any], graphs: int, compiles: Compiles
+) -> None:
+    with compiles() as compiled:
+        ours = train("xla", kind, options)
+    assert compiled.value <= graphs  # fewer where another case has the same graph
+    theirs = train("cpu", kind, options)
+    for mine, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_clipping_reads_nothing(counted: Compiles, compiles: Compiles) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to("xla")
+    x = torch.randn(3, 4).to("xla")
+    torch_xla.sync()
+
+    def reads() -> int:
+        data = met.metric_data("TransferFromDeviceTime")
+        return data[0] if data else 0
+
+    before = reads()
+    norms = []
+    with compiles(1), counted("HostCompute", 0):
+        for _ in range(3):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            nn.utils.clip_grad_value_(model.parameters(), 0.2)
+            torch_xla.sync()
+    assert reads() == before
+    assert norms[0].item() == pytest.approx(norms[2].item()) and norms[0].item() > 0.5
