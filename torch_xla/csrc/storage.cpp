@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <numeric>
 
 #include "op_info.h"
+#include "view_path.h"
 
 namespace torch_xla {
 
@@ -26,229 +26,11 @@ Registry& registry() {
   return *r;
 }
 
-Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
-Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
-std::vector<int64_t> int_list(c10::IntArrayRef a) { return {a.begin(), a.end()}; }
-
-// A single-result node over one or two values.
-Value apply(OpInfo& op, Inputs inputs, Args args, const MetaRef& out) {
-  auto set = out.set->metas.size() == 1 ? out.set : make_meta(out->sizes, out->strides, out->offset, out->dtype).set;
-  return {make_node(op, std::move(args), std::move(inputs), std::move(set)), 0};
-}
-
-Value forward(const ViewStep& step, const Value& in) {
-  return {make_node(*step.op, step.args, {in}, step.outs), step.out};
-}
-
-Value reshape(const Value& v, const MetaRef& out) {
-  static auto& view = op_info("aten::view", "");
-  return apply(view, {v}, {input_arg(), attr(int_list(out->sizes))}, out);
-}
-
-Value slice_scatter(const Value& base, const Value& v, int64_t dim, int64_t start, int64_t end, const MetaRef& out) {
-  static auto& op = op_info("aten::slice_scatter", "");
-  return apply(op, {base, v}, {input_arg(), input_arg(), attr(dim), attr(start), attr(end), attr(int64_t{1})}, out);
-}
-
-int64_t wrap(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
-
-// The value of a step's input after its output became `v`; `base` is the input's value before.
-Value inverse(const ViewStep& step, const Value& base, const Value& v) {
-  const auto& name = step.op->name;
-  const auto& args = step.args;
-  const auto& in = step.in;
-  if (name == "aten.select.int") {
-    static auto& op = op_info("aten::select_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2]}, in);
-  }
-  if (name == "aten.slice.Tensor") {
-    static auto& op = op_info("aten::slice_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3], args[4]}, in);
-  }
-  if (name == "aten.diagonal.default") {
-    static auto& op = op_info("aten::diagonal_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
-  }
-  if (name == "aten.as_strided.default") {
-    static auto& op = op_info("aten::as_strided_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
-  }
-  if (name == "aten.transpose.int") {
-    return apply(*step.op, {v}, {input_arg(), args[1], args[2]}, in);
-  }
-  if (name == "aten.t.default") {
-    return apply(*step.op, {v}, {input_arg()}, in);
-  }
-  if (name == "aten.permute.default") {
-    const auto dims = args[1].value.toIntVector();
-    std::vector<int64_t> back(dims.size());
-    for (size_t i = 0; i < dims.size(); ++i) {
-      back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
-    }
-    return apply(*step.op, {v}, {input_arg(), attr(back)}, in);
-  }
-  if (name == "aten.unbind.int") {
-    static auto& op = op_info("aten::select_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], attr(static_cast<int64_t>(step.out))}, in);
-  }
-  if (name == "aten.split.Tensor" || name == "aten.split_with_sizes.default") {
-    const auto dim = wrap(args[2].value.toInt(), in->sizes.size());
-    int64_t start = 0;
-    for (uint32_t i = 0; i < step.out; ++i) {
-      start += step.outs->metas[i].sizes[dim];
-    }
-    return slice_scatter(base, v, dim, start, start + step.outs->metas[step.out].sizes[dim], in);
-  }
-  if (name == "aten.view_as_real.default" || name == "aten.view_as_complex.default") {
-    static auto& real = op_info("aten::view_as_real", "");
-    static auto& complex = op_info("aten::view_as_complex", "");
-    return apply(name == "aten.view_as_real.default" ? complex : real, {v}, {input_arg()}, in);
-  }
-  if (name == "aten._conj.default" || name == "aten._neg_view.default") {
-    return apply(*step.op, {v}, {input_arg()}, in);
-  }
-  if (name == "aten.view.dtype") {
-    return apply(*step.op, {v}, {input_arg(), attr(static_cast<int64_t>(in->dtype))}, in);
-  }
-  // Everything else only regroups the dimensions.
-  return reshape(v, in);
-}
-
-ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr outs, uint32_t out) {
-  auto step = c10::make_intrusive<ViewStep>();
-  step->repeats = (parent.defined() && parent->repeats) ||
-                  (op.name == "aten.expand.default" && outs->metas[out].numel() != in->numel()) ||
-                  op.name == "aten.unfold.default";
-  step->parent = std::move(parent);
-  step->op = &op;
-  step->args = std::move(args);
-  step->in = std::move(in);
-  step->outs = std::move(outs);
-  step->out = out;
-  return step;
-}
-
-// Steps from a base tensor to its memory as one contiguous dimension of `dtype`.
-ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
-  static auto& permute = op_info("aten::permute", "");
-  static auto& view = op_info("aten::view", "");
-  static auto& view_dtype = op_info("aten::view", "dtype");
-  static auto& view_as_real = op_info("aten::view_as_real", "");
-  ViewPath path;
-  MetaRef meta = base;
-  if (!meta->contiguous()) {
-    std::vector<int64_t> order(meta->sizes.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return meta->strides[a] > meta->strides[b]; });
-    std::vector<int64_t> sizes;
-    for (const auto d : order) {
-      sizes.push_back(meta->sizes[d]);
-    }
-    auto permuted = contiguous_meta(sizes, meta->dtype);
-    path = make_step(path, permute, {input_arg(), attr(order)}, meta, permuted.set, 0);
-    meta = permuted;
-  }
-  if (meta->sizes.size() != 1) {
-    auto flat = contiguous_meta({meta->numel()}, meta->dtype);
-    path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{meta->numel()})}, meta, flat.set, 0);
-    meta = flat;
-  }
-  if (meta->dtype != dtype) {
-    if (c10::isComplexType(meta->dtype) && dtype == c10::toRealValueType(meta->dtype)) {
-      auto pairs = contiguous_meta({meta->sizes[0], 2}, dtype);
-      path = make_step(path, view_as_real, {input_arg()}, meta, pairs.set, 0);
-      auto flat = contiguous_meta({2 * meta->sizes[0]}, dtype);
-      path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set, 0);
-    } else {
-      const auto bytes = meta->sizes[0] * static_cast<int64_t>(c10::elementSize(meta->dtype));
-      auto cast = contiguous_meta({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, dtype);
-      path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set, 0);
-    }
-  }
-  return path;
-}
-
-// Where an expanded tensor was written, the element that changed stands for all that share its memory. Returns the
-// value with one element for each, and its shape.
-std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta) {
-  static auto& ne = op_info("aten::ne", "Tensor");
-  static auto& to_copy = op_info("aten::_to_copy", "");
-  static auto& argmax = op_info("aten::argmax", "");
-  static auto& gather = op_info("aten::gather", "");
-  for (size_t d = 0; d < meta->sizes.size(); ++d) {
-    if (meta->strides[d] != 0 || meta->sizes[d] <= 1) {
-      continue;
-    }
-    const auto dim = attr(static_cast<int64_t>(d));
-    auto sizes = meta->sizes;
-    sizes[d] = 1;
-    auto bytes = apply(ne, {v, old}, {input_arg(), input_arg()}, contiguous_meta(meta->sizes, at::kBool));
-    Args cast{input_arg(), attr(static_cast<int64_t>(at::kByte)), attr({}), attr({}), attr({}), attr(false), attr({})};
-    bytes = apply(to_copy, {std::move(bytes)}, std::move(cast), contiguous_meta(meta->sizes, at::kByte));
-    const auto index =
-        apply(argmax, {std::move(bytes)}, {input_arg(), dim, attr(true)}, contiguous_meta(sizes, at::kLong));
-    meta = make_meta(sizes, meta->strides, meta->offset, meta->dtype);
-    for (auto* value : {&v, &old}) {
-      *value = apply(gather, {*value, index}, {input_arg(), dim, input_arg(), attr(false)}, meta);
-    }
-  }
-  return {std::move(v), std::move(meta)};
-}
-
-ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
-  static auto& as_strided = op_info("aten::as_strided", "");
-  auto path = memory_path(base, meta->dtype);
-  const MetaRef in = path.defined() ? MetaRef{path->outs, path->out} : base;
-  return make_step(std::move(path), as_strided,
-                   {input_arg(), attr(int_list(meta->sizes)), attr(int_list(meta->strides)), attr(meta->offset)}, in,
-                   make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
-}
-
-std::vector<const ViewStep*> steps_of(const ViewPath& path) {
-  std::vector<const ViewStep*> steps;
-  for (auto* s = path.get(); s != nullptr; s = s->parent.get()) {
-    steps.push_back(s);
-  }
-  std::reverse(steps.begin(), steps.end());
-  return steps;
-}
-
-// Whether a view shows the storage's own elements in their own places, as the transpose of a transpose does.
-bool shows_whole(const ViewPath& path, const Meta& base) {
-  static const auto& conjugate = op_info("aten::_conj", "");
-  static const auto& negative = op_info("aten::_neg_view", "");
-  const auto& shown = path->outs->metas[path->out];
-  if (shown.layout != base.layout || shown.offset != base.offset) {
-    return false;
-  }
-  const auto steps = steps_of(path);
-  return std::none_of(steps.begin(), steps.end(),
-                      [](const ViewStep* s) { return s->op == &conjugate || s->op == &negative; });
-}
-
-// The value in memory order, with zeros behind it.
-Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
-  static auto& pad = op_info("aten::constant_pad_nd", "");
-  const auto path = memory_path(meta, meta->dtype);  // keeps its steps alive
-  Value flat = v;
-  for (const auto* step : steps_of(path)) {
-    flat = forward(*step, flat);
-  }
-  const std::vector<int64_t> behind{0, grown->sizes[0] - meta->numel()};
-  return apply(pad, {std::move(flat)}, {input_arg(), attr(behind), attr(int64_t{0})}, grown);
-}
-
-}  // namespace
-
-namespace {
 std::mutex& recorder_mutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
 }
-}  // namespace
 
-namespace {
 // A forked child, such as a loader's worker, frees tensors it inherited: the locks must be free in it, whatever other
 // threads of the parent held.
 const int at_fork = pthread_atfork(
@@ -426,7 +208,7 @@ void Alias::find_path() {
   path = memory_alias(storage, meta).path;
   layout = storage->layouts;
   const auto add = [&](const char* name) {
-    path = make_step(path, op_info(name, ""), {input_arg()}, meta,
+    path = make_step(path, op_info(name, ""), {{Arg::Kind::Input, 0, {}}}, meta,
                      make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
   };
   if (conjugate) {
