@@ -78,7 +78,7 @@ def segments(x: Tensor) -> Tensor:
 CALLBACKS: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("aten.special_airy_ai.default", torch.special.airy_ai),
     ("aten.special_bessel_y0.default", torch.special.bessel_y0),
-    ("aten.special_hermite_polynomial_h.default", lambda x: torch.special.hermite_polynomial_h(x, x * 0 + 3)),
+    ("aten.special_bessel_y1.default", torch.special.bessel_y1),
     ("aten.special_modified_bessel_k1.default", torch.special.modified_bessel_k1),
     (
         "aten.segment_reduce.default",

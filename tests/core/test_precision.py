@@ -15,6 +15,7 @@ from torch_xla.ops import precision
 @pytest.fixture(autouse=True)
 def restored():
     before = torch.get_float32_matmul_precision()
+    precision.choose(None)
     yield
     torch.set_float32_matmul_precision(before)
     precision.choose(None)

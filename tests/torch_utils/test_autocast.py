@@ -127,7 +127,7 @@ def test_a_weight_is_cast_once_while_the_cache_is_on(cached, expected):
     with torch.autocast("xla", cache_enabled=cached):
         y = x @ weight @ weight @ weight
         text = torch_xla._XLAC._get_xla_tensors_text([y])
-    assert casts_to("bfloat16", text) == expected
+    assert casts_to("bf16", text) == expected
 
 
 def test_the_cache_sees_a_weight_that_changed_after_the_block():
