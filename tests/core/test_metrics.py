@@ -165,3 +165,18 @@ def test_bad_percentiles_are_rejected(monkeypatch):
     monkeypatch.setenv("XLA_METRICS_PERCENTILES", "0.5:2")
     with pytest.raises(ValueError, match=r"\[config\] XLA_METRICS_PERCENTILES='0.5:2', expected fractions"):
         met.metrics_report()
+
+
+def test_reads_and_bytes_are_counted():
+    x = torch.ones(4, 25).to("xla")
+    assert met.metric_data("OutboundData")[:2] == (1, 400.0)
+    y = (x * 2).sin()
+    torch_xla.sync()
+    assert met.metric_data("TensorsGraphSize")[:2] == (1, 2.0)
+    assert y.cpu().shape == (4, 25)
+    assert met.metric_data("InboundData")[:2] == (1, 400.0)
+    assert met.executed_fallback_ops() == []
+    if y.sum() > 0:
+        y.mean().item()
+    assert met.executed_fallback_ops() == ["aten::_local_scalar_dense"]
+    assert "Counter: aten::_local_scalar_dense\n  Value: 2\n" in met.short_metrics_report()

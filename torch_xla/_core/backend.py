@@ -224,6 +224,7 @@ def put(array: Any, index: int) -> jax.Array:
     import jax
 
     device = jax_device(index)
+    _metrics.add_sample("OutboundData", array.nbytes, "bytes")
     with _metrics.timed("TransferToDeviceTime"), x64():
         return jax.device_put(array, device)
 
@@ -254,6 +255,7 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     buffer, start = location
     with _metrics.timed("TransferFromDeviceTime"):
         values = np.asarray(buffer)
+        _metrics.add_sample("InboundData", values.nbytes, "bytes")
         if start >= 0:
             values = values[start : start + math.prod(shape)].reshape(shape)
         return from_numpy(values, dtype)

@@ -86,6 +86,7 @@ def compile_lowered(graph: Graph, lowered: lowering.Lowered, name: str) -> Execu
             return lowered.stage.compile(compiler_options=_options_for(graph) or None)
 
     stage = _metrics.stage("CompileTime")
+    _metrics.count("CreateCompileHandles")
     count = _metrics.counter("UncachedCompile") or 0
     with _metrics.timed(stage):
         compiled = patience.call(compile, f"compiling {name}: {len(graph.nodes)} operators, graph {count + 1}")

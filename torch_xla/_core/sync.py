@@ -81,6 +81,7 @@ def _run(cut: _bindings.Graph, cause: str, reading: bool) -> bool:
     _fill(cut)
     if not cut.num_outputs:
         return True
+    _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
     key = cut.key
     region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
     try:
@@ -276,6 +277,10 @@ class _Hooks:
         """Computes tensors at once, in eager mode."""
         with _metrics.eager_operation():
             evaluate(tensors)
+
+    def note_read(self, op: str) -> None:
+        """Counts an operator that gives a value to Python."""
+        _metrics.count(op)
 
     def note_host_op(self, op: str, reason: str) -> None:
         """Takes notice of an operator that runs on the host between two graphs."""

@@ -266,7 +266,10 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& destination) {
   return copy_from(self, destination, false);
 }
 
-at::Scalar local_scalar_dense(const Tensor& self) { return fetch(self).item(); }
+at::Scalar local_scalar_dense(const Tensor& self) {
+  note_read("aten::_local_scalar_dense");
+  return fetch(self).item();
+}
 
 // Keeps the leading elements in memory order; new ones are zero.
 const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {

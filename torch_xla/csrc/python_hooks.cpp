@@ -60,6 +60,11 @@ at::Tensor fetch(const at::Tensor& xla) {
   return call("fetch", xla).cast<at::Tensor>();
 }
 
+void note_read(const char* op) {
+  const py::gil_scoped_acquire gil;
+  call("note_read", op);
+}
+
 void evaluate(const std::vector<at::Tensor>& tensors) {
   const py::gil_scoped_acquire gil;
   call("evaluate", tensors);

@@ -17,6 +17,8 @@ PyObject* pack(const std::vector<PyObject*>& buffers);
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes);
 // The values of an xla tensor, computed first where they are pending, as a new CPU tensor.
 at::Tensor fetch(const at::Tensor& xla);
+// Counts an operator that gives a value to Python.
+void note_read(const char* op);
 // Computes these tensors now (eager mode).
 void evaluate(const std::vector<at::Tensor>& tensors);
 // Tells that an operator runs on the host, with the reason.
