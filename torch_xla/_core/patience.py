@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,19 +39,11 @@ def call(function: Callable[[], T], label: str) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="torch_xla-compile").start()
-    try:
-        return outcome.result(_PATIENCE_SECONDS if sys.stderr.isatty() else None)
-    except TimeoutError:
-        if outcome.done():  # the function's own
-            raise
-    with _line(label) as line:
-        while True:
-            try:
-                return outcome.result(_REDRAW_SECONDS)
-            except TimeoutError:
-                if outcome.done():
-                    raise
-            line.refresh()
+    if sys.stderr.isatty() and not wait([outcome], _PATIENCE_SECONDS).done:
+        with _line(label) as line:
+            while not wait([outcome], _REDRAW_SECONDS).done:
+                line.refresh()
+    return outcome.result()
 
 
 def _line(label: str) -> Any:
