@@ -202,6 +202,29 @@ def test_tensors_dropped_by_another_thread_during_barriers() -> None:
     assert x.tolist() == [40.0] * 4
 
 
+def test_a_barrier_never_meets_a_tensor_in_the_making() -> None:
+    stop = threading.Event()
+
+    def make() -> None:
+        while not stop.is_set():
+            torch.empty(8, device="xla")
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert _bindings.Graph.of_device(0).num_outputs == 0, "nothing is to be computed for an empty tensor"
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+
+
 def test_threads_record_and_read_at_once() -> None:
     results: dict[int, float] = {}
 

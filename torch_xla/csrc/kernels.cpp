@@ -39,8 +39,12 @@ Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "[memory] got a tensor of ", meta->bytes,
                    " bytes, expected fewer than 2^47; no device can hold it");
   auto value = make_fill(meta, int64_t{0});
-  auto alias = new_alias(value, meta, device);
-  alias.storage->origin = std::move(value);
+  Alias alias;
+  {
+    const RecorderLock lock;  // another thread's barrier must not see the storage before it knows its origin
+    alias = new_alias(value, meta, device);
+    alias.storage->origin = std::move(value);
+  }
   return make_tensor(std::move(alias));
 }
 
