@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from torch_xla import _config, _metrics
+from torch_xla import _config, _metrics, _timeline
 
 _told: set[str] = set()
 _line: str | None = None
@@ -28,6 +28,7 @@ def between_graphs(op: str, reason: str, line: str | None) -> None:
 
 def _note(op: str, how: str, line: str | None) -> None:
     _metrics.count(op)
+    _timeline.mark("fallback", op, how, line)
     if op in _told or not _config.XLA_FALLBACK_REPORT.get():
         return
     _told.add(op)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch_xla import _timeline
+
 _SAMPLES = 1024
 
 _lock = threading.Lock()
@@ -92,13 +94,15 @@ def stage(name: str) -> str:
 
 
 @contextmanager
-def timed(name: str) -> Iterator[None]:
-    """Adds the block's duration in seconds to a metric, also when it raises."""
+def timed(name: str) -> Iterator[float]:
+    """Adds the block's duration in seconds to a metric, also when it raises; gives its start."""
     start = time.perf_counter()
     try:
-        yield
+        yield start
     finally:
-        add_sample(name, time.perf_counter() - start)
+        end = time.perf_counter()
+        add_sample(name, end - start)
+        _timeline.add(name, start, end)
 
 
 def counter(name: str) -> int | None:

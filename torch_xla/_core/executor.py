@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings, _metrics, _timeline
 from torch_xla._core import backend
 from torch_xla._core.compiler import Executable
 
@@ -31,10 +31,12 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
     while len(queue) >= _AHEAD:
-        queue.popleft().block_until_ready()
-    with _metrics.timed(_metrics.stage("ExecuteTime")):
+        with _timeline.span("wait"):
+            queue.popleft().block_until_ready()
+    with _metrics.timed(_metrics.stage("ExecuteTime")) as start:
         token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
+    _timeline.launched(device, cut.key, start, executable, token)
 
 
 def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) -> list[Any]:
@@ -54,5 +56,6 @@ def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) 
 def wait(device: int) -> None:
     """Returns when the device has finished all that was started."""
     queue = _in_flight.get(device)
-    while queue:
-        queue.popleft().block_until_ready()
+    with _timeline.span("wait", _bindings.user_frame):
+        while queue:
+            queue.popleft().block_until_ready()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config
+from torch_xla import _bindings, _config, _timeline
 from torch_xla._core.graph import Graph, Node
 from torch_xla._errors import GraphLimitError, message
 from torch_xla.ops.registry import Meta
@@ -120,6 +120,7 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
                 "retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal"
             )
         )
+    _timeline.mark("compile", graph, line, name, found)
     known.count += 1
     known.graphs.append(graph)
     _lines.move_to_end(line)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _fallbacks, _metrics
+from torch_xla import _bindings, _config, _fallbacks, _metrics, _timeline
 from torch_xla._core import analysis, backend, graph, region, retrace
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
@@ -28,11 +28,12 @@ def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYN
     Raises:
         RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
     """
-    for device in range(_bindings.device_count()) if index is None else (index,):
-        if _bindings.has_pending(device):
-            _barrier(lambda device=device: _bindings.Graph.of_device(device), cause)  # type: ignore[misc]
-        if wait:
-            _wait(device)
+    with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
+        for device in range(_bindings.device_count()) if index is None else (index,):
+            if _bindings.has_pending(device):
+                _barrier(lambda device=device: _bindings.Graph.of_device(device), cause)  # type: ignore[misc]
+            if wait:
+                _wait(device)
 
 
 def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bool = False, give: bool = False) -> None:
@@ -69,16 +70,18 @@ def _wait(device: int) -> None:
 def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        while not _run(cut(), cause, reading):
+        while not _run(cut, cause, reading):
             pass  # an operator's numbers became constants: the graph has another key now
 
 
-def _run(cut: _bindings.Graph, cause: str, reading: bool) -> bool:
-    """Runs one cut graph; False if it must be cut again."""
+def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> bool:
+    """Cuts a graph and runs it; False if it must be cut again."""
     from torch_xla._core import cache, compiler, executor, host, memory
     from torch_xla.ops.registry import StaticNumbers
 
-    _fill(cut)
+    with _timeline.span("cut"):
+        cut = cut_graph()
+        _fill(cut)
     if not cut.num_outputs:
         return True
     _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
@@ -87,7 +90,8 @@ def _run(cut: _bindings.Graph, cause: str, reading: bool) -> bool:
     try:
         if reading and cut.fits_host and host.run(cut):
             return True
-        executable = cache.find(key, cut.device)
+        with _timeline.span("look up"):
+            executable = cache.find(key, cut.device)
         if executable is None:
             described = graph.describe(cut)
             if _config.XLA_VERIFY_GRAPHS.get():
@@ -257,13 +261,14 @@ class _Hooks:
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of an xla tensor as a new CPU tensor."""
-        with _lock:
-            location = _bindings.location_of(tensor)
-            if location is None:
-                evaluate([tensor], reading=True)
+        with _timeline.span("read", _bindings.user_frame):
+            with _lock:
                 location = _bindings.location_of(tensor)
-                assert location is not None
-        return backend.download(location, tensor.shape, tensor.dtype)
+                if location is None:
+                    evaluate([tensor], reading=True)
+                    location = _bindings.location_of(tensor)
+                    assert location is not None
+            return backend.download(location, tensor.shape, tensor.dtype)
 
     def pack(self, buffers: list[Any]) -> Any:
         """Several device buffers end to end in one."""

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from torch_xla import _api
+from torch_xla import _api, _timeline
 from torch_xla._core import analysis
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
@@ -324,11 +324,10 @@ class ParallelLoader:
 
     def next_item(self, device: torch.device) -> Any:
         """The next batch of a device, waiting for it; re-raises what failed in the background."""
-        place = self._lanes[device].places.get()
-        if not isinstance(place, _Place):
-            return _END
         try:
-            return place.take()
+            with _timeline.span("loader"):
+                place = self._lanes[device].places.get()
+                return place.take() if isinstance(place, _Place) else _END
         except BaseException:
             self._work.close()
             raise

@@ -1,0 +1,140 @@
+"""What happened when, while `torch_xla.debug.profile` runs: spans of the stages, and moments with what is known there.
+
+There is one recorder in the process, or none. Without one, `span` and `mark` check that and do nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, NamedTuple
+
+# Some 200 bytes each; a loop that is profiled for hours must not fill the host's memory.
+_MOST = 2_000_000
+
+
+class Span(NamedTuple):
+    """Something that took time: a stage of the pipeline, or a wait.
+
+    Attributes:
+        stage: Name of the stage; of a metric where a metric counts the same.
+        start: When it began, in seconds of `time.perf_counter`.
+        end: When it was over.
+        thread: Identity of the thread.
+        detail: What is known beside, by stage.
+    """
+
+    stage: str
+    start: float
+    end: float
+    thread: int
+    detail: Any
+
+
+class Mark(NamedTuple):
+    """Something that was noticed at one moment; as `Span`."""
+
+    kind: str
+    time: float
+    thread: int
+    detail: Any
+
+
+class Launch(NamedTuple):
+    """A program that was started on a device.
+
+    Attributes:
+        device: Index of the device.
+        key: The graph's structural key.
+        start: When starting it began.
+        executable: What runs.
+        token: Can be waited for.
+    """
+
+    device: int
+    key: str
+    start: float
+    executable: Any
+    token: Any
+
+
+class Recorder:
+    """Collects what the stages tell; `launches` is emptied by whoever waits for the programs."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.marks: list[Mark] = []
+        self.launches: SimpleQueue[Launch | None] = SimpleQueue()
+        self.dropped = 0
+
+    def add(self, stage: str, start: float, end: float, detail: Any = None) -> None:
+        """Keeps a span of the calling thread."""
+        if len(self.spans) < _MOST:
+            self.spans.append(Span(stage, start, end, threading.get_ident(), detail))
+        else:
+            self.dropped += 1
+
+
+class _Running:
+    """A span that is being timed."""
+
+    def __init__(self, to: Recorder, stage: str, detail: Any) -> None:
+        self._to, self._stage, self._detail = to, stage, detail
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._to.add(self._stage, self._start, perf_counter(), self._detail)
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+_recorder: Recorder | None = None
+
+
+def start(recorder: Recorder) -> None:
+    """Gives everything to a recorder from now on."""
+    global _recorder
+    _recorder = recorder
+
+
+def stop() -> None:
+    """Ends that."""
+    global _recorder
+    _recorder = None
+
+
+def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
+    """A block to be timed.
+
+    Args:
+        stage: Its name.
+        detail: Gives what is known beside; called only while a recorder runs.
+    """
+    to = _recorder
+    if to is None:
+        return _NOTHING
+    return _Running(to, stage, detail() if detail is not None else None)
+
+
+def add(stage: str, start: float, end: float) -> None:
+    """Keeps a block that was timed elsewhere."""
+    if _recorder is not None:
+        _recorder.add(stage, start, end)
+
+
+def mark(kind: str, *detail: Any) -> None:
+    """Keeps a moment."""
+    to = _recorder
+    if to is not None:
+        to.marks.append(Mark(kind, perf_counter(), threading.get_ident(), detail))
+
+
+def launched(device: int, key: str, start: float, executable: Any, token: Any) -> None:
+    """Tells of a program that was started; as `Launch`."""
+    if _recorder is not None:
+        _recorder.launches.put(Launch(device, key, start, executable, token))
