@@ -40,6 +40,8 @@ add_skipped_prefix = _C.add_skipped_prefix
 recorded_ops = _C.recorded_ops
 op_counts = _C.op_counts
 created_tensors = _C.created_tensors
+destroyed_tensors = _C.destroyed_tensors
+timings = _C.timings
 shape_cache_misses = _C.shape_cache_misses
 
 # Devices and random state.

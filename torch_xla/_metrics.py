@@ -19,7 +19,14 @@ _metrics: dict[str, Metric] = {}
 _sources: dict[str, Callable[[], int]] = {}  # counts kept elsewhere, such as in the recorder
 _groups: list[Callable[[], dict[str, int]]] = []  # likewise, under names that only they know
 _eager = threading.local()
+_timings: list[Callable[[], dict[str, Timing]]] = []  # likewise, of durations
 _cleared: dict[str, int] = {}  # what those stood at when last cleared
+_forgotten: dict[str, tuple[int, float]] = {}  # likewise, of durations: calls and seconds
+_forgotten_at = 0.0
+
+
+# Durations that are kept elsewhere: calls, seconds, and the latest samples, as in `Metric`.
+Timing = tuple[int, float, list[tuple[float, float]]]
 
 
 @dataclass(slots=True)
@@ -55,6 +62,23 @@ def provide_group(source: Callable[[], dict[str, int]]) -> None:
     _groups.append(source)
 
 
+def provide_timings(source: Callable[[], dict[str, Timing]]) -> None:
+    """Makes durations that are measured elsewhere appear as metrics, by name, once there are some."""
+    _timings.append(source)
+
+
+def _timed_elsewhere() -> dict[str, Metric]:
+    found = {}
+    for source in _timings:
+        for name, (calls, seconds, samples) in source().items():
+            calls_before, seconds_before = _forgotten.get(name, (0, 0.0))
+            if calls > calls_before:
+                latest = deque(((when, took) for when, took in samples if when >= _forgotten_at), _SAMPLES)
+                total = max(seconds - seconds_before, 0.0)
+                found[name] = Metric("seconds", calls - calls_before, total, latest)
+    return found
+
+
 def _standing() -> dict[str, int]:
     counts = {name: source() for name, source in _sources.items()}
     for group in _groups:
@@ -76,6 +100,16 @@ def add_sample(name: str, value: float, unit: str = "seconds") -> None:
         metric.count += 1
         metric.total += value
         metric.samples.append((time.time(), value))
+
+
+def lengthen(name: str, by: float) -> None:
+    """Adds to the latest sample of a metric, if it has one: what was started took longer than its start."""
+    with _lock:
+        metric = _metrics.get(name)
+        if metric is not None and metric.samples:
+            when, value = metric.samples.pop()
+            metric.samples.append((when, value + by))
+            metric.total += by
 
 
 @contextmanager
@@ -105,28 +139,34 @@ def timed(name: str) -> Iterator[float]:
         _timeline.add(name, start, end)
 
 
+def waited(start: float) -> None:
+    """Says that the host waited for the device since `start`, as `time.perf_counter` gives it."""
+    took = time.perf_counter() - start
+    add_sample("DeviceLockWait", took)
+    lengthen("ExecuteTime", took)
+
+
 def counter(name: str) -> int | None:
     """A counter's value, or None if nothing was ever counted under that name."""
-    if name in _counters:
-        return _counters[name]
+    own = _counters.get(name)
     if name in _sources:
-        return _sources[name]() - _cleared.get(name, 0) or None
-    return _provided().get(name) if "::" in name else None
+        return (own or 0) + _sources[name]() - _cleared.get(name, 0) or None
+    return own if own is not None or "::" not in name else _provided().get(name)
 
 
 def metric(name: str) -> Metric | None:
     """A metric, or None."""
-    return _metrics.get(name)
+    return _metrics.get(name) or _timed_elsewhere().get(name)
 
 
 def counter_names() -> list[str]:
     """Names of all counters, sorted."""
-    return sorted([*_counters, *_provided()])
+    return sorted({*_counters, *_provided()})
 
 
 def metric_names() -> list[str]:
     """Names of all metrics, sorted."""
-    return sorted(_metrics)
+    return sorted({*_metrics, *_timed_elsewhere()})
 
 
 def clear_counters() -> None:
@@ -138,5 +178,9 @@ def clear_counters() -> None:
 
 def clear_metrics() -> None:
     """Forgets all metrics."""
+    global _forgotten_at
     with _lock:
         _metrics.clear()
+        _forgotten_at = time.time()
+        for source in _timings:
+            _forgotten.update({name: (calls, seconds) for name, (calls, seconds, _) in source().items()})

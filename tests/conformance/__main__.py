@@ -46,6 +46,7 @@ def run(tests: Path, file: str, limit: float) -> Outcomes:
         **os.environ,
         "CPU_NUM_DEVICES": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tests), str(path.parent)]),
+        **FILES.get(file, {}).get("environment", {}),
     }
     deadline = time.monotonic() + limit
 

@@ -10,6 +10,8 @@ import torch
 
 import torch_xla
 from torch_xla._core import cache
+from torch_xla.core import dynamo_bridge
+from torch_xla.debug import profiler
 from torch_xla.distributed import parallel_loader
 from torch_xla.experimental import eager_mode_context
 
@@ -44,13 +46,12 @@ def test_a_barrier_of_the_user(report: Path) -> None:
 
 
 def test_frames_start_at_the_call_and_are_limited(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PT_XLA_DEBUG_MAX_FRAME", "3")
+    monkeypatch.setenv("PT_XLA_DEBUG_MAX_FRAME", "2")
     x = torch.randn(3, 4, device="xla")
     torch_xla.sync()
-    _, first, second, third, more, rule, *_ = report.read_text().partition("Triggered Execution: ")[2].splitlines()
-    assert re.fullmatch(r"Compilation Analysis:   barrier \(.*_api.py:\d+\)", first)
-    assert re.fullmatch(r"Compilation Analysis:   sync \(.*_api.py:\d+\)", second)
-    assert re.fullmatch(rf"Compilation Analysis:   test_frames_.* \({re.escape(__file__)}:\d+\)", third)
+    _, first, second, more, rule, *_ = report.read_text().partition("Triggered Execution: ")[2].splitlines()
+    assert re.fullmatch(r"Compilation Analysis:   sync \(.*_api.py:\d+\)", first)
+    assert re.fullmatch(rf"Compilation Analysis:   test_frames_.* \({re.escape(__file__)}:\d+\)", second)
     assert more == "Compilation Analysis:   .........."
     assert rule == "Compilation Analysis: " + "-" * 80
     assert x.shape == (3, 4)
@@ -124,3 +125,15 @@ def test_a_file_that_cannot_be_written(
     told = capfd.readouterr().err
     assert "[debug] PT_XLA_DEBUG_FILE=" in told and "user torch_xla.sync" in told
     torch.testing.assert_close(x.cpu(), torch.ones(3).tanh())
+
+
+def test_a_step_of_a_profile_and_a_dynamo_graph_name_themselves(report: Path) -> None:
+    x = torch.randn(3, 7, device="xla")
+    y = dynamo_bridge.extract_compiled_graph(torch.fx.symbolic_trace(lambda x: x * 100), (x,))(x)
+    with profiler.StepTrace("step", step_num=1):
+        z = y.sin()
+    inputs = "torch_xla.sync when dynamo processing input graphs"
+    step = "torch_xla.sync when exiting a profiler StepTrace region"
+    assert causes(report, "Compilation") == [inputs, "dynamo is compiling a FX graph to HLO", step]
+    assert causes(report, "Execution") == [inputs, "dynamo is executing a compiled program", step]
+    assert z.shape == (3, 7)

@@ -8,6 +8,8 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _config, _metrics
+from torch_xla._core import analysis
+from torch_xla.debug import metrics_compare_utils as mcu
 from torch_xla.debug import metrics_saver
 
 
@@ -180,3 +182,121 @@ def test_reads_and_bytes_are_counted():
         y.mean().item()
     assert met.executed_fallback_ops() == ["aten::_local_scalar_dense"]
     assert "Counter: aten::_local_scalar_dense\n  Value: 2\n" in met.short_metrics_report()
+
+
+def test_recording_is_counted_and_timed_in_samples():
+    x = torch.ones(4).to("xla")
+    met.clear_all()
+    for _ in range(64):
+        x = x + 1
+    calls, total, samples = met.metric_data("LazyTracing")
+    assert calls == 64 and total > 0 and len(samples) == 4  # one call in 16 is timed
+    assert "LazyTracing" in met.metric_names()
+    met.clear_metrics()
+    assert met.metric_data("LazyTracing") is None and "LazyTracing" not in met.metrics_report()
+
+
+def test_a_tensor_is_made_and_destroyed_once():
+    met.clear_counters()
+    x = torch.tensor(2077, device="xla")
+    assert met.counter_value("CreateXlaTensor") == 1 and met.counter_value("DestroyXlaTensor") is None
+    torch_xla._XLAC._xla_increment_counter("CreateXlaTensor", 3)
+    assert met.counter_value("CreateXlaTensor") == 4
+    assert met.counter_names().count("CreateXlaTensor") == 1
+    del x
+    assert met.counter_value("DestroyXlaTensor") == 1
+
+
+def test_a_run_counts_until_the_host_has_waited_for_it():
+    x = torch.ones(700, 700).to("xla")
+    y = x
+    for _ in range(20):
+        y = y @ x
+    torch_xla.sync()
+    started = met.metric_data("ExecuteTime")
+    torch_xla.sync(wait=True)
+    waited, longer = met.metric_data("DeviceLockWait"), met.metric_data("ExecuteTime")
+    assert longer[0] == started[0] == 1
+    assert longer[1] - started[1] == pytest.approx(sum(value for _, value in waited[2]), abs=1)
+    assert longer[2][0][1] == pytest.approx(longer[1])
+
+
+def test_stages_of_a_run_have_metrics():
+    x = torch.ones(3).to("xla") * 7
+    torch_xla.sync()
+    x.cpu()
+    names = met.metric_names()
+    assert {"TensorToData", "UnwrapXlaData", "WrapXlaData", "DeviceLockWait", "TensorsGraphSize"} <= set(names)
+    assert met.metric_data("WrapXlaData")[0] == 1
+
+
+class TestCompare:
+    REPORT = (
+        "some other line\nMetric: InboundData\n  TotalSamples: 4\n  Accumulator: 1.50GB\n"
+        "  Percentiles: 1%=2.00KB; 50%=1.00MB\nMetric: CompileTime\n  TotalSamples: 2\n"
+        "  Accumulator: 01d02h03m04s005ms006.5us\n  ValueRate: 1s / second\n  Rate: 2 / second\n"
+        "  Percentiles: 50%=05m004ms\nMetric: Size\n  TotalSamples: 1\n  Accumulator: 7.00\n"
+        "Counter: MarkStep\n  Value: 12\n"
+    )
+
+    def test_a_report_is_read(self):
+        assert mcu.parse_metrics_report(self.REPORT) == pytest.approx(
+            {
+                "InboundData__TotalSamples": 4,
+                "InboundData__Accumulator_mb": 1500,
+                "InboundData__Percentile_1_mb": 0.002,
+                "InboundData__Percentile_50_mb": 1,
+                "CompileTime__TotalSamples": 2,
+                "CompileTime__Accumulator_sec": 93784.0050065,
+                "CompileTime__Percentile_50_sec": 300.004,
+                "Size__TotalSamples": 1,
+                "Size__Accumulator": 7,
+                "MarkStep__Value": 12,
+            }
+        )
+        assert mcu.parse_metrics_report(self.REPORT, False)["InboundData__Accumulator_mb"] == (1500, "1.50GB")
+
+    def test_own_reports_are_read(self):
+        _metrics.add_sample("CompileTime", 93784.0050065)
+        _metrics.add_sample("InboundData", 3 * 2**20, "bytes")
+        found = mcu.parse_metrics_report(met.metrics_report())
+        assert found["CompileTime__Accumulator_sec"] == pytest.approx(93784.0050065)
+        assert found["InboundData__Percentile_99_mb"] == 3
+
+    def test_what_is_no_value_is_refused(self):
+        with pytest.raises(ValueError, match=r"^\[metrics\] got value '3 apples'"):
+            mcu.parse_metrics_report("Metric: A\n  Accumulator: 3 apples\n")
+
+    def test_what_leaves_the_range_is_told(self):
+        history = mcu.get_data_points_from_metrics_reports([self.REPORT, "Counter: MarkStep\n  Value: 14\n"])
+        assert history["MarkStep__Value"] == [12, 14] and history["Size__TotalSamples"] == [1, None]
+        assert mcu.compare_metrics(history, "Counter: MarkStep\n  Value: 15\n") == ""
+        report = "Counter: MarkStep\n  Value: 16\nCounter: aten::sort\n  Value: 2\nCounter: New\n  Value: 3\n"
+        assert mcu.compare_metrics(history, report) == (
+            "MarkStep__Value failed its expression check. Expression: v <= v_mean + (v_stddev * 2.0).  Mean: 13.0.  "
+            "Stddev: 1.0.  Actual Value: 16\nFound new aten counter: aten::sort__Value: 2\n"
+        )
+        assert mcu.compare_metrics(history, report, {"base_expression": "v > v_mean"}).startswith("Found new")
+
+
+def test_what_stands_out(capfd, monkeypatch):
+    assert analysis.findings() == []
+    _metrics.count("MarkStep", 20)
+    for _ in range(11):
+        _metrics.add_sample("CompileTime", 1.0)
+        _metrics.add_sample("TransferFromDeviceTime", 1.0)
+    _metrics.add_sample("ExecuteTime", 31.0)
+    _metrics.count("aten::nonzero")
+    _metrics.count("aten::_local_scalar_dense")
+    starts = [line.split(";")[0] for line in analysis.findings()]
+    assert starts == [
+        "CompileTime too frequent: 11 counts during 20 steps",
+        "TransferFromDeviceTime too frequent: 11 counts during 20 steps",
+        "ExecuteTime too slow: longest instance took 31 s",
+        "Op(s) not lowered: aten::nonzero",
+    ]
+    analysis.at_exit()
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("PT_XLA_DEBUG", "1")
+    analysis.at_exit()
+    assert capfd.readouterr().err.startswith("pt-xla-profiler: CompileTime too frequent: 11 counts")

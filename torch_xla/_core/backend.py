@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import math
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -215,8 +216,9 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
             f"[transfer] got a tensor of {tensor.dim()} dimensions, "
             f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
         )
-    # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
-    return put(to_numpy(tensor).copy(), index)
+    with _metrics.timed("TensorToData"):
+        # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
+        return put(to_numpy(tensor).copy(), index)
 
 
 def put(array: Any, index: int) -> jax.Array:
@@ -253,6 +255,9 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     from torch_xla.ops.fallback import from_numpy
 
     buffer, start = location
+    asked = time.perf_counter()
+    buffer.block_until_ready()
+    _metrics.waited(asked)
     with _metrics.timed("TransferFromDeviceTime"):
         values = np.asarray(buffer)
         _metrics.add_sample("InboundData", values.nbytes, "bytes")

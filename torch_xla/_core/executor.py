@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings, _metrics, _timeline
@@ -30,9 +32,8 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         executable.packing = _bindings.Packing(cut)
     numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
-    while len(queue) >= _AHEAD:
-        with _timeline.span("wait"):
-            queue.popleft().block_until_ready()
+    if len(queue) >= _AHEAD:
+        _wait(queue, _AHEAD - 1)
     with _metrics.timed(_metrics.stage("ExecuteTime")) as start:
         token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
@@ -48,6 +49,7 @@ def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) 
         content = vector.tobytes()
         held = executable.numbers.get(slot)
         if held is None or held[0] != content:
+            _metrics.count("DeviceDataCacheMiss")
             held = executable.numbers[slot] = (content, backend.put(vector, device))
         buffers.append(held[1])
     return buffers
@@ -56,6 +58,14 @@ def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) 
 def wait(device: int) -> None:
     """Returns when the device has finished all that was started."""
     queue = _in_flight.get(device)
-    with _timeline.span("wait", _bindings.user_frame):
-        while queue:
+    if queue:
+        _wait(queue, 0, _bindings.user_frame)
+
+
+def _wait(queue: deque[Any], left: int, line: Callable[[], str | None] | None = None) -> None:
+    """Waits until so many runs are left in flight."""
+    start = time.perf_counter()
+    with _timeline.span("wait", line):
+        while len(queue) > left:
             queue.popleft().block_until_ready()
+    _metrics.waited(start)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import backend, programs, sync
+from torch_xla._core import analysis, backend, programs, sync
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -42,5 +43,8 @@ def install() -> None:
     for file in (torch.__file__, _config.__file__):
         _bindings.add_skipped_prefix(os.path.dirname(file) + os.sep)
     _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
+    atexit.register(analysis.at_exit)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
+    _metrics.provide("DestroyXlaTensor", _bindings.destroyed_tensors)
+    _metrics.provide_timings(_bindings.timings)
     backend.publish_count()

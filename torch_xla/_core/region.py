@@ -160,4 +160,4 @@ def _limit_exceeded(graph: Graph, accepted: list[Graph], limit: int) -> str:
     if nearest is not None:
         lines.append("What differs from the nearest one:")
         lines += [f"  - {difference}" for difference in retrace.compare(graph, nearest)]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"

@@ -36,7 +36,14 @@ def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYN
                 _wait(device)
 
 
-def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bool = False, give: bool = False) -> None:
+def evaluate(
+    tensors: Sequence[torch.Tensor],
+    wait: bool = False,
+    *,
+    reading: bool = False,
+    give: bool = False,
+    cause: str = analysis.READ,
+) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
     Args:
@@ -44,12 +51,13 @@ def evaluate(tensors: Sequence[torch.Tensor], wait: bool = False, *, reading: bo
         wait: Return only when the devices have finished.
         reading: Their values go to the host next, so a very small graph is computed there.
         give: The program may write over buffers that were given away.
+        cause: What asks for it, as the analyses print it.
     """
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     for device, group in by_device.items():
-        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), analysis.READ, reading)  # type: ignore[misc]
+        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), cause, reading)  # type: ignore[misc]
         if wait:
             _wait(device)
 

@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_xla import _bindings
+from torch_xla._core import analysis
 from torch_xla._core import sync as _barrier
 
 
@@ -26,14 +27,19 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
     del xla_args
 
     def run(*args: Any) -> Any:
+        # What the arguments wait for is no part of this program, which has one graph only then.
+        _barrier.evaluate(_tensors(args), cause=analysis.DYNAMO_INPUTS)
         eager = _bindings.is_eager()
         _bindings.set_eager(False)  # one program also where all else runs at once
         try:
             results = xla_model(*args)
         finally:
             _bindings.set_eager(eager)
-        pending = [x for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor) and x.device.type == "xla"]
-        _barrier.evaluate(pending, wait=False)
+        _barrier.evaluate(_tensors(results), cause=analysis.DYNAMO)
         return results
 
     return run
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor) and x.device.type == "xla"]

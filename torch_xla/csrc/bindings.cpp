@@ -15,6 +15,7 @@
 #include "run.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
+#include "timing.h"
 
 namespace torch_xla {
 
@@ -292,6 +293,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("recorded_ops", &recorded_ops);
   m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);
+  m.def("destroyed_tensors", &destroyed_tensors);
+  m.def("timings", [] {
+    py::dict found;
+    for (const auto* timing : timings()) {
+      const auto snapshot = timing->snapshot();
+      found[py::str(timing->name)] = py::make_tuple(snapshot.calls, snapshot.seconds, snapshot.samples);
+    }
+    return found;
+  });
   m.def("shape_cache_misses", &shape_cache_misses);
   m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });
   m.def("device_count", [] { return static_cast<int>(device_count()); });

@@ -2,6 +2,8 @@
 #pragma once
 #include <string>
 
+#include "timing.h"
+
 namespace torch_xla {
 
 // "file.py:12 in train", one object per line for the life of the process; null where no Python runs.
@@ -15,10 +17,12 @@ Frame user_frames(int lines);
 // How many frames of every recorded operator are kept; 0 for none.
 void set_frame_depth(int lines);
 
-// Finds the calling thread's frame for the nodes made in its scope.
+// The scope of one recorded call: finds the calling thread's frame for the nodes made in it, and times it.
 struct FrameScope {
   FrameScope();
   ~FrameScope();
+
+  Timed timed{recording_time()};
   FrameScope(const FrameScope&) = delete;
   FrameScope& operator=(const FrameScope&) = delete;
 };

@@ -42,10 +42,7 @@ bool indexes_by_mask(const OpInfo& info, const Stack& stack, size_t base) {
   return false;
 }
 
-bool is_alias_op(const OpInfo& info) {
-  return info.name == "aten.alias.default" || info.name == "aten.detach.default" ||
-         info.name == "aten.lift_fresh.default";
-}
+bool is_alias_op(const OpInfo& info) { return info.name == "aten.alias.default" || info.name == "aten.detach.default"; }
 
 void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info, const char* reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(

@@ -1,5 +1,7 @@
 #include "run.h"
 
+#include "timing.h"
+
 namespace torch_xla {
 
 namespace {
@@ -62,7 +64,11 @@ class Results {
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
 py::object execute(Graph& graph, const py::object& run, const Packing& packing, const py::list& numbers, bool wait) {
-  const auto buffers = packing.gather(graph);
+  std::vector<PyObject*> buffers;
+  {
+    const Timed timed(gathering_time());
+    buffers = packing.gather(graph);
+  }
   py::list arguments(buffers.size() + numbers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
@@ -75,6 +81,7 @@ py::object execute(Graph& graph, const py::object& run, const Packing& packing, 
   if (wait) {
     token.attr("block_until_ready")();
   }
+  const Timed timed(attaching_time());
   // What is left of the run before this one is fetched now, so that one living result does not keep its dead siblings.
   static auto* const previous = new c10::weak_intrusive_ptr<Rest>(c10::intrusive_ptr<Rest>());
   if (const auto rest = previous->lock()) {

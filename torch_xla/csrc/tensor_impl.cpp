@@ -8,9 +8,11 @@ namespace torch_xla {
 
 namespace {
 std::atomic<uint64_t> created{0};
+std::atomic<uint64_t> destroyed{0};
 }  // namespace
 
 uint64_t created_tensors() { return created.load(std::memory_order_relaxed); }
+uint64_t destroyed_tensors() { return destroyed.load(std::memory_order_relaxed); }
 
 XlaTensorImpl::XlaTensorImpl(Alias a)
     : TensorImpl(c10::Storage(a.storage), c10::DispatchKeySet(c10::DispatchKey::XLA),
@@ -19,6 +21,8 @@ XlaTensorImpl::XlaTensorImpl(Alias a)
   created.fetch_add(1, std::memory_order_relaxed);
   refresh_metadata();
 }
+
+XlaTensorImpl::~XlaTensorImpl() { destroyed.fetch_add(1, std::memory_order_relaxed); }
 
 void XlaTensorImpl::refresh_metadata() {
   const auto& meta = *alias.meta;

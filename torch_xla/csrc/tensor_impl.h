@@ -10,6 +10,7 @@ namespace torch_xla {
 class XlaTensorImpl final : public c10::TensorImpl {
  public:
   explicit XlaTensorImpl(Alias alias);
+  ~XlaTensorImpl() override;
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_metadata_change) const override;
@@ -38,7 +39,8 @@ void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offs
                  c10::IntArrayRef strides);
 // The tensor that is all of this one's storage, undefined where the strides do not tell what this one is (a conjugate).
 at::Tensor base_of(const at::Tensor& tensor);
-// Tensors on device xla made so far.
+// Tensors on device xla made so far, and those of them that are gone.
 uint64_t created_tensors();
+uint64_t destroyed_tensors();
 
 }  // namespace torch_xla

@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch_xla
 from torch_xla import runtime
+from torch_xla._api import barrier
+from torch_xla._core import analysis
 from torch_xla._errors import message
 
 P = ParamSpec("P")
@@ -126,7 +128,7 @@ class StepTrace(Trace):
     def __exit__(self, *error: Any) -> None:
         try:
             if error[0] is None:
-                torch_xla.sync()
+                barrier(analysis.STEP_TRACE)
         finally:
             super().__exit__(*error)
 
