@@ -4,10 +4,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "python_frame.h"
 #include "python_hooks.h"
 
 namespace torch_xla {
@@ -24,35 +28,71 @@ std::vector<std::string>& skipped() {
 std::atomic<int> depth{0};
 thread_local Frame current_frame = nullptr;
 
-// What is known of a code object, under the GIL. It is kept alive, so that its address is not used again.
-struct Code {
-  bool skip = false;
-  std::unordered_map<int, Frame> lines;  // by instruction
+// Changes when what `Lines` hold may be wrong.
+std::atomic<uint64_t> generation{0};
+
+// What a thread knows of the instructions that its frames are at, to be had without the GIL.
+class Lines {
+ public:
+  // The line of the user, or null for a frame that is skipped; nothing for an unknown instruction.
+  std::optional<Frame> find(const void* instruction) {
+    const auto& entry = entries_[place(instruction)];
+    return entry.instruction == instruction ? std::optional<Frame>(entry.line) : std::nullopt;
+  }
+  void add(const void* instruction, Frame line) { entries_[place(instruction)] = {instruction, line}; }
+
+  static Lines& of_thread() {
+    thread_local std::unique_ptr<Lines> lines;
+    const auto now = generation.load(std::memory_order_acquire);
+    if (lines == nullptr || lines->generation_ != now) {
+      lines = std::make_unique<Lines>();
+      lines->generation_ = now;
+    }
+    return *lines;
+  }
+
+ private:
+  struct Entry {
+    const void* instruction = nullptr;
+    Frame line = nullptr;
+  };
+  static constexpr size_t kEntries = 1024;
+
+  static size_t place(const void* instruction) {
+    const auto address = reinterpret_cast<uintptr_t>(instruction);
+    return (address >> 1 ^ address >> 11) % kEntries;
+  }
+
+  std::array<Entry, kEntries> entries_;
+  uint64_t generation_ = 0;
 };
-std::unordered_map<PyCodeObject*, Code>& codes() {
-  static auto* const known = new std::unordered_map<PyCodeObject*, Code>();
+
+// Code objects that were seen, and whether their frames are skipped; under the GIL. They are kept alive, so that the
+// addresses of their instructions are not used again.
+std::unordered_map<PyCodeObject*, bool>& codes() {
+  static auto* const known = new std::unordered_map<PyCodeObject*, bool>();
   return *known;
 }
 
-Code& code_of(PyCodeObject* object) {
+bool skips(PyCodeObject* object) {
   auto& known = codes();
   const auto found = known.find(object);
   if (found != known.end()) {
     return found->second;
   }
   if (known.size() >= kCodeObjects) {
+    generation.fetch_add(1, std::memory_order_release);
     for (const auto& [old, unused] : known) {
       Py_DECREF(old);
     }
     known.clear();
   }
   Py_INCREF(object);
-  auto& code = known[object];
   const char* const file = PyUnicode_AsUTF8(object->co_filename);
   const std::string_view name = file != nullptr ? file : "<frozen";
   const auto starts = [&](std::string_view prefix) { return name.substr(0, prefix.size()) == prefix; };
-  code.skip = starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
-  return code;
+  return known[object] =
+             starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
 }
 
 // Under the GIL.
@@ -72,8 +112,7 @@ Frame line_of(PyFrameObject* frame, PyCodeObject* object) {
                 " in " + (name != nullptr ? name : "?"));
 }
 
-// Calls `visit` with the user's frames of this thread, innermost first, until it returns false. A line costs some 100
-// ns once it is known: found by the address of its code and the instruction.
+// Calls `visit` with the user's frames of this thread, innermost first, until it returns false.
 template <class Visit>
 void walk(Visit visit) {
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
@@ -85,19 +124,29 @@ void walk(Visit visit) {
   bool more = true;
   while (frame != nullptr && more) {
     PyCodeObject* const object = PyFrame_GetCode(frame);
-    auto& code = code_of(object);
-    if (!code.skip) {
-      auto& line = code.lines[PyFrame_GetLasti(frame)];
-      if (line == nullptr) {
-        line = line_of(frame, object);
-      }
-      more = visit(line);
-    }
+    const auto line = skips(object) ? nullptr : line_of(frame, object);
+    Lines::of_thread().add(instruction_of(frame, object), line);
+    more = line == nullptr || visit(line);
     Py_DECREF(object);
     PyFrameObject* const back = more ? PyFrame_GetBack(frame) : nullptr;
     Py_DECREF(frame);
     frame = back;
   }
+}
+
+// The user's innermost line, where all instructions up to it are known; costs some nanoseconds a frame.
+std::optional<Frame> known_frame() {
+  if (!Py_IsInitialized()) {
+    return nullptr;
+  }
+  auto& lines = Lines::of_thread();
+  for (auto frame = PythonFrame::top(); frame; frame = frame.back()) {
+    const auto line = lines.find(frame.instruction());
+    if (!line || *line != nullptr) {
+      return line;
+    }
+  }
+  return PythonFrame::readable() ? std::optional<Frame>(nullptr) : std::nullopt;
 }
 
 }  // namespace
@@ -117,9 +166,15 @@ FrameScope::~FrameScope() { current_frame = nullptr; }
 
 Frame recorded_frame() { return current_frame; }
 
-void add_skipped_prefix(std::string prefix) { skipped().push_back(std::move(prefix)); }
+void add_skipped_prefix(std::string prefix) {
+  skipped().push_back(std::move(prefix));
+  generation.fetch_add(1, std::memory_order_release);
+}
 
 Frame user_frame() {
+  if (const auto known = known_frame()) {
+    return *known;
+  }
   Frame found = nullptr;
   walk([&](Frame frame) {
     found = frame;

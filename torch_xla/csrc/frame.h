@@ -9,7 +9,7 @@ namespace torch_xla {
 // "file.py:12 in train", one object per line for the life of the process; null where no Python runs.
 using Frame = const std::string*;
 
-// Walks the calling thread's stack. Takes the GIL.
+// Walks the calling thread's stack. Takes the GIL for instructions it sees for the first time.
 Frame user_frame();
 // The same for several frames, innermost first, joined by " < ".
 Frame user_frames(int lines);
