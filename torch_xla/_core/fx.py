@@ -18,12 +18,14 @@ from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 Arrays = Sequence[Any]
 
 
-def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None) -> Callable[..., Any]:
+def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: Any | None = None) -> Callable[..., Any]:
     """A traced graph as a JAX function.
 
     Args:
         module: A graph of ATen operators that write nothing, with `meta["val"]` on its nodes.
         numbers: Takes the numbers that shall be inputs of the program; by default all are constants.
+        seed: What its random operators draw from, an array of one integer; by default PyTorch's seed, so that they draw
+            the same numbers each time.
 
     Returns:
         A function of one array (or Python value) per placeholder that returns what the graph returns, with arrays for
@@ -44,7 +46,7 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None) -> Call
             elif node.op == "output":
                 return _filled(node.args[0], values)
             else:
-                values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), numbers)
+                values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), numbers, seed)
         raise AssertionError("a graph ends with its output")
 
     return function
@@ -128,10 +130,10 @@ def _filled(arguments: Any, values: dict[torch.fx.Node, Any]) -> Any:
     return torch.fx.node.map_arg(arguments, lambda node: values[node])
 
 
-def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], numbers: Numbers | None) -> Any:
+def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], numbers: Numbers | None, seed: Any | None) -> Any:
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return _operator(node, target, args, kwargs, numbers)
+        return _operator(node, target, args, kwargs, numbers, _seed(node, seed) if draws(node) else None)
     if target in _HIGHER_ORDER:
         return _HIGHER_ORDER[target](node, *args, **kwargs)
     if target is operator.getitem:
@@ -140,11 +142,15 @@ def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], numbers: Numbe
 
 
 def _operator(
-    node: torch.fx.Node, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], numbers: Numbers | None
+    node: torch.fx.Node,
+    op: torch._ops.OpOverload,
+    args: Any,
+    kwargs: dict[str, Any],
+    numbers: Numbers | None,
+    seed: tuple[Any, Any] | None,
 ) -> Any:
     if op._schema.is_mutable:
         raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
-    seed = _seed(node) if torch.Tag.nondeterministic_seeded in op.tags else None
     promised = node.meta.get("val")
     flat, spec = pytree.tree_flatten(promised)
     outs = [Meta(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
@@ -159,10 +165,17 @@ def _operator(
     return pytree.tree_unflatten(list(call(op, positional, keywords, outs, seed)), spec)
 
 
-def _seed(node: torch.fx.Node) -> tuple[Any, Any]:
-    """A graph by itself has no random state: every operator draws the same numbers each time, other than the rest."""
+def draws(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _seed(node: torch.fx.Node, seed: Any | None) -> tuple[Any, Any]:
+    """A graph by itself has no random state; its position tells an operator's numbers from those of the others."""
     position = list(node.graph.nodes).index(node)
-    return jax.numpy.asarray(torch.initial_seed() & (2**63 - 1), "int64"), jax.numpy.asarray(position, "int64")
+    start = torch.initial_seed() & (2**63 - 1) if seed is None else seed
+    return jax.numpy.asarray(start, "int64"), jax.numpy.asarray(position, "int64")
 
 
 def _module(node: torch.fx.Node, position: int) -> torch.fx.GraphModule:
@@ -172,7 +185,8 @@ def _module(node: torch.fx.Node, position: int) -> torch.fx.GraphModule:
     return _attribute(owner, branch.target)
 
 
-def _arrays(values: Sequence[Any]) -> list[Any]:
+def arrays_of(values: Sequence[Any]) -> list[Any]:
+    """Arrays, also of Python numbers."""
     return [jax.numpy.asarray(v) for v in values]
 
 
@@ -190,7 +204,7 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried:
         carried: Arrays that change from turn to turn; they keep shape and dtype.
         more: Arrays that do not change.
     """
-    start = tuple(_arrays(carried))
+    start = tuple(arrays_of(carried))
 
     def turn(state: Any) -> tuple[Any, ...]:
         after = pytree.tree_leaves(body(*state, *more))
@@ -204,7 +218,7 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried:
 
 def _cond(node: torch.fx.Node, predicate: Any, _true: Any, _false: Any, operands: Arrays = ()) -> Any:
     branches = [as_jax(_module(node, position)) for position in (1, 2)]
-    taken = [lambda *xs, b=b: tuple(_arrays(pytree.tree_leaves(b(*xs)))) for b in branches]
+    taken = [lambda *xs, b=b: tuple(arrays_of(pytree.tree_leaves(b(*xs)))) for b in branches]
     return jax.lax.cond(jax.numpy.reshape(predicate, ()).astype(bool), *taken, *operands)
 
 
