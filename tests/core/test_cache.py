@@ -50,6 +50,21 @@ class TestMemory:
                 run(i + 2.5)
         assert cache.num_graphs() == 1
 
+    def test_graphs_used_long_ago_make_room_for_memory_mappings(
+        self, monkeypatch: pytest.MonkeyPatch, counted: Counting
+    ) -> None:
+        limit, used = cache._maps()
+        assert 0 < used < limit
+        monkeypatch.setattr(cache, "_maps", lambda: (100, 30 * cache.num_graphs()))
+        monkeypatch.setattr(cache, "_stores_to_come", 0)
+        with counted("ExecutablesDropped", 2):
+            for size in (3, 4, 5, 3, 6, 7):
+                run(size=size)
+        assert cache.num_graphs() == 3
+        with counted("UncachedCompile", 0):
+            for size in (3, 6, 7):
+                assert run(size=size)[:3] == EXPECTED[:3]
+
     def test_each_shape_and_device_is_a_graph(self, counted: Counting) -> None:
         with counted("UncachedCompile", 3), counted("CachedCompile", 3):
             for _ in range(2):

@@ -16,11 +16,16 @@ from torch_xla._core.compiler import Executable
 from torch_xla.ops import precision
 
 _CAPACITY = 1024
+# XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
+# and the process dies.
+_MAPS_USED = 0.8  # part of the limit above which executables are dropped
+_MAPS_PER_EXECUTABLE = 400  # more than any has
 _MAGIC = b"torch_xla executable 1\n"
 
 _executables: OrderedDict[tuple[str, int], Executable] = OrderedDict()
 _folder: Path | None = None
 _readonly = False
+_stores_to_come = 0  # before mappings must be counted again
 
 
 def initialize(path: str, readonly: bool = False) -> None:
@@ -95,6 +100,32 @@ def _store(entry: tuple[str, int], executable: Executable) -> None:
     _executables[entry] = executable
     while len(_executables) > _CAPACITY:
         _executables.popitem(last=False)
+    _keep_below_map_limit()
+
+
+def _keep_below_map_limit() -> None:
+    """Drops the executables used longest ago while the process has too many memory mappings."""
+    global _stores_to_come
+    _stores_to_come -= 1
+    if _stores_to_come > 0:
+        return
+    limit, used = _maps()
+    while used > limit and len(_executables) > 1:
+        for _ in range(max(1, len(_executables) // 4)):
+            _executables.popitem(last=False)
+            _metrics.count("ExecutablesDropped")
+        limit, used = _maps()
+    _stores_to_come = max(1, (limit - used) // _MAPS_PER_EXECUTABLE)
+
+
+def _maps() -> tuple[int, int]:
+    """How many memory mappings the process may have before executables are dropped, and how many it has."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with open("/proc/self/maps", "rb") as file:
+            return int(limit * _MAPS_USED), sum(1 for _ in file)
+    except OSError:  # not Linux
+        return 1 << 62, 0
 
 
 def _with_options(key: str) -> str:
