@@ -204,6 +204,11 @@ XLA_MAX_ASYNC_QUEUE = _int(
 )
 RATE_TRACKER_SMOOTHING = _float("RATE_TRACKER_SMOOTHING", 0.4, "Weight of the past in RateTracker.rate().", 0.0, 1.0)
 
+# Profiler.
+XLA_PROFILER_ANY_HOST = _bool(
+    "XLA_PROFILER_ANY_HOST", False, "Lets profiler servers answer other machines, not this one alone."
+)
+
 # Memory.
 XLA_MEMORY_LIMIT_MB = _int(
     "XLA_MEMORY_LIMIT_MB", 0, "MiB that a device may hold; a graph that needs more raises before it runs. 0: its own."

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from torch_xla import _timeline
+from torch_xla import _capture, _timeline
 
 _SAMPLES = 1024
 
@@ -130,9 +130,11 @@ def stage(name: str) -> str:
 @contextmanager
 def timed(name: str) -> Iterator[float]:
     """Adds the block's duration in seconds to a metric, also when it raises; gives its start."""
+    row = _capture.Row(name) if _capture.on else nullcontext()
     start = time.perf_counter()
     try:
-        yield start
+        with row:
+            yield start
     finally:
         end = time.perf_counter()
         add_sample(name, end - start)

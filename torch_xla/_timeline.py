@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
+
+from torch_xla import _capture
 
 # Some 200 bytes each; a loop that is profiled for hours must not fill the host's memory.
 _MOST = 2_000_000
@@ -108,7 +110,7 @@ def stop() -> None:
     _recorder = None
 
 
-def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
+def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContextManager[Any]:
     """A block to be timed.
 
     Args:
@@ -116,9 +118,17 @@ def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContext
         detail: Gives what is known beside; called only while a recorder runs.
     """
     to = _recorder
-    if to is None:
+    if to is None and not _capture.on:
         return _NOTHING
-    return _Running(to, stage, detail() if detail is not None else None)
+    known = detail() if detail is not None else None
+    if not _capture.on:
+        assert to is not None
+        return _Running(to, stage, known)
+    blocks = ExitStack()
+    blocks.enter_context(_capture.Row(stage, known))
+    if to is not None:
+        blocks.enter_context(_Running(to, stage, known))
+    return blocks
 
 
 def add(stage: str, start: float, end: float) -> None:

@@ -1,0 +1,96 @@
+"""The host's rows in a capture of JAX's profiler: stages of the pipeline, and the recording between them.
+
+Rows are written only while a capture may run: between `start_trace` and `stop_trace`, or beside a profiler server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+on = False
+
+_ROWS = {
+    "LoweringTime": "lowering",
+    "CompileTime": "compiling",
+    "ExecuteTime": "starting the program",
+    "TransferToDeviceTime": "TransferToDevice",
+    "TransferFromDeviceTime": "TransferFromDevice",
+    "read": "reading a value",
+    "wait": "waiting for the device",
+    "loader": "waiting for the loader",
+}
+_RECORDING = "recording"
+_PAUSES = {"barrier", "read"}  # in which nothing is recorded
+
+_lock = threading.Lock()
+_reasons = 0  # captures and servers
+_annotate: Callable[..., AbstractContextManager[Any]]
+_mine = threading.local()
+
+
+def enable(annotate: Callable[..., AbstractContextManager[Any]]) -> None:
+    """Writes rows from now on, until as many `disable` as `enable`.
+
+    Args:
+        annotate: Makes a row from its name and the values to show with it.
+    """
+    global on, _reasons, _annotate
+    with _lock:
+        _annotate = annotate
+        _reasons += 1
+        on = True
+
+
+def disable() -> None:
+    """Takes an `enable` back."""
+    global on, _reasons
+    pause()
+    with _lock:
+        _reasons -= 1
+        on = _reasons > 0
+
+
+class Row:
+    """A stage, of which a row is written.
+
+    Args:
+        stage: Its name.
+        detail: What to show with it.
+    """
+
+    def __init__(self, stage: str, detail: Any = None) -> None:
+        self._stage = stage
+        self._values = {} if detail is None else {"detail": str(detail)}
+        self._pauses = stage in _PAUSES
+
+    def __enter__(self) -> None:
+        if self._pauses:
+            pause()
+        self._row = _annotate(_ROWS.get(self._stage, self._stage), **self._values)  # it begins when it is made
+        self._row.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._pauses:
+            pause()
+        self._row.__exit__(*error)
+        if self._pauses:
+            resume()
+
+
+def pause() -> None:
+    """Ends this thread's row of recording, if it has one."""
+    row = getattr(_mine, "recording", None)
+    if row is not None:
+        _mine.recording = None
+        row.__exit__(None, None, None)
+
+
+def resume() -> None:
+    """Begins it anew."""
+    if on:
+        pause()
+        _mine.recording = _annotate(_RECORDING)
+        _mine.recording.__enter__()
