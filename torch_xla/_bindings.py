@@ -34,6 +34,7 @@ set_static_numbers = _C.set_static_numbers
 record_whole = _C.record_whole
 set_frame_depth = _C.set_frame_depth
 user_frame = _C.user_frame
+whereabouts = _C.whereabouts
 add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.

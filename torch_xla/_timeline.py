@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -64,12 +63,11 @@ class Launch(NamedTuple):
 
 
 class Recorder:
-    """Collects what the stages tell; `launches` is emptied by whoever waits for the programs."""
+    """Collects what the stages tell."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.marks: list[Mark] = []
-        self.launches: SimpleQueue[Launch | None] = SimpleQueue()
         self.dropped = 0
 
     def add(self, stage: str, start: float, end: float, detail: Any = None) -> None:
@@ -78,6 +76,9 @@ class Recorder:
             self.spans.append(Span(stage, start, end, threading.get_ident(), detail))
         else:
             self.dropped += 1
+
+    def launched(self, launch: Launch) -> None:
+        """Takes notice of a program that was started."""
 
 
 class _Running:
@@ -147,4 +148,4 @@ def mark(kind: str, *detail: Any) -> None:
 def launched(device: int, key: str, start: float, executable: Any, token: Any) -> None:
     """Tells of a program that was started; as `Launch`."""
     if _recorder is not None:
-        _recorder.launches.put(Launch(device, key, start, executable, token))
+        _recorder.launched(Launch(device, key, start, executable, token))

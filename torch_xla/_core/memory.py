@@ -44,7 +44,9 @@ class LiveTensors:
 
     def __str__(self) -> str:
         times = f" × {self.count}" if self.count > 1 else ""
-        return f"{_size(self.nbytes)}: {_kind(self.shape, self.dtype)}{times}, made at {self.line or 'an unknown line'}"
+        return (
+            f"{_size(self.nbytes)}: {kind_of(self.shape, self.dtype)}{times}, made at {self.line or 'an unknown line'}"
+        )
 
 
 def live_tensors(device: int) -> list[LiveTensors]:
@@ -54,7 +56,7 @@ def live_tensors(device: int) -> list[LiveTensors]:
         if meta is not None and not pending:
             counts[line, *meta] = counts.get((line, *meta), 0) + 1
     found = [
-        LiveTensors(line, shape, dtype, count, count * _nbytes(shape, dtype))
+        LiveTensors(line, shape, dtype, count, count * size_of(shape, dtype))
         for (line, shape, dtype), count in counts.items()
     ]
     return sorted(found, key=lambda kind: -kind.nbytes)
@@ -95,7 +97,7 @@ def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMe
 def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
     described = graph.describe(cut)
     results = [
-        (_nbytes(meta.shape, meta.dtype), f"{_kind(meta.shape, meta.dtype)} of {node.op}", node.frame)
+        (size_of(meta.shape, meta.dtype), f"{kind_of(meta.shape, meta.dtype)} of {node.op}", node.frame)
         for node in described.nodes
         for meta in node.outs
         if meta is not None
@@ -118,11 +120,11 @@ def _section(title: str, rows: Iterable[str]) -> list[str]:
     return [f"  {title}:", *(f"    {row}" for row in rows)] if rows else []
 
 
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+def size_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def kind_of(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 

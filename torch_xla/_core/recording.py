@@ -39,9 +39,11 @@ def install() -> None:
         _bindings.set_static_numbers(f"aten::{op}", overload)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(_STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get()))
-    # A user's line is one outside PyTorch and this package.
-    for file in (torch.__file__, _config.__file__):
-        _bindings.add_skipped_prefix(os.path.dirname(file) + os.sep)
+    # A user's line is one outside PyTorch, JAX, this package and the standard library.
+    torch_folder, own = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
+    packages = os.path.dirname(torch_folder)
+    for folder in (torch_folder, own, os.path.dirname(os.__file__), f"{packages}/jax", f"{packages}/jaxlib"):
+        _bindings.add_skipped_prefix(folder + os.sep)
     _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
     atexit.register(analysis.at_exit)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)

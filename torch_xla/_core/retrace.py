@@ -120,7 +120,7 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
                 "retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal"
             )
         )
-    _timeline.mark("compile", graph, line, name, found)
+    _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count)
     known.count += 1
     known.graphs.append(graph)
     _lines.move_to_end(line)

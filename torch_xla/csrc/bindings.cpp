@@ -285,6 +285,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_special_numbers", &set_special_numbers);
   m.def("set_frame_depth", &set_frame_depth);
   m.def("user_frame", [] { return describe_frame(user_frame()); });
+  m.def("whereabouts", [](unsigned long thread) {
+    const auto [line, loading] = whereabouts(thread);
+    return py::make_tuple(describe_frame(line), loading);
+  });
   m.def("add_skipped_prefix", &add_skipped_prefix);
   m.def("set_static_numbers", [](const std::string& name, const std::string& overload) {
     op_info(name.c_str(), overload.c_str()).static_numbers = true;

@@ -67,14 +67,19 @@ class Lines {
   uint64_t generation_ = 0;
 };
 
-// Code objects that were seen, and whether their frames are skipped; under the GIL. They are kept alive, so that the
-// addresses of their instructions are not used again.
-std::unordered_map<PyCodeObject*, bool>& codes() {
-  static auto* const known = new std::unordered_map<PyCodeObject*, bool>();
+struct Code {
+  bool skip;    // its frames are not the user's
+  bool loader;  // it is PyTorch's DataLoader's
+};
+
+// Code objects that were seen; under the GIL. They are kept alive, so that the addresses of their instructions are not
+// used again.
+std::unordered_map<PyCodeObject*, Code>& codes() {
+  static auto* const known = new std::unordered_map<PyCodeObject*, Code>();
   return *known;
 }
 
-bool skips(PyCodeObject* object) {
+Code code_of(PyCodeObject* object) {
   auto& known = codes();
   const auto found = known.find(object);
   if (found != known.end()) {
@@ -90,9 +95,14 @@ bool skips(PyCodeObject* object) {
   Py_INCREF(object);
   const char* const file = PyUnicode_AsUTF8(object->co_filename);
   const std::string_view name = file != nullptr ? file : "<frozen";
-  const auto starts = [&](std::string_view prefix) { return name.substr(0, prefix.size()) == prefix; };
-  return known[object] =
-             starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
+  // Packages below the standard library's folder are no part of it.
+  const auto starts = [&](std::string_view prefix) {
+    return name.substr(0, prefix.size()) == prefix &&
+           name.find("site-packages/", prefix.size()) == std::string_view::npos;
+  };
+  const bool skip =
+      starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
+  return known[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos};
 }
 
 // Under the GIL.
@@ -124,7 +134,7 @@ void walk(Visit visit) {
   bool more = true;
   while (frame != nullptr && more) {
     PyCodeObject* const object = PyFrame_GetCode(frame);
-    const auto line = skips(object) ? nullptr : line_of(frame, object);
+    const auto line = code_of(object).skip ? nullptr : line_of(frame, object);
     Lines::of_thread().add(instruction_of(frame, object), line);
     more = line == nullptr || visit(line);
     Py_DECREF(object);
@@ -194,6 +204,35 @@ Frame user_frames(int lines) {
   }
   const py::gil_scoped_acquire gil;
   return intern(std::move(text));
+}
+
+// A frame that is held keeps what its function refers to, and a tensor that lives over a barrier makes another graph.
+// So no Python code may run here, a collection's finalizers included: the thread cannot go on meanwhile.
+std::pair<Frame, bool> whereabouts(unsigned long thread) {
+  const py::gil_scoped_acquire gil;
+  const bool collecting = PyGC_Disable() != 0;
+  auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  while (state != nullptr && state->thread_id != thread) {
+    state = PyThreadState_Next(state);
+  }
+  std::pair<Frame, bool> found{nullptr, false};
+  PyFrameObject* frame = state != nullptr ? PyThreadState_GetFrame(state) : nullptr;
+  while (frame != nullptr) {
+    PyCodeObject* const object = PyFrame_GetCode(frame);
+    const auto code = code_of(object);
+    if (found.first == nullptr && !code.skip) {
+      found.first = line_of(frame, object);
+    }
+    found.second |= code.loader;
+    Py_DECREF(object);
+    PyFrameObject* const back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  if (collecting) {
+    PyGC_Enable();
+  }
+  return found;
 }
 
 }  // namespace torch_xla

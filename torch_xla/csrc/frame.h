@@ -1,6 +1,7 @@
 // The user's own line: the innermost Python frame outside PyTorch and this package.
 #pragma once
 #include <string>
+#include <utility>
 
 #include "timing.h"
 
@@ -13,6 +14,8 @@ using Frame = const std::string*;
 Frame user_frame();
 // The same for several frames, innermost first, joined by " < ".
 Frame user_frames(int lines);
+// The user's innermost frame of any thread, and whether it was called by PyTorch's DataLoader. Takes the GIL.
+std::pair<Frame, bool> whereabouts(unsigned long thread);
 
 // How many frames of every recorded operator are kept; 0 for none.
 void set_frame_depth(int lines);

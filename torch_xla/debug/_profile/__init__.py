@@ -1,0 +1,1 @@
+"""`torch_xla.debug.profile`: collecting, accounting, and what is shown of it."""

@@ -1,0 +1,281 @@
+"""Collecting: the context manager, the threads beside it, and what they note."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from torch_xla import _bindings, _timeline
+from torch_xla._core import backend, memory
+from torch_xla._errors import message
+from torch_xla.debug._profile.report import Report
+
+# How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
+# are longer than many steps.
+_SAMPLE_SECONDS = 1e-3
+_SWITCH_SECONDS = 5e-4
+# How often all live tensors are counted, beside the 1st, 2nd, 4th, 8th … barrier.
+_COUNT_SECONDS = 0.25
+
+_running: profile | None = None
+_claim = threading.Lock()
+
+
+class Finished(NamedTuple):
+    """A program that ran: how it was started, by which thread, and when it was over."""
+
+    launch: _timeline.Launch
+    thread: int
+    end: float
+
+
+class Sample(NamedTuple):
+    """Where the profiled thread was: the user's innermost line, and whether PyTorch's DataLoader called it."""
+
+    time: float
+    line: str | None
+    loading: bool
+
+
+class Collector(_timeline.Recorder):
+    """Everything that is noted while a profile runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = threading.get_ident()
+        self.began = time.time()
+        self.start = perf_counter()
+        self.end = self.start
+        self.finished: list[Finished] = []
+        self.samples: list[Sample] = []
+        self.counts: list[tuple[float, dict[tuple[Any, ...], int]]] = []
+        self.names: dict[int, str] = {}
+        self.stats: dict[str, Any] = {}
+        self._queues: dict[int, SimpleQueue[tuple[_timeline.Launch, int] | None]] = {}
+        self._waiters: list[threading.Thread] = []
+        self._barriers = 0
+        self._counted = 0.0
+
+    def add(self, stage: str, start: float, end: float, detail: Any = None) -> None:
+        """Keeps a span, and counts the live tensors at some barriers."""
+        super().add(stage, start, end, detail)
+        thread = threading.get_ident()
+        if thread not in self.names:
+            known = {t.ident: t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+            self.names[thread] = known.get(thread, "")  # PyTorch's own threads, which work for the one that waits
+        if stage == "barrier":
+            self._barriers += 1
+            if self._barriers & (self._barriers - 1) == 0 or end - self._counted > _COUNT_SECONDS:
+                self.count_tensors()
+
+    def count_tensors(self) -> None:
+        """Counts the live tensors of all devices."""
+        start = perf_counter()
+        counts: dict[tuple[Any, ...], int] = {}
+        if backend.client_started():
+            for device in range(_bindings.device_count()):
+                for kind in memory.live_tensors(device):
+                    key = (kind.line, kind.shape, kind.dtype)
+                    counts[key] = counts.get(key, 0) + kind.count
+        self._counted = perf_counter()
+        self.counts.append((start, counts))
+        super().add("profile", start, self._counted)
+
+    def launched(self, launch: _timeline.Launch) -> None:
+        """Has a thread wait for the program."""
+        queue = self._queues.get(launch.device)
+        if queue is None:
+            queue = self._queues[launch.device] = SimpleQueue()
+            self._waiters.append(_thread("device", self._wait_for, queue))
+        self.stats.setdefault(launch.key, launch.executable.loaded)
+        queue.put((launch._replace(executable=None), threading.get_ident()))
+
+    def _wait_for(self, queue: SimpleQueue[tuple[_timeline.Launch, int] | None]) -> None:
+        while (item := queue.get()) is not None:
+            launch, thread = item
+            with suppress(Exception):  # it is raised where the program's user waits
+                launch.token.block_until_ready()
+            self.finished.append(Finished(launch._replace(token=None), thread, perf_counter()))
+
+    def finish(self) -> None:
+        """Waits for the programs that were started."""
+        self.end = perf_counter()
+        for queue in self._queues.values():
+            queue.put(None)
+        for waiter in self._waiters:
+            waiter.join()
+        over = max((done.end for done in self.finished), default=0.0)
+        if over > self.end:
+            super().add("wait", self.end, over)
+            self.end = over
+        self.count_tensors()
+
+
+def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, name=f"torch_xla-profile-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+class _Sampler:
+    """Looks every millisecond where a thread is."""
+
+    def __init__(self, samples: list[Sample], thread: int) -> None:
+        self._samples, self._watched = samples, thread
+        self._stop = threading.Event()
+        self._thread = _thread("lines", self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            self._samples.append(Sample(perf_counter(), *_bindings.whereabouts(self._watched)))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+class _Modules:
+    """Times the forward of every module by hooks that exist only meanwhile."""
+
+    def __init__(self, to: Collector) -> None:
+        self._to = to
+        self._paths: dict[int, tuple[torch.nn.Module, str]] = {}  # with the module, so that its id stays its own
+        self._open: list[tuple[torch.nn.Module, float, str]] = []
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._to.owner:
+            return
+        known = self._paths.get(id(module))
+        path = known[1] if known is not None else self._name(module)
+        self._open.append((module, perf_counter(), path))
+
+    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._to.owner:
+            return
+        # A hook that raised may have left others behind.
+        while self._open:
+            opened, start, path = self._open.pop()
+            if opened is module:
+                self._to.add("module", start, perf_counter(), (path, len(self._open)))
+                return
+
+    def _name(self, module: torch.nn.Module) -> str:
+        """The path below the outermost module that was called, which names all it holds."""
+        root = type(module).__name__
+        path = f"{self._open[-1][2]}.{root}" if self._open else root
+        for name, child in module.named_modules():
+            self._paths.setdefault(id(child), (child, f"{path}.{name}" if name else path))
+        return path
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class profile:
+    """A block whose time is accounted for: what the host did, what the devices waited for, why graphs were compiled.
+
+    Attributes:
+        report: What was found, as data; there once the block is over, also when it raised.
+
+    Raises:
+        RuntimeError: A profile runs already. That one goes on.
+
+    Example::
+
+        with torch_xla.debug.profile() as profiled:
+            for batch in loader:
+                step(batch)
+        print(profiled)
+        profiled.save("report.html")
+    """
+
+    report: Report
+
+    def __init__(self) -> None:
+        self._line: str | None = None
+
+    def __enter__(self) -> profile:
+        global _running
+        with _claim:
+            if _running is not None:
+                raise RuntimeError(
+                    message(
+                        "profile",
+                        f"a profile runs already, since {_running._line or 'an unknown line'}",
+                        expected="one at a time",
+                        do="leave that block first; it goes on",
+                    )
+                )
+            _running = self
+        self._line = _bindings.user_frame()
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
+        self._collector = Collector()
+        self._collector.count_tensors()
+        self._modules = _Modules(self._collector)
+        self._sampler = _Sampler(self._collector.samples, self._collector.owner)
+        _timeline.start(self._collector)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _running
+        from torch_xla.debug._profile import account
+
+        _timeline.stop()
+        try:
+            self._collector.finish()
+        finally:
+            self._sampler.stop()
+            self._modules.stop()
+            sys.setswitchinterval(self._switch)
+            _running = None
+        self.report = account.report(self._collector)
+        del self._collector, self._modules, self._sampler
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "report":
+            raise RuntimeError(message("profile", "the block is not over", do="ask for the report after it"))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def table(self, width: int | None = None) -> str:
+        """The report as text: stages by step, what the devices waited for, compiles, modules, lines, memory.
+
+        Args:
+            width: Columns; by default those of the terminal.
+
+        Raises:
+            ImportError: ``rich`` is not installed.
+        """
+        from torch_xla.debug._profile import table
+
+        return table.text(self.report, width)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as one page, and beside it the timeline for Perfetto or ``chrome://tracing``.
+
+        Args:
+            path: The page, such as ``report.html``; the timeline gets the same name with ``.json``.
+
+        Raises:
+            OSError: A file cannot be written. The report is kept and can be saved elsewhere.
+        """
+        from torch_xla.debug._profile import page
+
+        page.save(self.report, path)

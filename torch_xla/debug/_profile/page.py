@@ -1,0 +1,228 @@
+"""The report as one page that needs nothing else, and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch_xla._errors import message
+from torch_xla.debug._profile import words
+from torch_xla.debug._profile.report import STAGES, Report, Segment
+
+_HERE = Path(__file__).parent
+# Of each row of the timeline the longest pieces are kept: browsers get slow with more.
+_MOST = 20_000
+_ROWS = 200
+_MOST_CAUSES = 6
+
+T = TypeVar("T")
+
+
+def save(report: Report, path: str | os.PathLike[str]) -> None:
+    """Writes the page and the trace; as `profile.save`."""
+    page = Path(path)
+    trace = page.with_suffix(".json")
+    if page == trace:
+        raise ValueError(
+            message("profile", f"got {os.fspath(path)!r}", expected="the page's name", do="call it report.html")
+        )
+    texts = {page: html(report, trace.name), trace: json.dumps(chrome_trace(report), separators=(",", ":"))}
+    written: list[tuple[str, Path]] = []
+    try:
+        for target, text in texts.items():
+            handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            written.append((temporary, target))
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+        for temporary, target in written:
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+    except OSError as error:
+        for temporary, _ in written:
+            Path(temporary).unlink(missing_ok=True)
+        text = message(
+            "profile",
+            f"{os.fspath(path)!r} cannot be written ({error.strerror or error})",
+            do="save it elsewhere; the report is kept",
+        )
+        raise type(error)(error.errno, text) from error
+
+
+def html(report: Report, trace: str) -> str:
+    """The page.
+
+    Args:
+        report: What to show.
+        trace: Name of the trace file beside it.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(seconds=words.seconds, size=words.size, short=words.short)
+    busy, whole = words.busy(report)
+    return environment.get_template("report.html").render(
+        report=report,
+        trace=trace,
+        when=time.strftime("%Y-%m-%d %H:%M", time.localtime(report.began)),
+        style=(_HERE / "report.css").read_text(),
+        script=(_HERE / "report.js").read_text(),
+        # "<" would end the script element.
+        data=json.dumps(_data(report), separators=(",", ":")).replace("<", "\\u003c"),
+        findings=words.findings(report),
+        busy=busy / whole if whole else 0.0,
+        step=words.step_seconds(report),
+        steps=sum(s.ended for s in report.steps),
+        again=sum(c.again for c in report.compiles),
+        compile_seconds=sum(c.lower + c.compile for c in report.compiles),
+        causes=_causes(report),
+        waits=_waits(report),
+        stages=STAGES,
+        rows=_ROWS,
+    )
+
+
+def _waits(report: Report) -> list[tuple[str, int, float, float, str, float]]:
+    """(name, gaps, seconds, start of the longest, stage, its length) of what the devices waited for."""
+    found = []
+    for name, count, seconds in report.waits():
+        longest = max((gap for gap in report.gaps if gap.name == name), key=lambda gap: gap.seconds)
+        found.append((name, count, seconds, longest.start, longest.stage, longest.seconds))
+    return found[:_ROWS]
+
+
+def _causes(report: Report) -> list[tuple[str, float, list[tuple[str, str, float, float]]]]:
+    """Bars of where the devices' time went: (title, seconds, parts of (name, stage, seconds, share))."""
+    warm = [s for s in report.steps if s.ended and not s.compiles]
+    bars = []
+    choices: list[tuple[str, Sequence[tuple[float, float]]]] = [("whole block", [(0.0, report.seconds)])]
+    if warm and len(warm) < len(report.steps):
+        choices.append(("steps that compiled nothing", [(s.start, s.start + s.seconds) for s in warm]))
+    devices = max(len({run.device for run in report.runs}), 1)
+    for title, spans in choices:
+        length = sum(end - start for start, end in spans) * devices
+        waited: dict[tuple[str, str], float] = {}
+        for gap in report.gaps:
+            inside = _inside(gap.start, gap.start + gap.seconds, spans)
+            if inside:
+                waited[gap.name, gap.stage] = waited.get((gap.name, gap.stage), 0.0) + inside
+        rows = sorted(waited.items(), key=lambda item: -item[1])
+        parts = [(name, stage, t, t / length) for (name, stage), t in rows[:_MOST_CAUSES]]
+        busy = max(length - sum(waited.values()), 0.0)
+        rest = sum(t for _, t in rows[_MOST_CAUSES:])
+        parts.insert(0, ("busy", "execute", busy, busy / length))
+        if rest:
+            parts.append(("other causes", "profile", rest, rest / length))
+        bars.append((title, length, parts))
+    return bars
+
+
+def _inside(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:
+    return sum(max(min(end, b) - max(start, a), 0.0) for a, b in spans)
+
+
+class _Texts:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self.all: dict[str | None, int] = {None: 0}
+
+    def __call__(self, text: str | None) -> int:
+        return self.all.setdefault(None if text is None else words.short(text), len(self.all))
+
+
+def _data(report: Report) -> dict[str, Any]:
+    """What the script draws; times in microseconds."""
+    texts = _Texts()
+    stages = {stage: i for i, stage in enumerate(STAGES)}
+
+    def segments(found: Iterable[Segment]) -> list[list[Any]]:
+        return [[_us(s.start), _us(s.seconds), stages[s.stage], texts(s.line), texts(s.why)] for s in _longest(found)]
+
+    devices = sorted({run.device for run in report.runs})
+    rows: dict[str, Any] = {
+        "length": _us(report.seconds),
+        "stages": STAGES,
+        "host": segments(report.host),
+        "others": [[name, segments(found)] for name, found in report.others.items()],
+        "devices": [
+            [
+                device,
+                [
+                    [_us(r.start), _us(r.seconds), texts(r.key[:8]), texts(r.line)]
+                    for r in _longest(run for run in report.runs if run.device == device)
+                ],
+                [
+                    [_us(g.start), _us(g.seconds), stages[g.stage], texts(g.name), texts(g.line)]
+                    for g in _longest(gap for gap in report.gaps if gap.device == device)
+                ],
+            ]
+            for device in devices
+        ],
+        "calls": [[_us(c.start), _us(c.seconds), texts(c.name), c.depth] for c in _longest(report.calls)],
+        "steps": [
+            [
+                _us(s.start),
+                _us(s.seconds),
+                [_us(s.stages.get(stage, 0.0)) for stage in STAGES],
+                _us(s.execute),
+                s.compiles,
+                int(s.ended),
+            ]
+            for s in _longest(report.steps)
+        ],
+        "live": [[_us(when), nbytes] for when, nbytes in report.memory.live],
+    }
+    rows["texts"] = list(texts.all)
+    return rows
+
+
+def _longest(found: Iterable[T]) -> list[T]:
+    rows: list[Any] = list(found)
+    if len(rows) > _MOST:
+        least = sorted((row.seconds for row in rows), reverse=True)[_MOST]
+        rows = [row for row in rows if row.seconds > least]
+    return rows
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def chrome_trace(report: Report) -> dict[str, Any]:
+    """The timeline in the form that Perfetto and ``chrome://tracing`` open."""
+    events: list[dict[str, Any]] = []
+    rows = ["steps", "host", *(f"thread {name}" for name in report.others), "modules"]
+    rows += [f"xla:{device}" for device in sorted({run.device for run in report.runs})]
+    for number, name in enumerate(rows):
+        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": name}})
+        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}})
+    place = {name: number for number, name in enumerate(rows)}
+
+    def put(row: str, name: str, start: float, seconds: float, **known: Any) -> None:
+        event = {"ph": "X", "pid": 1, "tid": place[row], "name": name, "ts": start * 1e6, "dur": seconds * 1e6}
+        events.append(event | {"args": {key: value for key, value in known.items() if value is not None}})
+
+    for step in report.steps:
+        put("steps", f"step {step.number}" if step.ended else "rest", step.start, step.seconds, compiles=step.compiles)
+    for s in report.host:
+        put("host", s.stage, s.start, s.seconds, line=s.line, why=s.why)
+    for name, segments in report.others.items():
+        for s in segments:
+            put(f"thread {name}", s.stage, s.start, s.seconds)
+    for call in report.calls:
+        put("modules", call.name, call.start, call.seconds)
+    for run in report.runs:
+        put(f"xla:{run.device}", "execute", run.start, run.seconds, graph=run.key, line=run.line)
+    for gap in report.gaps:
+        put(f"xla:{gap.device}", f"idle: {gap.name}", gap.start, gap.seconds, line=gap.line)
+    for when, nbytes in report.memory.live:
+        row = {"ph": "C", "pid": 1, "name": "live tensors", "ts": when * 1e6, "args": {"bytes": nbytes}}
+        events.append(row)
+    return {"displayTimeUnit": "ms", "traceEvents": events}

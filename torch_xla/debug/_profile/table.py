@@ -1,0 +1,127 @@
+"""The report as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import Any
+
+from torch_xla._errors import message
+from torch_xla.debug._profile import words
+from torch_xla.debug._profile.report import STAGES, Report, Share, Step
+
+_STEPS = 12
+_ROWS = 10
+
+
+def text(report: Report, width: int | None = None) -> str:
+    """The report as text; as `profile.table`."""
+    try:
+        from rich.console import Console
+    except ImportError as error:
+        raise ImportError(
+            message("profile", "rich is not installed", do="pip install 'torch_xla[profile]'; save() works without it")
+        ) from error
+    out = StringIO()
+    console = Console(file=out, width=width) if width is not None else Console(file=out)
+    for table in _tables(report):
+        console.print(table)
+    return out.getvalue()
+
+
+def _tables(report: Report) -> Iterable[Any]:
+    from rich.markup import escape
+
+    yield escape(f"{report.program} on {report.hardware}: {summary(report)}")
+    for _, sentence in words.findings(report):
+        yield escape(f"  - {sentence}")
+    stages = [stage for stage in STAGES if any(step.stages.get(stage) for step in report.steps)]
+    rows = [_step(str(s.number) if s.ended else "rest", s, stages) for s in _chosen(report.steps)]
+    ended = [s for s in report.steps if s.ended]
+    rows.append(_step(f"all {len(ended)}", _sum(report.steps), stages))
+    yield _table("host by step, and device", ["step", *stages, "sum", "| execute", "idle", "compiles"], rows)
+    waits = [[words.short(name), str(n), words.seconds(t)] for name, n, t in report.waits()[:_ROWS]]
+    yield _table("what the device waited for", ["the host's part", "gaps", "time"], waits)
+    compiles = [
+        [
+            words.seconds(c.start),
+            words.seconds(c.lower + c.compile),
+            str(c.operators),
+            words.short(c.line or ""),
+            words.short(c.reason),
+        ]
+        for c in report.compiles[:_ROWS]
+    ]
+    title = f"compiles, {len(report.compiles)}" + (f", the first {_ROWS}" if len(report.compiles) > _ROWS else "")
+    yield _table(title, ["at", "took", "operators", "asked at", "reason"], compiles)
+    for title, shares in (("host by line", report.lines), ("host by module", report.modules)):
+        used = [stage for stage in STAGES if any(share.stages.get(stage) for share in shares[:_ROWS])]
+        calls = ["calls"] if any(share.calls for share in shares) else []
+        head = [title.split()[-1], *used, "sum", *calls]
+        yield _table(title, head, [_share(share, used, bool(calls)) for share in shares[:_ROWS]])
+    programs = [
+        [p.key[:8], words.short(p.line or ""), str(p.runs), words.seconds(p.seconds), words.size(p.peak)]
+        for p in report.programs[:_ROWS]
+    ]
+    yield _table("programs", ["key", "asked at", "runs", "device", "peak memory"], programs)
+
+
+def summary(report: Report) -> str:
+    """Length, steps and the device's share of them in a sentence."""
+    step = words.step_seconds(report)
+    ended = sum(s.ended for s in report.steps)
+    busy, whole = words.busy(report)
+    parts = [words.seconds(report.seconds), words.count(ended, "step")]
+    if step is not None and ended:
+        parts.append(f"{words.seconds(step)} each, the device busy for {busy / whole if whole else 0:.0%} of it")
+    return ", ".join([*parts, words.count(len(report.compiles), "compile")])
+
+
+def _chosen(steps: Sequence[Step]) -> list[Step]:
+    """All steps, or of many the first ones, those that compiled, the slowest and the last."""
+    if len(steps) <= _STEPS:
+        return list(steps)
+    wanted = {s.number for s in [*steps[:2], steps[-1]]}
+    rest = sorted(steps, key=lambda s: (-s.compiles, -s.seconds))
+    wanted |= {s.number for s in rest[: _STEPS - len(wanted)]}
+    return [s for s in steps if s.number in wanted]
+
+
+def _sum(steps: Sequence[Step]) -> Step:
+    stages = {stage: sum(s.stages.get(stage, 0.0) for s in steps) for stage in STAGES}
+    return Step(
+        len(steps),
+        0.0,
+        sum(s.seconds for s in steps),
+        stages,
+        sum(s.execute for s in steps),
+        sum(s.idle for s in steps),
+        sum(s.compiles for s in steps),
+    )
+
+
+def _step(name: str, step: Step, stages: Sequence[str]) -> list[str]:
+    times = [*(step.stages.get(stage, 0.0) for stage in stages), step.seconds, step.execute, step.idle]
+    return [name, *map(_cell, times), str(step.compiles or "")]
+
+
+def _share(share: Share, stages: Sequence[str], calls: bool) -> list[str]:
+    cells = [words.short(share.name), *(_cell(share.stages.get(stage, 0.0)) for stage in stages), _cell(share.seconds)]
+    return [*cells, str(share.calls)] if calls else cells
+
+
+def _cell(value: float) -> str:
+    return words.seconds(value) if value else ""
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for i, name in enumerate(head):
+        words_in = name in ("the host's part", "asked at", "reason", "line", "module", "key")
+        table.add_column(name, justify="left" if words_in or not i else "right", overflow="fold", no_wrap=not words_in)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

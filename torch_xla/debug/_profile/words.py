@@ -1,0 +1,88 @@
+"""How times, sizes and lines are written, and the few sentences that come first."""
+
+from __future__ import annotations
+
+import os
+from statistics import median
+
+from torch_xla.debug._profile.report import Report
+
+
+def seconds(value: float) -> str:
+    """A duration with the unit that fits: ``1.25 s``, ``12.3 ms``, ``45 µs``."""
+    if value >= 60:
+        return f"{int(value // 60)} min {value % 60:.0f} s"
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.{2 if value < 1e-2 else 1 if value < 0.1 else 0}f} ms"
+    return f"{value * 1e6:.0f} µs"
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes with the unit that fits."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things: ``1 step``, ``2 steps``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def short(text: str) -> str:
+    """A text with the folders of the working directory left out."""
+    return text.replace(os.getcwd() + os.sep, "")
+
+
+def busy(report: Report) -> tuple[float, float]:
+    """Busy and whole seconds of the steps that compiled nothing; of all where each compiled."""
+    steps = [s for s in report.steps if s.ended and not s.compiles] or list(report.steps)
+    return sum(s.execute for s in steps), sum(s.seconds for s in steps)
+
+
+def step_seconds(report: Report) -> float | None:
+    """Median of the steps that compiled nothing."""
+    steps = [s.seconds for s in report.steps if s.ended and not s.compiles] or [s.seconds for s in report.steps]
+    return median(steps) if steps else None
+
+
+def findings(report: Report) -> list[tuple[str, str]]:
+    """What to look at first, the most expensive first: (kind, sentence)."""
+    found: list[tuple[float, str, str]] = []
+    total = report.seconds or 1.0
+    again = [c for c in report.compiles if c.again]
+    if again:
+        spent = sum(c.lower + c.compile for c in again)
+        reasons = dict.fromkeys(short(c.reason) for c in again)
+        more = f", and {count(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
+        text = f"{count(len(again), 'graph')} compiled again, {seconds(spent)}: {next(iter(reasons))}{more}"
+        found.append((spent, "compile", text))
+    for name, times, spent in report.waits():
+        if spent > 0.02 * total and not name.startswith(("compiling", "the end of", "counting")):
+            what = (
+                f"the device waited {seconds(spent)} in {count(times, 'gap')} ({spent / total:.0%}) for {short(name)}"
+            )
+            found.append((spent, "gap", what))
+    for fallback in report.fallbacks:
+        waited = f", its inputs were waited for {seconds(fallback.seconds)}" if fallback.seconds else ""
+        often = "once" if fallback.count == 1 else f"{fallback.count} times"
+        text = f"{fallback.op} ran on the host {often} at {short(fallback.line or 'an unknown line')}{waited}"
+        found.append((fallback.seconds, "fallback", text))
+    for read in report.reads:
+        # A value read once per step after the barrier is how losses are shown; it still stops the host.
+        text = f"{count(read.count, 'value')} read at {short(read.line or 'an unknown line')}, {seconds(read.seconds)}"
+        found.append((read.seconds, "read", text))
+    growing = [g for g in report.memory.growth if g.growing]
+    if growing:
+        kinds = [
+            f"{g.after - g.before} {g.kind} ({size(g.nbytes)}) made at {short(g.line or 'an unknown line')}"
+            for g in growing
+        ]
+        more = f" and {count(len(kinds) - 3, 'other kind')}" if len(kinds) > 3 else ""
+        found.append((0.0, "memory", f"more tensors are kept with every step: {'; '.join(kinds[:3])}{more}"))
+    if report.dropped:
+        found.append((total, "profile", f"{report.dropped:,} events came after the profile was full and are left out"))
+    return [(kind, text) for _, kind, text in sorted(found, key=lambda row: -row[0])]
