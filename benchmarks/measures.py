@@ -15,6 +15,8 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
+from benchmarks.observe import observe
+
 Figures = dict[str, float]
 
 # Enough work for a stable median, little enough for `make bench` to stay a coffee break on two cores.
@@ -242,6 +244,8 @@ MEASURES: dict[str, Callable[[], Figures]] = {
     "mlp_inductor": lambda: _inductor("mlp"),
     "resnet_inductor": lambda: _inductor("resnet"),
     "gpt2_inductor": lambda: _inductor("gpt2"),
+    "mlp_observe": lambda: observe("mlp"),
+    "gpt2_observe": lambda: observe("gpt2"),
     "import_time": import_time,
     "memory": memory,
 }

@@ -64,6 +64,9 @@ LINES = [
     *each("lowering_ratio", "lowering / XLA compile time", names=("resnet", "gpt2"), target=0.25),
     *each("step_ratio", "pipelined step / max(recording, hand-jitted JAX)", target=1.15),
     Line("gpt2_first_step_s", "first step of (c), wall", "s", target=4.0),
+    *each("frames_ratio", "recording with the user's lines / without", names=("mlp", "gpt2"), target=1.15),
+    *each("profile_ratio", "step under debug.profile() / without", names=("mlp", "gpt2"), target=1.3),
+    Line("report_mb", "profile report of 200 steps of (a)", "MB", target=2.0),
     Line("import_s", "import torch_xla beyond import torch", "s", target=0.3),
     Line("import_threads", "threads that the import starts", relation="=", target=0.0),
     Line("import_jax", "JAX loaded by the import (no client without it)", relation="=", target=0.0),
@@ -83,6 +86,7 @@ COMPARISONS = [
     *each("inductor_first_step_s", "first step, torch.compile CPU", "s"),
     *each("lowering_s", "lowering", "s"),
     *each("compile_s", "XLA compile", "s"),
+    Line("report_save_s", "writing that report", "s"),
     Line("memory_mb", "resident memory after them", "MB"),
     Line("memory_buffers", "live device buffers after them"),
 ]
