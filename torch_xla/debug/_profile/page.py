@@ -93,7 +93,8 @@ def _waits(report: Report) -> list[tuple[str, int, float, float, str, float]]:
     found = []
     for name, count, seconds in report.waits():
         longest = max((gap for gap in report.gaps if gap.name == name), key=lambda gap: gap.seconds)
-        found.append((name, count, seconds, longest.start, longest.stage, longest.seconds))
+        shown = words.short(name) + words.mostly(report, name)
+        found.append((shown, count, seconds, longest.start, longest.stage, longest.seconds))
     return found[:_ROWS]
 
 
@@ -106,25 +107,16 @@ def _causes(report: Report) -> list[tuple[str, float, list[tuple[str, str, float
         choices.append(("steps that compiled nothing", [(s.start, s.start + s.seconds) for s in warm]))
     devices = max(len({run.device for run in report.runs}), 1)
     for title, spans in choices:
-        length = sum(end - start for start, end in spans) * devices
-        waited: dict[tuple[str, str], float] = {}
-        for gap in report.gaps:
-            inside = _inside(gap.start, gap.start + gap.seconds, spans)
-            if inside:
-                waited[gap.name, gap.stage] = waited.get((gap.name, gap.stage), 0.0) + inside
-        rows = sorted(waited.items(), key=lambda item: -item[1])
-        parts = [(name, stage, t, t / length) for (name, stage), t in rows[:_MOST_CAUSES]]
-        busy = max(length - sum(waited.values()), 0.0)
-        rest = sum(t for _, t in rows[_MOST_CAUSES:])
-        parts.insert(0, ("busy", "execute", busy, busy / length))
+        length = sum(end - start for start, end in spans) * devices or 1.0
+        waited = words.waits(report, spans)
+        busy = max(length - sum(spent for _, _, spent in waited), 0.0)
+        parts = [("busy", "execute", busy, busy / length)]
+        parts += [(name, stage, spent, spent / length) for name, stage, spent in waited[:_MOST_CAUSES]]
+        rest = sum(spent for _, _, spent in waited[_MOST_CAUSES:])
         if rest:
             parts.append(("other causes", "profile", rest, rest / length))
         bars.append((title, length, parts))
     return bars
-
-
-def _inside(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:
-    return sum(max(min(end, b) - max(start, a), 0.0) for a, b in spans)
 
 
 class _Texts:

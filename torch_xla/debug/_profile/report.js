@@ -18,6 +18,11 @@
     if (a >= 1e3) return (us / 1e3).toFixed(a < 1e4 ? 2 : 1) + " ms";
     return Math.round(us) + " µs";
   };
+  // A moment on the axis, as exact as the distance to the next one asks.
+  const label = (us, step) => {
+    const [unit, name] = us >= 1e6 ? [1e6, "s"] : us >= 1e3 ? [1e3, "ms"] : [1, "µs"];
+    return (us / unit).toFixed(Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9))) + " " + name;
+  };
   const bytes = (n) => {
     for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
       if (n >= unit) return (n / unit).toFixed(1) + " " + name;
@@ -116,7 +121,7 @@
       pen.moveTo(x(at), top - 4);
       pen.lineTo(x(at), height);
       pen.stroke();
-      pen.fillText(time(at), x(at) + 3, 8);
+      pen.fillText(label(at, step), x(at) + 3, 8);
     }
     let y = top;
     for (const row of lanes) {
@@ -174,7 +179,7 @@
   const drawSteps = () => {
     if (!steps.length) return;
     const [pen, width, height] = fit(stepsCanvas);
-    const bars = height - 18, usual = warm();
+    const bars = height - 26, usual = warm();
     const median = usual[usual.length >> 1][1];
     const ceiling = Math.min(Math.max(...steps.map((s) => s[1])), median * 5) || 1;
     stepWidth = Math.min(width / steps.length, 40);
@@ -182,7 +187,7 @@
       let y = bars;
       const scale = bars / Math.max(s[1], ceiling);
       s[2].forEach((spent, stage) => {
-        const h = spent * scale * (s[1] > ceiling ? 1 : 1);
+        const h = spent * scale;
         pen.fillStyle = colors[stages[stage]];
         pen.fillRect(i * stepWidth, y - h, Math.max(stepWidth - 1, 0.8), h);
         y -= h;
@@ -196,7 +201,7 @@
       }
     });
     pen.fillStyle = colors.soft;
-    pen.fillText(`${steps.length} steps, up to ${time(ceiling)}${ceiling < Math.max(...steps.map((s) => s[1])) ? "; cut bars are longer" : ""}; green: the device was busy`, 0, height - 5);
+    pen.fillText(`${steps.length} steps, up to ${time(ceiling)}${ceiling < Math.max(...steps.map((s) => s[1])) ? "; cut bars are longer" : ""}; green: the device was busy`, 0, height - 7);
   };
   const stepMark = () => {
     if (!steps.length) return;
@@ -205,7 +210,7 @@
     if (!inside.length || inside.length === steps.length) return;
     const pen = stepsCanvas.getContext("2d");
     pen.strokeStyle = colors.text;
-    pen.strokeRect(inside[0] * stepWidth + 0.5, 0.5, Math.max(inside.length * stepWidth - 2, 2), 82);
+    pen.strokeRect(inside[0] * stepWidth + 0.5, 0.5, Math.max(inside.length * stepWidth - 2, 2), stepsCanvas.clientHeight - 26);
   };
 
   const drawLive = () => {

@@ -40,7 +40,10 @@ def _tables(report: Report) -> Iterable[Any]:
     ended = [s for s in report.steps if s.ended]
     rows.append(_step(f"all {len(ended)}", _sum(report.steps), stages))
     yield _table("host by step, and device", ["step", *stages, "sum", "| execute", "idle", "compiles"], rows)
-    waits = [[words.short(name), str(n), words.seconds(t)] for name, n, t in report.waits()[:_ROWS]]
+    waits = [
+        [words.short(name) + words.mostly(report, name), str(n), words.seconds(t)]
+        for name, n, t in report.waits()[:_ROWS]
+    ]
     yield _table("what the device waited for", ["the host's part", "gaps", "time"], waits)
     compiles = [
         [

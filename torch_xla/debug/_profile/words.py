@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from statistics import median
 
-from torch_xla.debug._profile.report import Report
+from torch_xla.debug._profile.report import COMPILE, PROFILE, Report, Step
 
 
 def seconds(value: float) -> str:
@@ -37,16 +39,41 @@ def short(text: str) -> str:
     return text.replace(os.getcwd() + os.sep, "")
 
 
+def usual(report: Report) -> list[Step]:
+    """The steps that compiled nothing; all where each compiled."""
+    return [s for s in report.steps if s.ended and not s.compiles] or list(report.steps)
+
+
 def busy(report: Report) -> tuple[float, float]:
-    """Busy and whole seconds of the steps that compiled nothing; of all where each compiled."""
-    steps = [s for s in report.steps if s.ended and not s.compiles] or list(report.steps)
-    return sum(s.execute for s in steps), sum(s.seconds for s in steps)
+    """Busy and whole seconds of the usual steps."""
+    return sum(s.execute for s in usual(report)), sum(s.seconds for s in usual(report))
+
+
+def waits(report: Report, spans: Sequence[tuple[float, float]]) -> list[tuple[str, str, float]]:
+    """What the devices waited for within spans of time, which are in order: (name, stage, seconds), the most first."""
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
+    found: dict[tuple[str, str], float] = {}
+    for gap in report.gaps:
+        end = gap.start + gap.seconds
+        first, last = bisect_right(ends, gap.start), bisect_left(starts, end)
+        inside = sum(min(end, b) - max(gap.start, a) for a, b in spans[first:last])
+        if inside:
+            found[gap.name, gap.stage] = found.get((gap.name, gap.stage), 0.0) + inside
+    return sorted(((*key, spent) for key, spent in found.items()), key=lambda row: -row[2])
+
+
+def mostly(report: Report, name: str) -> str:
+    """Where the host was for most of the gaps of a name, unless the name tells."""
+    lines: dict[str, float] = {}
+    for gap in report.gaps:
+        if gap.name == name and gap.line is not None and gap.line not in name:
+            lines[gap.line] = lines.get(gap.line, 0.0) + gap.seconds
+    return f", mostly at {short(max(lines, key=lambda line: lines[line]))}" if lines else ""
 
 
 def step_seconds(report: Report) -> float | None:
-    """Median of the steps that compiled nothing."""
-    steps = [s.seconds for s in report.steps if s.ended and not s.compiles] or [s.seconds for s in report.steps]
-    return median(steps) if steps else None
+    """Median of the usual steps."""
+    return median(s.seconds for s in usual(report)) if report.steps else None
 
 
 def findings(report: Report) -> list[tuple[str, str]]:
@@ -60,12 +87,13 @@ def findings(report: Report) -> list[tuple[str, str]]:
         more = f", and {count(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
         text = f"{count(len(again), 'graph')} compiled again, {seconds(spent)}: {next(iter(reasons))}{more}"
         found.append((spent, "compile", text))
-    for name, times, spent in report.waits():
-        if spent > 0.02 * total and not name.startswith(("compiling", "the end of", "counting")):
-            what = (
-                f"the device waited {seconds(spent)} in {count(times, 'gap')} ({spent / total:.0%}) for {short(name)}"
-            )
-            found.append((spent, "gap", what))
+    steps = usual(report)
+    devices = max(len({run.device for run in report.runs}), 1)
+    length = sum(s.seconds for s in steps) * devices or 1.0
+    for name, stage, spent in waits(report, [(s.start, s.start + s.seconds) for s in steps]):
+        if spent > 0.05 * length and stage not in (COMPILE, PROFILE):
+            share = f"{spent / length:.0%} of the steps that compiled nothing, {seconds(spent)}"
+            found.append((spent, "gap", f"the device waited for {short(name)}{mostly(report, name)}: {share}"))
     for fallback in report.fallbacks:
         waited = f", its inputs were waited for {seconds(fallback.seconds)}" if fallback.seconds else ""
         often = "once" if fallback.count == 1 else f"{fallback.count} times"
