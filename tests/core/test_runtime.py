@@ -237,3 +237,23 @@ def test_importing_is_quiet_and_small():
 def test_version_is_recent_enough_for_every_caller():
     assert int(torch_xla.__version__.split(".")[0]) >= 3
     assert met
+
+
+def test_a_callback_is_called_when_values_are_there() -> None:
+    import threading
+
+    from torch_xla.experimental import callback
+
+    y = torch.arange(4.0, device="xla") * 2  # pending
+    called = threading.Event()
+    given: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> None:
+        given.append(tensor)
+        called.set()
+
+    callback.on_ready_callback(y, note)
+    assert called.wait(60)
+    assert given[0] is y
+    assert callback.on_ready_event(y).wait(60)
+    assert y.tolist() == [0, 2, 4, 6]

@@ -1,6 +1,6 @@
-"""Attention under the names that model libraries look for.
+"""Attention under the names that model libraries look for, as functions and as ``torch.ops.xla`` operators.
 
-The work is done by the device's own attention operator: nothing here is specific to one kind of hardware.
+The work is done by the device's own operators: nothing here is specific to one kind of hardware.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from torch_xla._errors import message
+from torch_xla.experimental._paged_attention import multi_queries_paged_attention as multi_queries_paged_attention
+from torch_xla.experimental._paged_attention import paged_attention as paged_attention
+from torch_xla.experimental._paged_attention import ragged_paged_attention as ragged_paged_attention
 
 
 class FlashAttention:
@@ -140,3 +143,58 @@ def repeat_with_fixed_output_size(input: torch.Tensor, repeats: torch.Tensor, to
     positions = torch.arange(total_repeat_length, device=input.device, dtype=ends.dtype)
     index = torch.searchsorted(ends, positions, right=True)
     return input[index.clamp(max=input.shape[0] - 1)]
+
+
+def gmm(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    group_sizes: torch.Tensor,
+    tiling: Any = None,
+    group_offset: torch.Tensor | None = None,
+    transpose_rhs: bool = False,
+) -> torch.Tensor:
+    """Products of groups of rows, each with a matrix of its own, as mixtures of experts need them.
+
+    Args:
+        lhs: Rows, ``[rows, inner]``, those of one group after those of another.
+        rhs: One matrix per group, ``[groups, inner, columns]``.
+        group_sizes: How many rows each group has.
+        tiling: Not used: a matter of speed on TPUs.
+        group_offset: Must be None.
+        transpose_rhs: Whether `rhs` is ``[groups, columns, inner]``.
+
+    Returns:
+        ``[rows, columns]``; zeros for rows of no group.
+    """
+    if group_offset is not None:
+        raise ValueError(message("gmm", "got a group_offset", expected="all groups on this device", do="leave it out"))
+    rhs = rhs.mT if transpose_rhs else rhs
+    ends = group_sizes.cumsum(0)
+    rows = torch.arange(lhs.shape[0], device=lhs.device, dtype=ends.dtype)
+    group = torch.searchsorted(ends, rows, right=True)
+    result = lhs.new_zeros(lhs.shape[0], rhs.shape[2])
+    for number in range(rhs.shape[0]):  # one matrix at a time: gathering one per row would need rows times its size
+        result = torch.where((group == number)[:, None], lhs @ rhs[number], result)
+    return result
+
+
+_OPERATORS = {
+    "flash_attention(Tensor q, Tensor k, Tensor v, bool casual=False) -> Tensor": flash_attention,
+    "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor lengths, Tensor page_indices, "
+    "int pages_per_compute_block, str? megacore_mode=None, "
+    "float? attn_logits_soft_cap=None) -> Tensor": paged_attention,
+    "multi_queries_paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor lengths, Tensor page_indices, "
+    "Tensor effective_q_lens, int num_kv_pages_per_compute_block, int num_queries_per_compute_block, bool use_kernel, "
+    "float? attn_logits_soft_cap=None) -> Tensor": multi_queries_paged_attention,
+    "ragged_paged_attention(Tensor q, Tensor kv_pages, Tensor kv_lens, Tensor page_indices, Tensor cu_q_lens, "
+    "Tensor num_seqs, float sm_scale=1, int? sliding_window=None, float? soft_cap=None, float? mask_value=None, "
+    "float? k_scale=None, float? v_scale=None, bool use_kernel=True, int? num_kv_pages_per_block=None, "
+    "int? num_queries_per_block=None, int? vmem_limit_bytes=None) -> Tensor": ragged_paged_attention,
+    "gmm(Tensor lhs, Tensor rhs, Tensor group_sizes, int[]? tiling=None, Tensor? group_offset=None, "
+    "bool transpose_rhs=False) -> Tensor": gmm,
+}
+_library = torch.library.Library("xla", "FRAGMENT")
+for _schema, _function in _OPERATORS.items():
+    _library.define(_schema)
+    # Made of PyTorch's operators: gradients, shapes and other devices follow.
+    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")

@@ -1,0 +1,43 @@
+"""Being told when a tensor's values are there, without waiting for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core import sync as _barrier
+
+
+def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> None:
+    """Calls a function once a tensor's values are on its device; what computes them is started first.
+
+    Args:
+        tensor: A tensor on an XLA device.
+        callback: Called with the tensor, in a thread of its own; also if the program failed.
+    """
+    _barrier.evaluate([tensor])
+    buffer = _bindings.buffer_of(tensor)
+
+    def wait() -> None:
+        try:
+            if buffer is not None:
+                buffer.block_until_ready()
+        except RuntimeError:  # it failed, which whoever reads the tensor is told; or was given to the next program
+            pass
+        callback(tensor)
+
+    threading.Thread(target=wait, name="torch_xla callback", daemon=True).start()
+
+
+def on_ready_event(tensor: torch.Tensor) -> threading.Event:
+    """An event that is set once a tensor's values are on its device.
+
+    Args:
+        tensor: A tensor on an XLA device.
+    """
+    event = threading.Event()
+    on_ready_callback(tensor, lambda _: event.set())
+    return event
