@@ -35,6 +35,7 @@ record_whole = _C.record_whole
 set_frame_depth = _C.set_frame_depth
 user_frame = _C.user_frame
 whereabouts = _C.whereabouts
+set_scope = _C.set_scope
 add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.

@@ -163,6 +163,11 @@ XLA_NO_SPECIAL_SCALARS = _bool(
 XLA_IR_DEBUG = _bool(
     "XLA_IR_DEBUG", False, "Keeps eight Python lines of each node instead of one, for messages and dumps."
 )
+XLA_HLO_DEBUG = _bool(
+    "XLA_HLO_DEBUG",
+    False,
+    "Names module, operator and line in HLO and profiles; takes effect at import, lowers slower.",
+)
 XLA_SAVE_TENSORS_FILE = _text("XLA_SAVE_TENSORS_FILE", None, "File to which every cut graph is appended.")
 XLA_SAVE_TENSORS_FMT = _choice(
     "XLA_SAVE_TENSORS_FMT", ("text", "hlo", "stablehlo", "dot"), "text", "Form of the graphs in XLA_SAVE_TENSORS_FILE."
@@ -179,6 +184,11 @@ XLA_RETRACE_REPORT = _bool(
 )
 XLA_FALLBACK_REPORT = _bool(
     "XLA_FALLBACK_REPORT", True, "Tells on stderr, once per operator and with its line, what runs on the host."
+)
+XLA_LOOP_REPORT = _bool(
+    "XLA_LOOP_REPORT",
+    True,
+    "Tells on stderr, once per line, of reads half-way through steps and of tensors that pile up.",
 )
 PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
 PT_XLA_DEBUG_LEVEL = _int(

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from torch_xla import _config, _metrics
-from torch_xla._core import backend, compiler
+from torch_xla._core import backend, compiler, scopes
 from torch_xla._core.compiler import Executable
 from torch_xla.ops import precision
 
@@ -131,7 +131,8 @@ def _maps() -> tuple[int, int]:
 def _with_options(key: str) -> str:
     options = compiler.options()
     exact = precision.current()
-    return f"{key} {exact.products} {exact.convolutions} {sorted(options.items()) if options else ''}"
+    named = " named" if scopes.on() else ""
+    return f"{key} {exact.products} {exact.convolutions} {sorted(options.items()) if options else ''}{named}"
 
 
 @functools.cache

@@ -58,6 +58,7 @@ class Node:
         seeded: Whether it draws random numbers, from two more numbers: seed and offset.
         frame: The user's line that recorded it, if kept.
         attrs: 128-bit hash of the constant arguments.
+        scope: Path of the module it belongs to, ``Model/encoder/layer_3``, if kept.
     """
 
     op: str
@@ -67,6 +68,7 @@ class Node:
     seeded: bool
     frame: str | None
     attrs: tuple[int, int]
+    scope: str | None = None
 
     @property
     def waits(self) -> bool:
@@ -127,6 +129,7 @@ def _node(
     static_numbers: bool,
     frame: str | None,
     attrs: tuple[int, int],
+    scope: str | None,
 ) -> Node:
     next_input = _counter(Input)
     numbers = 0
@@ -144,7 +147,7 @@ def _node(
         else:
             template.append(value)
     metas = tuple(None if meta is None else Meta(*meta) for meta in outs)
-    return Node(op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs)
+    return Node(op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs, scope)
 
 
 def _counter(make: Callable[[int], Any]) -> Callable[[], Any]:

@@ -6,15 +6,18 @@ function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 from torch_xla import _fallbacks, _metrics
-from torch_xla._core import backend
+from torch_xla._core import backend, scopes
 from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
 from torch_xla.ops import precision
@@ -25,6 +28,10 @@ from torch_xla.ops.registry import Lifted, StaticNumbers
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
 
 _rules: dict[Any, Callable[..., Any]] = {}
+
+if scopes.on():
+    # The line of an operator is the user's, not that of the rule.
+    source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
                 seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]  # type: ignore[misc]
             _fallbacks.lowering_at(node.frame)
             try:
-                results.append(_rule(node, tensors)(tensors, values, seed))
+                results.append(_apply(node, tensors, values, seed))
             except (StaticNumbers, LoweringError):
                 raise
             except Exception as error:
@@ -99,6 +106,14 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
     return Lowered(stage, _has_callback(stage))
 
 
+def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tuple[Any, ...]:
+    if not scopes.on():
+        return _rule(node, tensors)(tensors, values, seed)
+    # Not outlined, since equal operators of several modules and lines have several names.
+    with jax.named_scope(node.scope) if node.scope else nullcontext():
+        return scopes.call_at(node.frame, lambda: _unjitted(node)(tensors, values, seed))
+
+
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
@@ -109,6 +124,15 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     found = _rules.get(key)
     if found is not None:
         return found
+    rule = _unjitted(node)
+    if len(_rules) >= _CAPACITY:
+        _rules.clear()
+    rule.__name__ = node.op.replace(".", "_")
+    found = _rules[key] = jax.jit(rule)
+    return found
+
+
+def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
     op = find_overload(node.op)
     names = [a.name for a in op._schema.arguments]
 
@@ -117,11 +141,7 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
         positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
         return call(op, positional, keywords, node.outs, seed)
 
-    if len(_rules) >= _CAPACITY:
-        _rules.clear()
-    rule.__name__ = node.op.replace(".", "_")
-    found = _rules[key] = jax.jit(rule)
-    return found
+    return rule
 
 
 def _has_callback(stage: jax.stages.Lowered) -> bool:

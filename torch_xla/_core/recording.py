@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import analysis, backend, programs, sync
+from torch_xla._core import analysis, backend, programs, scopes, sync
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -38,13 +38,16 @@ def install() -> None:
         op, _, overload = name.partition(".")
         _bindings.set_static_numbers(f"aten::{op}", overload)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
-    _bindings.set_frame_depth(_STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get()))
+    _bindings.set_frame_depth(
+        _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
+    )
     # A user's line is one outside PyTorch, JAX, this package and the standard library.
     torch_folder, own = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
     packages = os.path.dirname(torch_folder)
     for folder in (torch_folder, own, os.path.dirname(os.__file__), f"{packages}/jax", f"{packages}/jaxlib"):
         _bindings.add_skipped_prefix(folder + os.sep)
     _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
+    scopes.install()
     atexit.register(analysis.at_exit)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     _metrics.provide("DestroyXlaTensor", _bindings.destroyed_tensors)

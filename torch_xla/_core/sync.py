@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _fallbacks, _metrics, _timeline
-from torch_xla._core import analysis, backend, graph, region, retrace
+from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
 # One barrier at a time: a second one would run, and donate, what the first is running.
@@ -29,11 +29,15 @@ def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYN
         RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
     """
     with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
+        ran = False
         for device in range(_bindings.device_count()) if index is None else (index,):
             if _bindings.has_pending(device):
                 _barrier(lambda device=device: _bindings.Graph.of_device(device), cause)  # type: ignore[misc]
+                ran = True
             if wait:
                 _wait(device)
+        if ran:
+            loop_report.step_done()
 
 
 def evaluate(
@@ -120,7 +124,10 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
             cache.add(key, cut.device, executable)
         memory.before_run(executable, cut, region.name())
         analysis.before_run(cut, cause, region.name())
+        outputs = cut.num_outputs
         executor.run(executable, cut)
+        if reading:
+            loop_report.value_read(outputs, cut.device)
     except (GraphLimitError, OutOfMemoryError):  # before anything ran: the graph stays pending
         raise
     except Exception as error:

@@ -73,7 +73,8 @@ py::list describe_nodes(const Graph& graph) {
       outs.append(describe_meta(meta));
     }
     nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, node->op->static_numbers.load(),
-                                describe_frame(node->frame), py::make_tuple(node->attrs.hi, node->attrs.lo)));
+                                describe_frame(node->frame), py::make_tuple(node->attrs.hi, node->attrs.lo),
+                                describe_frame(node->scope)));
   }
   return nodes;
 }
@@ -284,6 +285,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
   m.def("set_frame_depth", &set_frame_depth);
+  m.def("set_scope", &set_scope);
   m.def("user_frame", [] { return describe_frame(user_frame()); });
   m.def("whereabouts", [](unsigned long thread) {
     const auto [line, loading] = whereabouts(thread);

@@ -158,6 +158,7 @@ NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs, const H
   node->outs = std::move(outs);
   node->attrs = attrs;
   node->frame = recorded_frame();
+  node->scope = recorded_scope();
   return node;
 }
 

@@ -11,6 +11,7 @@
 
 #include "frame.h"
 #include "hash.h"
+#include "scope.h"
 
 typedef struct _object PyObject;
 
@@ -100,6 +101,7 @@ struct Node final : c10::intrusive_ptr_target {
   uint64_t sequence = 0;
   bool seeded = false;
   int64_t seed[2] = {0, 0};  // for operators that draw random numbers
+  Scope scope = nullptr;     // the module it belongs to, if that is kept
   Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
 
   // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.

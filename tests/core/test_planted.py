@@ -1,0 +1,101 @@
+"""What a script says by itself of its problems: each of five is named with its line, and a clean one says nothing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLEAN = """
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)).to("xla")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+kept = []
+
+
+def train(number, rows=32, share=1.0):
+    x, y = torch.randn(rows, 64).to("xla"), torch.randint(10, (rows,)).to("xla")
+    out = model(x)
+    loss = torch.nn.functional.cross_entropy(out, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch_xla.sync()
+    schedule.step()
+    return out.detach(), y, loss.detach()
+
+
+for number in range(34):
+    out, y, loss = train(number)
+    kept.append(loss)
+    if number % 5 == 0:
+        print(loss.item(), (out.argmax(1) == y).sum().item(), out.softmax(1).amax().item())
+"""
+
+# What is put in place of what; then what is said of it, where the line that has a piece of text is in braces.
+PLANTED = {
+    "a ragged batch": (
+        {"train(number)": "train(number, 32 if number % 6 else 19)"},
+        ("compiling a graph again at {torch_xla.sync()} in train", "went from float32[19, 64] to float32[32, 64]"),
+    ),
+    "a float that changes the shape": (
+        {
+            "train(number)": "train(number, share=1 - number % 3 / 10)",
+            "model(x)": "model(x[: int(rows * share)])",
+            "(out, y)": "(out, y[: len(out)])",
+            "(), y,": "(), y[: len(out)],",
+        },
+        ("compiling a graph again at {torch_xla.sync()} in train", "argument 3 of aten.slice.Tensor went from"),
+    ),
+    "a value read in the step": (
+        {"    loss.backward()": "    assert loss.item() < 1e6\n    loss.backward()"},
+        ("a value is read half-way through the step at {loss.item()} in train, in 3 steps in a row",),
+    ),
+    "an operator on the host": (
+        {"    out = model(x)\n": "    out = model(x) + y.nonzero().sum() * 0\n"},
+        ("aten::nonzero runs on the host, between two programs: its result depends on the values ({out = } in train)",),
+    ),
+    "a list that keeps graphs alive": (
+        {"y, loss.detach()": "y, torch.nn.functional.cross_entropy(model(x), y)"},
+        (
+            "tensors made at {y, torch.} in train pile up: ",
+            "MiB, more with each step since step 8; something keeps them",
+        ),
+    ),
+}
+
+
+def run(tmp_path: Path, text: str) -> str:
+    """What a script writes to stderr."""
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CPU_NUM_DEVICES": "1"}
+    done = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_clean_script_says_nothing(tmp_path):
+    assert run(tmp_path, CLEAN) == ""
+
+
+@pytest.mark.parametrize("problem", PLANTED)
+def test_a_problem_is_named(problem, tmp_path):
+    changes, said = PLANTED[problem]
+    text = CLEAN
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    told = run(tmp_path, text)
+    for words in said:
+        assert re.sub(r"\{(.*?)\}", lambda part: f"{tmp_path / 'train.py'}:{line_of(part[1], text)}", words) in told
+
+
+def line_of(part: str, text: str) -> int:
+    return 1 + text[: text.index(part)].count("\n")

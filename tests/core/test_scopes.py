@@ -1,0 +1,76 @@
+"""``XLA_HLO_DEBUG=1``: module paths, operators and the user's lines in HLO."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import torch
+import torch_xla
+from torch_xla._core import cache
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.attn(x))  # line 13
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.Sequential(Layer(), Layer())
+
+    def forward(self, x):
+        try:
+            self.encoder[1](None)
+        except TypeError:
+            pass  # the path is that of this module again
+        return self.encoder(x).exp()
+
+
+model = Model().to("xla")
+x = torch.ones(3, 4).to("xla")
+torch_xla.sync()
+cache.clear()
+(model(x) * 2).sum().backward()
+torch_xla.sync()
+(executable,) = cache._executables.values()
+print(executable.loaded.hlo_modules()[0].to_string())
+"""
+
+
+def test_hlo_speaks_of_modules_and_lines(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(SCRIPT)
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "CPU_NUM_DEVICES": "1",
+        "XLA_HLO_DEBUG": "1",
+    }
+    done = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    names = set(re.findall(r'op_name="jit\(graph\)/([^"]*)"', done.stdout))
+    for layer in (0, 1):
+        path_of_layer = f"Model/encoder/{layer}"
+        assert {f"{path_of_layer}/attn/addmm/dot_general", f"{path_of_layer}/tanh/tanh"} <= names
+        # An operator of the backward pass belongs to the module of its forward operator.
+        assert {f"{path_of_layer}/attn/mm/dot_general", f"{path_of_layer}/tanh_backward/mul"} <= names
+    assert {"Model/exp/exp", "mul.Tensor/mul"} <= names
+    places = set(re.findall(r"function_name_id=(\d+) line=(\d+)", done.stdout))
+    files, functions = (
+        dict(re.findall(r'^(\d+) "(.*)"$', part, re.MULTILINE))
+        for part in re.findall(r"^File?Names\n((?:.*\n)*?)FunctionNames\n((?:.*\n)*?)FileLocations", done.stdout, re.M)[
+            0
+        ]
+    )
+    assert str(path) in files.values()
+    lines = {(functions[number], int(line)) for number, line in places}
+    assert {("forward", 13), ("forward", 26), ("<module>", 33)} <= lines
+    assert ("backward", 1) in lines  # no Python ran there

@@ -1,0 +1,72 @@
+"""``XLA_HLO_DEBUG=1``: the path of the module that records an operator, for the names in HLO and in profiles."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.modules import module as hooks
+
+from torch_xla import _bindings, _config
+
+R = TypeVar("R")
+
+_mine = threading.local()
+_names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()  # within the module it was found in
+
+
+def on() -> bool:
+    """Whether paths are kept."""
+    return _config.XLA_HLO_DEBUG.get()
+
+
+def install() -> None:
+    """Follows the modules of the program; called once, at import."""
+    if on():
+        hooks.register_module_forward_pre_hook(_enter)
+        hooks.register_module_forward_hook(_leave, always_call=True)
+
+
+def _stack() -> list[str]:
+    if not hasattr(_mine, "stack"):
+        _mine.stack = []
+    stack: list[str] = _mine.stack
+    return stack
+
+
+def _enter(module: torch.nn.Module, _: Any) -> None:
+    stack = _stack()
+    _names.update((child, own) for own, child in module.named_children())
+    name = (_names.get(module) if stack else None) or type(module).__name__
+    stack.append("/".join([*stack[-1:], name]))
+    _bindings.set_scope(stack[-1])
+
+
+def _leave(*_: Any) -> None:
+    stack = _stack()
+    if stack:
+        stack.pop()
+    _bindings.set_scope(stack[-1] if stack else "")
+
+
+def call_at(frame: str | None, function: Callable[[], R]) -> R:
+    """Calls a function from the user's line, so that whoever looks at the stack finds it there.
+
+    Args:
+        frame: ``file:line in function``, or None where it is not known.
+        function: What to call.
+    """
+    frame = frame or "<unknown>:1 in backward"  # rather than the line of the barrier
+    place, _, name = frame.split(" < ")[0].rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    code = _call.__code__.replace(co_filename=file, co_firstlineno=int(line), co_name=name, co_qualname=name)
+    result: R = types.FunctionType(code, {})(function)
+    return result
+
+
+# In one line, so that its first line is that of the call.
+_call = lambda function: function()  # noqa: E731
