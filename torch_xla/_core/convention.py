@@ -1,7 +1,8 @@
 """The calling convention: which buffers a program takes and gives.
 
-It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number; it
-gives the packs, then the outputs that travel alone. A client's cost per buffer is that of copying kilobytes.
+It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number. It
+gives those packs again, then the outputs that are wanted at once, then those that may never be: packs of new values and
+single ones. A client's cost per buffer is that of copying kilobytes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Convention:
     def __init__(self, graph: Graph) -> None:
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
-        self._output_packs = [outputs for _, outputs in graph.packs]
+        self._state_packs = [outputs for leaves, outputs in graph.packs if leaves]
+        self._late_packs = [outputs for leaves, outputs in graph.packs if not leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
-        packed_outputs = {output for outputs in self._output_packs for output in outputs}
-        self._single_outputs = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
+        packed_outputs = {output for _, outputs in graph.packs for output in outputs}
+        singles = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
+        self._prompt_outputs, self._late_outputs = singles[: graph.prompt], singles[graph.prompt :]
         self._counts = _number_counts(graph)
 
         self.buffers: list[tuple[tuple[int, ...], Any]] = [
@@ -71,9 +74,12 @@ class Convention:
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What the program returns for a value per output."""
-        singles = [outputs[i] for i in self._single_outputs]
-        packs = [jnp.concatenate([outputs[i].reshape(-1) for i in members]) for members in self._output_packs]
-        return (*packs, *singles)
+
+        def joined(packs: Sequence[Sequence[int]]) -> list[Any]:
+            return [jnp.concatenate([outputs[i].reshape(-1) for i in members]) for members in packs]
+
+        prompt, late = ([outputs[i] for i in which] for which in (self._prompt_outputs, self._late_outputs))
+        return (*joined(self._state_packs), *prompt, *joined(self._late_packs), *late)
 
 
 def _number_counts(graph: Graph) -> tuple[int, int, int]:

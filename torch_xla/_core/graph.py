@@ -93,6 +93,7 @@ class Graph:
         outputs: (node, result) pairs.
         donated: Indices of the leaves whose buffers the program may overwrite.
         packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
+        prompt: How many of the outputs that travel alone come before the packs without leaves.
         leaf_frames: The user's line that made each leaf, if known.
     """
 
@@ -103,11 +104,13 @@ class Graph:
     outputs: tuple[tuple[int, int], ...]
     donated: tuple[int, ...]
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    prompt: int = 0
     leaf_frames: tuple[str | None, ...] = ()
 
 
 def describe(cut: _bindings.Graph) -> Graph:
     """Reads a cut graph out of the recorder."""
+    packing = _bindings.Packing(cut)
     return Graph(
         key=cut.key,
         device=cut.device,
@@ -115,7 +118,8 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
-        packs=tuple(_bindings.Packing(cut).packs),
+        packs=tuple(packing.packs),
+        prompt=packing.prompt,
         leaf_frames=tuple(cut.leaf_frames),
     )
 

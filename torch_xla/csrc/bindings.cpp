@@ -165,6 +165,7 @@ void resize_storage(const at::Storage& storage, int64_t bytes) {
 void bind_graph(py::module_& m) {
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
+      .def_property_readonly("prompt", [](const Packing& packing) { return packing.prompt; })
       .def_property_readonly("packs", [](const Packing& packing) {
         py::list packs;
         for (const auto& [leaves, outputs] : packing.packs) {

@@ -51,15 +51,10 @@ std::vector<Node*> reach(const std::vector<Value>& roots) {
 
 // A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
 // has the same graph as the second.
-template <class Wanted>
-void fills_to_leaves(c10::DeviceIndex device, Wanted wanted) {
-  for_each_storage(device, [&](Storage& s) {
-    if (s.origin && wanted(*s.origin.node)) {
-      s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
-      s.synced = std::move(s.origin);
-      s.origin = {};
-    }
-  });
+void fill_to_leaf(Storage& s) {
+  s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
+  s.synced = std::move(s.origin);
+  s.origin = {};
 }
 
 std::array<uint64_t, 512> last_cut{};  // the node sequence at each device's latest barrier
@@ -72,14 +67,14 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
   const RecorderLock lock;
   if (barrier) {
     forget_views(device, graph.forgotten_);
+    last_cut[device] = node_sequence();
   }
   ++epoch;
-  if (barrier) {
-    last_cut[device] = node_sequence();
-    fills_to_leaves(device, [](const Node&) { return true; });
-  }
   std::vector<Value> roots;
   for_each_storage(device, [&](Storage& s) {
+    if (barrier && s.origin) {
+      fill_to_leaf(s);
+    }
     resolve(s.value);
     if (!s.value.node->leaf() || s.value.node->unfilled()) {
       roots.push_back(s.value);
@@ -119,7 +114,11 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
     }
   });
   // A fill that lives on must be a leaf here as it will be at the barrier.
-  fills_to_leaves(graph.device, [&](const Node& node) { return node.epoch == reached; });
+  for_each_storage(graph.device, [&](Storage& s) {
+    if (s.origin && s.origin.node->epoch == reached) {
+      fill_to_leaf(s);
+    }
+  });
   ++epoch;
   graph.collect(std::move(roots));
   if (give) {
@@ -448,9 +447,7 @@ bool has_pending(c10::DeviceIndex device) {
   if (last_cut[device] == node_sequence()) {
     return false;  // nothing at all was recorded since
   }
-  bool pending = false;
-  for_each_storage(device, [&](Storage& s) { pending = pending || !s.value.node->leaf() || s.value.node->unfilled(); });
-  return pending;
+  return any_storage(device, [](const Storage& s) { return !s.value.node->leaf() || s.value.node->unfilled(); });
 }
 
 PyObject* buffer_of(const at::Tensor& tensor) {

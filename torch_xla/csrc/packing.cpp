@@ -63,6 +63,10 @@ void Packing::form(const Graph& graph) {
       close(graph, pack, kMembers);
     }
   }
+  for (auto& [dtype, pack] : state) {
+    close(graph, pack, 2);
+  }
+  prompt_packs = packs.size();
   // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
   // inputs of the next step perhaps, and would have to be taken out of the pack again.
   std::map<at::ScalarType, Members> gradients;
@@ -74,10 +78,8 @@ void Packing::form(const Graph& graph) {
       close(graph, pack, kMembers);
     }
   }
-  for (auto* open : {&state, &gradients}) {
-    for (auto& [dtype, pack] : *open) {
-      close(graph, pack, 2);
-    }
+  for (auto& [dtype, pack] : gradients) {
+    close(graph, pack, 2);
   }
 }
 

@@ -9,7 +9,8 @@
 namespace torch_xla {
 
 // A function of the graph alone, so that every step of a loop has the same. Most packs are of leaves that the graph
-// overwrites, and come back with what takes their place: the next step's input as it is. The others have no leaves.
+// overwrites, and come back with what takes their place: the next step's input as it is. The others have no leaves, and
+// come last.
 class Packing {
  public:
   struct Place {
@@ -27,7 +28,11 @@ class Packing {
   std::vector<std::shared_ptr<const Pack::Layout>> layouts;
   std::vector<Place> leaves;   // per leaf
   std::vector<Place> results;  // per output
-  size_t prompt = 0;           // how many single outputs are fetched at once, after the packs
+  // What is handed out at once: the program gives so many packs first, then so many single outputs, then the rest.
+  size_t prompt_packs = 0;
+  size_t prompt = 0;
+  bool prompt_pack(const Place& place) const { return place.pack >= 0 && place.pack < int64_t(prompt_packs); }
+  bool prompt_single(const Place& place) const { return place.pack < 0 && place.index < prompt; }
 
   // The program's buffers: single leaves, then packs; new references. Wants the GIL, not the recorder's lock.
   std::vector<PyObject*> gather(const Graph& graph) const;

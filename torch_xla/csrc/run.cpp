@@ -6,23 +6,22 @@ namespace torch_xla {
 
 namespace {
 
-// The results of one run as they are handed out: the packs and the prompt single ones at once, the rest when asked for.
+// The results of one run as they are handed out: those that the next step takes at once, the rest when asked for.
 class Results {
  public:
   Results(py::object handle, const Packing& packing) : handle_(std::move(handle)), packing_(packing) {
-    const auto packs = packing.packs.size();
-    arrays_ = handle_.attr("disassemble_prefix_into_single_device_arrays")(packing.prompt + packs);
-    for (size_t k = 0; k < packs; ++k) {
+    arrays_ = handle_.attr("disassemble_prefix_into_single_device_arrays")(packing.prompt_packs + packing.prompt);
+    for (size_t k = 0; k < packing.prompt_packs; ++k) {
       packs_.push_back(c10::make_intrusive<Pack>(array(k), packing.layouts[k]));
     }
   }
 
   Graph::Result at(size_t output) {
     const auto& place = packing_.results[output];
-    if (place.pack >= 0) {
+    if (packing_.prompt_pack(place)) {
       return {nullptr, packs_[place.pack]};
     }
-    if (place.index < packing_.prompt) {
+    if (packing_.prompt_single(place)) {
       return {array(packs_.size() + place.index), {}};
     }
     if (!rest.defined()) {
@@ -33,14 +32,22 @@ class Results {
 
   // Tells the sources which leaves are theirs.
   void note(const std::vector<NodePtr>& attached) {
-    for (size_t k = 0; k < packs_.size(); ++k) {
-      for (const auto output : packing_.packs[k].outputs) {
-        packs_[k]->leaves.emplace_back(attached[output]);
+    const auto fill = [&](Rest::Leaves& leaves, const Packing::Members& members) {
+      for (const auto output : members.outputs) {
+        leaves.emplace_back(attached[output]);
       }
+    };
+    for (size_t k = 0; k < packs_.size(); ++k) {
+      fill(packs_[k]->leaves, packing_.packs[k]);
     }
-    for (size_t i = 0; rest.defined() && i < attached.size(); ++i) {
-      const auto& place = packing_.results[i];
-      if (place.pack < 0 && place.index >= packing_.prompt) {
+    if (!rest.defined()) {
+      return;
+    }
+    for (size_t k = packs_.size(); k < packing_.packs.size(); ++k) {
+      fill(rest->packs.emplace_back(packing_.layouts[k], Rest::Leaves()).second, packing_.packs[k]);
+    }
+    for (size_t i = 0; i < attached.size(); ++i) {
+      if (packing_.results[i].pack < 0 && !packing_.prompt_single(packing_.results[i])) {
         rest->leaves.emplace_back(attached[i]);
       }
     }

@@ -11,12 +11,28 @@ void Rest::let_go() { release_object(std::exchange(results, nullptr)); }
 
 void Rest::fetch() {
   const py::sequence arrays = py::handle(results).attr("disassemble_into_single_device_arrays")();
+  size_t next = 0;
+  const auto array = [&] { return py::object(py::reinterpret_borrow<py::sequence>(arrays[next])[0]).release().ptr(); };
   std::vector<c10::intrusive_ptr<Source>> done;  // one of them may be the last that keeps this
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (const auto node = leaves[i].lock()) {
-      node->buffer = py::object(py::reinterpret_borrow<py::sequence>(arrays[i])[0]).release().ptr();
+  for (const auto& [layout, members] : packs) {
+    c10::intrusive_ptr<Pack> pack;
+    for (const auto& member : members) {
+      if (const auto node = member.lock()) {
+        if (!pack.defined()) {
+          pack = c10::make_intrusive<Pack>(array(), layout);
+          pack->leaves = members;
+        }
+        done.push_back(std::exchange(node->source, pack));
+      }
+    }
+    ++next;
+  }
+  for (const auto& leaf : leaves) {
+    if (const auto node = leaf.lock()) {
+      node->buffer = array();
       done.push_back(std::move(node->source));
     }
+    ++next;
   }
 }
 
@@ -56,18 +72,19 @@ int64_t Pack::start_of(const Node& leaf) const {
 }
 
 void fetch_buffer(const NodePtr& leaf) {
-  if (leaf->buffer == nullptr && leaf->source.defined()) {
+  while (leaf->buffer == nullptr && leaf->source.defined()) {  // what was left of a run may be a pack
     const auto source = leaf->source;
     source->fetch();
   }
 }
 
 Location locate(const NodePtr& leaf) {
-  if (leaf->buffer == nullptr && leaf->source.defined()) {
-    if (const auto* pack = leaf->source->pack()) {
+  while (leaf->buffer == nullptr && leaf->source.defined()) {
+    const auto source = leaf->source;
+    if (const auto* pack = source->pack()) {
       return {pack->buffer, pack->start_of(*leaf)};
     }
-    fetch_buffer(leaf);
+    source->fetch();
   }
   return {leaf->buffer, -1};
 }

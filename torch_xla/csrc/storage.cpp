@@ -53,6 +53,7 @@ RecorderLock::~RecorderLock() { recorder_mutex().unlock(); }
 
 std::mutex& registry_mutex() { return registry().mutex; }
 Storage* registry_head(c10::DeviceIndex device) { return registry().heads[device]; }
+Storage* registry_tail(c10::DeviceIndex device) { return registry().tails[device]; }
 
 namespace {
 

@@ -55,6 +55,9 @@ using StoragePtr = c10::intrusive_ptr<Storage>;
 // Calls `visit` for every living storage of a device, oldest first. The caller holds the recorder's lock.
 template <class Visit>
 void for_each_storage(c10::DeviceIndex device, Visit visit);
+// Whether `test` holds for one of them; the latest are asked first.
+template <class Test>
+bool any_storage(c10::DeviceIndex device, Test test);
 
 // One view operator of a path, as a persistent list so that a view of a view costs one allocation. It remembers its
 // value until the storage is written or the next cut: a view that kept its value over a barrier would keep the whole
@@ -110,6 +113,7 @@ Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device);
 // Access for `for_each_storage`.
 std::mutex& registry_mutex();
 Storage* registry_head(c10::DeviceIndex device);
+Storage* registry_tail(c10::DeviceIndex device);
 
 template <class Visit>
 void for_each_storage(c10::DeviceIndex device, Visit visit) {
@@ -117,6 +121,16 @@ void for_each_storage(c10::DeviceIndex device, Visit visit) {
   for (auto* s = registry_head(device); s != nullptr; s = s->next) {
     visit(*s);
   }
+}
+
+template <class Test>
+bool any_storage(c10::DeviceIndex device, Test test) {
+  const std::lock_guard<std::mutex> lock(registry_mutex());
+  auto* s = registry_tail(device);
+  while (s != nullptr && !test(*s)) {
+    s = s->previous;
+  }
+  return s != nullptr;
 }
 
 }  // namespace torch_xla
