@@ -210,10 +210,10 @@ def test_lines_of_a_real_loop(trained):
     shares = {share.name: share for share in found.modules}
     assert {name: share.calls for name, share in shares.items()} == {
         "Sequential": 9,
-        "Sequential.0": 9,
-        "Sequential.1": 9,
+        "Sequential/0": 9,
+        "Sequential/1": 9,
     }
-    assert shares["Sequential"].total >= shares["Sequential.0"].total
+    assert shares["Sequential"].total >= shares["Sequential/0"].total
     assert lines["barrier"] in {share.name for share in found.lines}
 
 
@@ -287,7 +287,7 @@ def test_the_table(trained):
     profiled, lines = trained
     pytest.importorskip("rich", reason="the table is drawn by rich, of extra [profile]")
     text = profiled.table(width=400)
-    for words_in in ("record", "compile", "execute", "idle", "Sequential.0", words.short(lines["barrier"]), "all 9"):
+    for words_in in ("record", "compile", "execute", "idle", "Sequential/0", words.short(lines["barrier"]), "all 9"):
         assert words_in in text
     assert "compiled again" in text and "float32[4, 8] to float32[3, 8]" in text
 

@@ -33,7 +33,10 @@ _STAGE_OF = {
     "loader": data.LOADER,
     "profile": data.PROFILE,
 }
+# Stages that are one cause of a gap.
+_JOINED = {data.COMPILE: (data.COMPILE, data.LOWER), data.START: (data.START, data.CUT, data.LOOK_UP)}
 _READ = "a value was read"
+_END = "the end of the block"
 _BETWEEN = "between two programs"
 # A thread that waits is told late: it must be scheduled, and get the interpreter's lock.
 _LATE = 1e-3
@@ -298,12 +301,11 @@ class _Account:
         by_stage: Counter[str] = Counter()
         for (stage, _, _), seconds in during.items():
             by_stage[stage] += seconds  # type: ignore[assignment]
-        # Lowering and compiling are one cause, and so are the short stages of a barrier.
-        by_stage[data.COMPILE] += by_stage.pop(data.LOWER, 0)
-        by_stage[data.START] += by_stage.pop(data.CUT, 0) + by_stage.pop(data.LOOK_UP, 0)
+        for joined, parts in _JOINED.items():
+            by_stage[joined] = sum(by_stage.pop(part, 0) for part in parts)
         stage = max(by_stage, key=lambda s: by_stage[s])
         sampled = max(lines, key=lambda s: lines[s], default=(None, False))
-        here = {k: v for k, v in during.items() if k[0] == stage or stage in (data.COMPILE, data.START)}
+        here = {k: v for k, v in during.items() if k[0] in _JOINED.get(stage, (stage,))}
         _, line, why = max(here, key=lambda k: here[k], default=(stage, None, None))
         if (
             stage == data.RECORD
@@ -311,9 +313,9 @@ class _Account:
         ):
             stage = data.LOADER
         at = f" at {line}" if line else ""
-        line = line or sampled[0]
+        line = line or (sampled[0] if not last else None)
         if stage == data.RECORD:
-            name = "the end of the block" if last else "recording" + self._after(hole.start)
+            name = _END if last else "recording" + self._after(hole.start)
         elif stage == data.LOADER:
             name = "the data loader"
         elif stage == data.COMPILE:

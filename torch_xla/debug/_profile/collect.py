@@ -175,9 +175,9 @@ class _Modules:
     def _name(self, module: torch.nn.Module) -> str:
         """The path below the outermost module that was called, which names all it holds."""
         root = type(module).__name__
-        path = f"{self._open[-1][2]}.{root}" if self._open else root
+        path = f"{self._open[-1][2]}/{root}" if self._open else root
         for name, child in module.named_modules():
-            self._paths.setdefault(id(child), (child, f"{path}.{name}" if name else path))
+            self._paths.setdefault(id(child), (child, "/".join([path, *filter(None, name.split("."))])))
         return path
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@
   const deepest = Math.min(data.calls.reduce((most, call) => Math.max(most, call[3]), -1), 7);
   for (let depth = 0; depth <= deepest; depth++) {
     lane(depth ? "" : "modules", 17, data.calls.filter((call) => call[3] === depth).map(([start, length, name]) => ({
-      start, length, stage: "record", module: true, label: texts[name].split(".").slice(depth ? -1 : 0).join("."), what: `forward of ${texts[name]}`,
+      start, length, stage: "record", module: true, label: texts[name].split("/").slice(depth ? -1 : 0).join("/"), what: `forward of ${texts[name]}`,
     })));
   }
   for (const [name, rows] of data.others) lane(name, 20, segments(rows));

@@ -178,7 +178,7 @@ class Share:
     """Time of the host in one module, or at one line.
 
     Attributes:
-        name: The module's path, ``Model.encoder.layers.3``, or the line.
+        name: The module's path, ``Model/encoder/layers/3``, or the line.
         seconds: Time in it, what it calls not counted.
         stages: The same by stage.
         total: Time in it with what it calls; of a line the same as `seconds`.
