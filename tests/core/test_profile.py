@@ -95,6 +95,15 @@ def test_a_step_is_shared_out_among_the_stages():
         assert sum(step.stages.values()) == pytest.approx(step.seconds) == pytest.approx(step.execute + step.idle)
 
 
+def test_a_program_is_over_when_the_host_has_its_results():
+    events = Events()
+    events.span("read", 1, 5, "train.py:11 in step")
+    events.run(2, 7)  # noted late
+    events.span("wait", 13, 15, "train.py:12 in step")
+    events.run(12, 18)
+    assert [(run.start, run.end) for run in events.report(20).runs] == [(2, 5), (12, 15)]
+
+
 def test_segments_leave_no_hole():
     found = two_steps().report(40)
     assert found.host[0].start == 0 and found.host[-1].end == 40

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch_xla._core import analysis, backend, memory
 from torch_xla._timeline import Mark, Span
 from torch_xla.debug._profile import report as data
-from torch_xla.debug._profile.collect import Collector, Finished
+from torch_xla.debug._profile.collect import Collector
 from torch_xla.debug._profile.report import Report, Run, Segment
 
 _STAGE_OF = {
@@ -27,6 +27,7 @@ _STAGE_OF = {
     "ExecuteTime": data.START,
     "barrier": data.START,
     "TransferToDeviceTime": data.TRANSFER,
+    "TensorToData": data.TRANSFER,
     "TransferFromDeviceTime": data.TRANSFER,
     "read": data.TRANSFER,
     "wait": data.WAIT,
@@ -120,6 +121,11 @@ class _Account:
         self.runs = self._runs()
         self.why = {id(s): self._why(s) for s in self.asks}
         self.host = self._host()
+        self.stood: dict[tuple[str | None, str | None], float] = {}
+        for segment in self.host:
+            if segment.stage not in _JOINED[data.COMPILE]:
+                key = segment.line, segment.why
+                self.stood[key] = self.stood.get(key, 0.0) + segment.seconds
 
     def _is_main(self, thread: int) -> bool:
         return thread == self.collected.owner or self.collected.names.get(thread) == ""
@@ -169,7 +175,7 @@ class _Account:
         if span.stage == "barrier":
             return span.detail[1], span.detail[0]
         mark = self._fallback_of(span)
-        return span.detail, f"{mark.detail[0]} ran on the host" if mark is not None else _READ
+        return span.detail, _on_host(mark.detail[0]) if mark is not None else _READ
 
     def _fallback_of(self, read: Span) -> Mark | None:
         """The operator on the host that a value was read for: the last one noted, if at the same line."""
@@ -206,11 +212,10 @@ class _Account:
             line, why = self.why[id(ask)] if ask is not None else (None, None)
             if cover[-1].stage == "wait" and line is None:
                 line = cover[-1].detail
-            if cover[-1].stage.endswith("TransferFromDeviceTime"):
-                # A copy to the host begins with waiting for the program that computes the value.
-                before = [e for _, e in busy[max(bisect_right(starts, end) - 4, 0) : bisect_right(starts, end)]]
-                ready = max((e for e in before if start < e <= end + _LATE), default=start)
-                ready = min(ready, end)
+            if cover[-1].stage == "read" or cover[-1].stage.endswith("TransferFromDeviceTime"):
+                # Reading begins with waiting for the program that computes the value.
+                before = busy[max(bisect_right(starts, start) - 4, 0) : bisect_right(starts, start)]
+                ready = min(max((start, *(e for _, e in before))), end)
                 put(data.WAIT, start, ready, line, why)
                 start = ready
             put(stage, start, min(end, self.collected.end), line, why)
@@ -223,17 +228,19 @@ class _Account:
     def _runs(self) -> list[Run]:
         found = []
         free: dict[int, float] = {}
+        drains = sorted((s.start, s.end) for s in self.main if s.stage == "wait" and s.detail is not None)
         for done in sorted(self.collected.finished, key=lambda f: f.launch.start):
             start = max(done.launch.start, free.get(done.launch.device, 0.0))
-            end = max(done.end, start)
+            # The thread that waits for it is told late; the host may have had its results before.
+            ask = self._ask_at(done.launch.start, done.thread)
+            ends = [done.end, ask.end] if ask is not None and ask.stage == "read" else [done.end]
+            at = bisect_right(drains, (done.launch.start, 0.0))
+            ends += [over for _, over in drains[at : at + 1]]
+            end = max(min(ends), start)
             free[done.launch.device] = end
-            line = self._line_of(done)
+            line = None if ask is None else ask.detail[1] if ask.stage == "barrier" else ask.detail
             found.append(Run(done.launch.device, start - self.zero, end - start, done.launch.key, line))
         return found
-
-    def _line_of(self, done: Finished) -> str | None:
-        ask = self._ask_at(done.launch.start, done.thread)
-        return None if ask is None else ask.detail[1] if ask.stage == "barrier" else ask.detail
 
     def _steps(self) -> tuple[data.Step, ...]:
         length = self.collected.end - self.zero
@@ -410,26 +417,22 @@ class _Account:
             )
         return tuple(found)
 
+    def _stood(self, line: str | None, why: str) -> float:
+        """How long the host stood at a line for a reason, compiling not counted."""
+        return self.stood.get((line, why), 0.0)
+
     def _fallbacks(self) -> tuple[data.Fallback, ...]:
-        counts: Counter[tuple[str, str, str | None]] = Counter()
-        waited: Counter[tuple[str, str, str | None]] = Counter()
-        for mark in self.collected.marks:
-            if mark.kind == "fallback":
-                counts[mark.detail] += 1
-        for span in self.asks:
-            mark_of = self._fallback_of(span) if span.stage == "read" else None
-            if mark_of is not None:
-                waited[mark_of.detail] += span.end - span.start  # type: ignore[assignment]
-        rows = [data.Fallback(*key, count, float(waited[key])) for key, count in counts.items()]
+        counts = Counter(mark.detail for mark in self.collected.marks if mark.kind == "fallback")
+        rows = [
+            data.Fallback(op, how, line, count, self._stood(line, _on_host(op)) if how.startswith(_BETWEEN) else 0.0)
+            for (op, how, line), count in counts.items()
+        ]
         return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.count)))
 
     def _reads(self) -> tuple[data.Read, ...]:
-        rows: dict[str | None, tuple[int, float]] = {}
-        for span in self.asks:
-            if span.stage == "read" and self.why[id(span)][1] == _READ:
-                count, seconds = rows.get(span.detail, (0, 0.0))
-                rows[span.detail] = count + 1, seconds + span.end - span.start
-        return tuple(sorted((data.Read(line, *row) for line, row in rows.items()), key=lambda row: -row.seconds))
+        counts = Counter(s.detail for s in self.asks if s.stage == "read" and self.why[id(s)][1] == _READ)
+        rows = [data.Read(line, count, self._stood(line, _READ)) for line, count in counts.items()]
+        return tuple(sorted(rows, key=lambda row: -row.seconds))
 
     def _programs(self) -> tuple[data.Program, ...]:
         names = {m.detail[0]: m.detail[3] for m in self.collected.marks if m.kind == "compile"}
@@ -479,6 +482,10 @@ class _Account:
                 for start, end, cover in innermost(mine)
             )
         return found
+
+
+def _on_host(op: str) -> str:
+    return f"{op} ran on the host"
 
 
 def _shares(

@@ -148,7 +148,7 @@ class Fallback:
         how: Where: between two programs, or inside one.
         line: The user's line.
         count: How often it was met; one inside a program counts when that is lowered.
-        seconds: How long its inputs were waited for.
+        seconds: How long its inputs were waited for, compiling not counted.
     """
 
     op: str
@@ -165,7 +165,7 @@ class Read:
     Attributes:
         line: The user's line.
         count: How many values.
-        seconds: How long the host stood there.
+        seconds: How long the host stood there, compiling not counted.
     """
 
     line: str | None

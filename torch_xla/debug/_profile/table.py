@@ -12,6 +12,7 @@ from torch_xla.debug._profile.report import STAGES, Report, Share, Step
 
 _STEPS = 12
 _ROWS = 10
+_NARROWEST = 118
 
 
 def text(report: Report, width: int | None = None) -> str:
@@ -23,7 +24,7 @@ def text(report: Report, width: int | None = None) -> str:
             message("profile", "rich is not installed", do="pip install 'torch_xla[profile]'; save() works without it")
         ) from error
     out = StringIO()
-    console = Console(file=out, width=width) if width is not None else Console(file=out)
+    console = Console(file=out, width=width or max(Console().width, _NARROWEST))
     for table in _tables(report):
         console.print(table)
     return out.getvalue()
@@ -39,7 +40,7 @@ def _tables(report: Report) -> Iterable[Any]:
     rows = [_step(str(s.number) if s.ended else "rest", s, stages) for s in _chosen(report.steps)]
     ended = [s for s in report.steps if s.ended]
     rows.append(_step(f"all {len(ended)}", _sum(report.steps), stages))
-    yield _table("host by step, and device", ["step", *stages, "sum", "| execute", "idle", "compiles"], rows)
+    yield _table("host by step, and device, in ms", ["step", *stages, "sum", "| execute", "idle", "compiles"], rows)
     waits = [
         [words.short(name) + words.mostly(report, name), str(n), words.seconds(t)]
         for name, n, t in report.waits()[:_ROWS]
@@ -57,10 +58,10 @@ def _tables(report: Report) -> Iterable[Any]:
     ]
     title = f"compiles, {len(report.compiles)}" + (f", the first {_ROWS}" if len(report.compiles) > _ROWS else "")
     yield _table(title, ["at", "took", "operators", "asked at", "reason"], compiles)
-    for title, shares in (("host by line", report.lines), ("host by module", report.modules)):
+    for title, shares in (("host by line, in ms", report.lines), ("host by module, in ms", report.modules)):
         used = [stage for stage in STAGES if any(share.stages.get(stage) for share in shares[:_ROWS])]
         calls = ["calls"] if any(share.calls for share in shares) else []
-        head = [title.split()[-1], *used, "sum", *calls]
+        head = [title.split()[2].strip(","), *used, "sum", *calls]
         yield _table(title, head, [_share(share, used, bool(calls)) for share in shares[:_ROWS]])
     programs = [
         [p.key[:8], words.short(p.line or ""), str(p.runs), words.seconds(p.seconds), words.size(p.peak)]
@@ -114,7 +115,9 @@ def _share(share: Share, stages: Sequence[str], calls: bool) -> list[str]:
 
 
 def _cell(value: float) -> str:
-    return words.seconds(value) if value else ""
+    """Milliseconds in three digits, so that the columns of a step fit."""
+    value *= 1e3
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}" if value else ""
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
