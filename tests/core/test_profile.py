@@ -89,8 +89,8 @@ def test_a_step_is_shared_out_among_the_stages():
     # Between the first barrier and the second: 13 s of Python, 4 s in the barrier that no stage explains.
     assert second.stages == {"record": 13, "cut": 1, "look up": 1, "start": 5}
     assert (second.execute, second.idle, second.compiles) == (4, 16, 0)
-    # The copy to the host waits for the program until 33, and copies until 34.
-    assert rest.stages == pytest.approx({"record": 7, "transfer": 2, "wait": 2}) and not rest.ended
+    # The read waits for the program until 33, and copies until 34.
+    assert rest.stages == pytest.approx({"record": 7, "transfer": 1, "wait": 3}) and not rest.ended
     for step in found.steps:
         assert sum(step.stages.values()) == pytest.approx(step.seconds) == pytest.approx(step.execute + step.idle)
 
