@@ -93,6 +93,56 @@ class TestWhichTravelTogether:
         assert values(results) == [0, 250, 500, 750]
 
 
+class TestNewValues:
+    """Gradients travel in packs too, which stay where the run left them until someone asks."""
+
+    @pytest.fixture
+    def parameters(self) -> list[torch.Tensor]:
+        parameters = [t.requires_grad_() for t in state(11)]
+        self.train(parameters)
+        return parameters
+
+    def train(self, parameters: list[torch.Tensor]) -> None:
+        sum((p * p).sum() for p in parameters).backward()
+        torch.optim.SGD(parameters, lr=0.25).step()
+        torch_xla.sync()
+
+    def test_those_that_die_unread_are_never_handed_out(self, parameters: list[torch.Tensor]) -> None:
+        def buffers() -> int:
+            gc.collect()
+            return len(jax.live_arrays())
+
+        with_gradients = buffers()
+        for p in parameters:
+            p.grad = None
+        torch_xla.sync()
+        assert buffers() == with_gradients
+
+    def test_one_is_read_and_the_others_later(self, parameters: list[torch.Tensor]) -> None:
+        assert parameters[9].grad[1].item() == 2 * 901
+        assert [p.grad[1].item() for p in parameters] == [2 * (100 * k + 1) for k in range(11)]
+
+    def test_one_outlives_many_steps(self, parameters: list[torch.Tensor]) -> None:
+        kept = parameters[3].grad
+        for _ in range(3):
+            for p in parameters:
+                p.grad = None
+            self.train(parameters)
+        assert kept[1].item() == 2 * 301
+
+    def test_they_are_added_to(self, parameters: list[torch.Tensor]) -> None:
+        self.train(parameters)  # halved by the step before
+        assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(11)]
+
+    def test_their_views_and_copies(self, parameters: list[torch.Tensor]) -> None:
+        views = [p.grad[2:] for p in parameters]
+        copied = copy.deepcopy(parameters[5].grad)
+        parameters[5].grad.zero_()
+        torch_xla.sync()
+        assert [v[0].item() for v in views] == [0 if k == 5 else 2 * (100 * k + 2) for k in range(11)]
+        assert copied[0].item() == 1000
+
+
 class TestNobodyCanTell:
     def test_steps_share_one_program(self, compiles) -> None:
         tensors = state(10)
