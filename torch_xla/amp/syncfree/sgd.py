@@ -2,70 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.sgd import sgd
 
-from torch_xla.amp.syncfree._overflow import flag
+from torch_xla.amp.syncfree._overflow import Skipping
 
 
-class SGD(torch.optim.SGD):
+class SGD(Skipping, torch.optim.SGD):
     """`torch.optim.SGD` whose step is skipped on the device when gradients are not finite.
 
     All arguments are those of `torch.optim.SGD`. A step without dampening is one operator for all parameters of a
     group.
     """
 
-    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(params, *args, **kwargs)
-        self._step_supports_amp_scaling = True
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
-        """Updates the parameters, unless the gradients are said not to be finite.
-
-        Args:
-            closure: Computes the loss again.
-            found_inf: 0-d tensor; the step is skipped where it is not 0. `torch.amp.GradScaler` provides it.
-
-        Returns:
-            The closure's loss.
-
-        Raises:
-            ValueError: ``found_inf`` has dimensions.
-        """
-        overflow = flag(self, found_inf)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params: list[torch.Tensor] = []
-            grads: list[torch.Tensor] = []
-            sparse = self._init_group(group, params, grads, [])
-            if sparse:
-                raise RuntimeError("`_fused_sgd` does not support sparse gradients")
-            buffers = [self._buffer(param) for param in params] if group["momentum"] else []
-            if buffers and group["dampening"]:
-                self._dampened(group, params, grads, buffers, overflow)
-                continue
-            sgd(
-                params,
-                grads,
-                buffers,  # type: ignore[arg-type]
-                fused=True,
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=overflow,
-                weight_decay=group["weight_decay"],
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-                maximize=group["maximize"],
-            )
-        return loss
+    def _update(self, group: dict[str, Any], overflow: torch.Tensor | None) -> None:
+        params: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        sparse = self._init_group(group, params, grads, [])
+        if sparse:
+            raise RuntimeError("`_fused_sgd` does not support sparse gradients")
+        buffers = [self._buffer(param) for param in params] if group["momentum"] else []
+        if buffers and group["dampening"]:
+            self._dampened(group, params, grads, buffers, overflow)
+            return
+        sgd(
+            params,
+            grads,
+            buffers,  # type: ignore[arg-type]
+            fused=True,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=overflow,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
 
     def _buffer(self, param: torch.Tensor) -> torch.Tensor:
         """The momentum buffer; it starts at zero, which without dampening equals a first step that sets it."""
