@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch_xla._core import analysis, backend, memory
@@ -464,8 +465,8 @@ class _Account:
             if after > before:
                 line, shape, dtype = key
                 history = [now.get(key, 0) for _, now in counts]
-                middle, late = history[len(history) // 2], history[-2]
-                growing = len(counts) > 4 and middle < late <= after and middle < after
+                rises = sum(now > then for then, now in pairwise(history))
+                growing = len(counts) > 4 and 2 * rises >= len(history) - 1
                 size = (after - before) * memory.size_of(shape, dtype)
                 grown.append(data.Growth(memory.kind_of(shape, dtype), line, before, after, size, growing))
         return data.Memory(live, tuple(sorted(grown, key=lambda g: (not g.growing, -g.nbytes))))

@@ -229,7 +229,7 @@ class Growth:
         before: How many there were at the start.
         after: How many there are at the end.
         nbytes: What the difference holds.
-        growing: Whether the number rose to the end, as it does where a list keeps them.
+        growing: Whether the number rose at most of the looks at it, as it does where a list keeps them.
     """
 
     kind: str
