@@ -50,6 +50,12 @@ def _get_xla_tensors_hlo(tensors: Tensors) -> str:
     return _barrier.graph_text(list(tensors), "hlo")
 
 
+def _get_xla_tensors_hlo_proto(tensors: Tensors) -> bytes:
+    """The HLO module that computes the tensors, as a serialized `HloModuleProto`."""
+    proto: bytes = _barrier.graph_text(list(tensors), "hlo_proto")
+    return proto
+
+
 def _get_xla_tensors_dot(tensors: Tensors) -> str:
     """The recorded operations as a Graphviz graph."""
     return _barrier.graph_text(list(tensors), "dot")

@@ -13,6 +13,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.utils as xu
+from torch_xla._core import hlo_proto
 from torch_xla.utils import dlpack, serialization
 
 
@@ -493,6 +494,8 @@ class TestFacade:
         assert "aten::tanh" in xlac._get_xla_tensors_text([y])
         assert "HloModule" in xlac._get_xla_tensors_hlo([y]) and "tanh" in xlac._get_xla_tensors_hlo([y])
         assert xlac._get_xla_tensors_dot([y]).startswith("digraph")
+        proto = hlo_proto.text(hlo_proto.parse(xlac._get_xla_tensors_hlo_proto([y])))
+        assert 'opcode: "tanh"' in proto
 
     def test_ids_are_shared_by_aliases_only(self):
         x, y = torch.ones(3, device="xla"), torch.ones(3, device="xla")

@@ -165,10 +165,10 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
 
     Args:
         tensors: Tensors on one device; none means everything pending on the current device.
-        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
+        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
 
     Returns:
-        The text, or bytes for the bytecode.
+        The text, or bytes for the protobuf message and the bytecode.
     """
     from torch_xla.ops.registry import StaticNumbers
 
@@ -260,11 +260,14 @@ def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
     stage = lowering.lower(described).stage
     if form == "hlo":
         return lowering.hlo_text(stage)
+    if form == "hlo_proto":
+        module: Any = stage.compiler_ir("hlo")
+        return module.as_serialized_hlo_module_proto()
     if form == "stablehlo":
         return stage.as_text()
     if form == "stablehlo_bytecode":
         return lowering.bytecode(stage)
-    raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, stablehlo or stablehlo_bytecode")
+    raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, hlo_proto, stablehlo or stablehlo_bytecode")
 
 
 class _Hooks:
