@@ -223,9 +223,13 @@ class profile:
             _running = self
         self._line = _bindings.user_frame()
         self._switch = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
         self._collector = Collector()
-        self._collector.count_tensors()
+        try:
+            self._collector.count_tensors()
+        except BaseException:  # an interrupt, say: the next profile must not find this one
+            _running = None
+            raise
+        sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
         self._modules = _Modules(self._collector)
         self._sampler = _Sampler(self._collector.samples, self._collector.owner)
         _timeline.start(self._collector)

@@ -127,7 +127,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> An
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for i, name in enumerate(head):
         words_in = name in ("the host's part", "asked at", "reason", "line", "module", "key")
-        table.add_column(name, justify="left" if words_in or not i else "right", overflow="fold", no_wrap=not words_in)
+        table.add_column(name, justify="left" if words_in or not i else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
