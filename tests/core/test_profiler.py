@@ -111,7 +111,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_a_server_is_asked_for_a_profile(tmp_path, port):
     pytest.importorskip("xprof", reason="the client is in extra [profile]")
-    thread = xp.trace_detached(f"localhost:{port}", str(tmp_path), duration_ms=300)
+    train()  # so that no compile takes up the time that is traced
+    thread = xp.trace_detached(f"localhost:{port}", str(tmp_path), duration_ms=500)
     while thread.is_alive():
         train()
     assert {"train", "attention", "recording", "starting the program"} <= names(tmp_path)
@@ -119,8 +120,9 @@ def test_a_server_is_asked_for_a_profile(tmp_path, port):
 
 def test_the_command_line(tmp_path, port, capsys):
     pytest.importorskip("xprof", reason="the client is in extra [profile]")
-    status = []
-    arguments = ["--service_addr", f"localhost:{port}", "--logdir", str(tmp_path), "--duration_ms", "300"]
+    train()
+    status: list[int] = []
+    arguments = ["--service_addr", f"localhost:{port}", "--logdir", str(tmp_path), "--duration_ms", "500"]
     thread = threading.Thread(target=lambda: status.append(capture_profile.main(arguments)))
     thread.start()
     while thread.is_alive():
