@@ -1,5 +1,9 @@
-"""What a script says by itself of its problems: each of five is named with its line, and a clean one says nothing."""
+"""What a script says by itself of its problems: each of five is named with its line, and a clean one says nothing.
 
+The report of a profile names them too, whether or not they are told by default.
+"""
+
+import html
 import os
 import re
 import subprocess
@@ -31,18 +35,23 @@ def train(number, rows=32, share=1.0):
     return out.detach(), y, loss.detach()
 
 
+profiled = torch_xla.debug.profile().__enter__()
 for number in range(34):
     out, y, loss = train(number)
     kept.append(loss)
     if number % 5 == 0:
         print(loss.item(), (out.argmax(1) == y).sum().item(), out.softmax(1).amax().item())
+profiled.__exit__()
+profiled.save("report.html")
 """
 
-# What is put in place of what; then what is said of it, where the line that has a piece of text is in braces.
+# What is put in place of what; then what is said of it by default, and in the report. Braces hold a piece of the line's
+# text.
 PLANTED = {
     "a ragged batch": (
         {"train(number)": "train(number, 32 if number % 6 else 19)"},
         ("compiling a graph again at {torch_xla.sync()} in train", "went from float32[19, 64] to float32[32, 64]"),
+        ("compiled again", "went from float32[19, 64] to float32[32, 64]", "{torch_xla.sync()} in train"),
     ),
     "a float that changes the shape": (
         {
@@ -52,14 +61,17 @@ PLANTED = {
             "(), y,": "(), y[: len(out)],",
         },
         ("compiling a graph again at {torch_xla.sync()} in train", "argument 3 of aten.slice.Tensor went from"),
+        ("compiled again", "argument 3 of aten.slice.Tensor went from", "{torch_xla.sync()} in train"),
     ),
     "a value read in the step": (
         {"    loss.backward()": "    assert loss.item() < 1e6\n    loss.backward()"},
         ("a value is read half-way through the step at {loss.item()} in train, in 3 steps in a row",),
+        ("34 values read at {loss.item()} in train",),
     ),
     "an operator on the host": (
         {"    out = model(x)\n": "    out = model(x) + y.nonzero().sum() * 0\n"},
         ("aten::nonzero runs on the host, between two programs: its result depends on the values ({out = } in train)",),
+        ("aten::nonzero ran on the host 34 times at {out = } in train",),
     ),
     "a list that keeps graphs alive": (
         {"y, loss.detach()": "y, torch.nn.functional.cross_entropy(model(x), y)"},
@@ -67,34 +79,42 @@ PLANTED = {
             "tensors made at {y, torch.} in train pile up: ",
             "MiB, more with each step since step 8; something keeps them",
         ),
+        ("more tensors are kept with every step: ", "MiB) made at {y, torch.} in train"),
     ),
 }
 
 
-def run(tmp_path: Path, text: str) -> str:
-    """What a script writes to stderr."""
+def run(tmp_path: Path, text: str) -> tuple[str, str]:
+    """What a script writes to stderr, and the words of its report."""
     path = tmp_path / "train.py"
     path.write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CPU_NUM_DEVICES": "1"}
-    done = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    page = (tmp_path / "report.html").read_text()
+    return done.stderr, html.unescape(page[: page.index('<script type="application/json"')])
 
 
 def test_a_clean_script_says_nothing(tmp_path):
-    assert run(tmp_path, CLEAN) == ""
+    told, report = run(tmp_path, CLEAN)
+    assert told == ""
+    assert "compiled again" not in report and "No operator ran on the host." in report
 
 
 @pytest.mark.parametrize("problem", PLANTED)
 def test_a_problem_is_named(problem, tmp_path):
-    changes, said = PLANTED[problem]
+    changes, said, shown = PLANTED[problem]
     text = CLEAN
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    told = run(tmp_path, text)
+    told, report = run(tmp_path, text)
     for words in said:
         assert re.sub(r"\{(.*?)\}", lambda part: f"{tmp_path / 'train.py'}:{line_of(part[1], text)}", words) in told
+    for words in shown:
+        assert re.sub(r"\{(.*?)\}", lambda part: f"train.py:{line_of(part[1], text)}", words) in report
 
 
 def line_of(part: str, text: str) -> int:
