@@ -21,14 +21,25 @@ class Layer(torch.nn.Module):
         return torch.tanh(self.attn(x))  # line 13
 
 
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = torch.nn.Sequential(Layer(), Layer())
+        self.encoder = Encoder()
 
     def forward(self, x):
         try:
-            self.encoder[1](None)
+            self.encoder.layers[1](None)
         except TypeError:
             pass  # the path is that of this module again
         return self.encoder(x).exp()
@@ -58,7 +69,7 @@ def test_hlo_speaks_of_modules_and_lines(tmp_path):
     assert done.returncode == 0, done.stderr
     names = set(re.findall(r'op_name="jit\(graph\)/([^"]*)"', done.stdout))
     for layer in (0, 1):
-        path_of_layer = f"Model/encoder/{layer}"
+        path_of_layer = f"Model/encoder/layers/{layer}"
         assert {f"{path_of_layer}/attn/addmm/dot_general", f"{path_of_layer}/tanh/tanh"} <= names
         # An operator of the backward pass belongs to the module of its forward operator.
         assert {f"{path_of_layer}/attn/mm/dot_general", f"{path_of_layer}/tanh_backward/mul"} <= names
@@ -72,5 +83,5 @@ def test_hlo_speaks_of_modules_and_lines(tmp_path):
     )
     assert str(path) in files.values()
     lines = {(functions[number], int(line)) for number, line in places}
-    assert {("forward", 13), ("forward", 26), ("<module>", 33)} <= lines
+    assert {("forward", 13), ("forward", 37), ("<module>", 44)} <= lines
     assert ("backward", 1) in lines  # no Python ran there

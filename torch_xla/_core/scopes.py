@@ -15,8 +15,32 @@ from torch_xla import _bindings, _config
 
 R = TypeVar("R")
 
+
+class ModulePaths:
+    """Names modules by where they are below the outermost one that was called: ``Model/encoder/layers/3/attn``."""
+
+    def __init__(self) -> None:
+        self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+
+    def find(self, module: torch.nn.Module, around: str | None) -> str:
+        """The path of a module.
+
+        Args:
+            module: The module, which is being called.
+            around: The path of the module that calls it, if one does.
+        """
+        known = self._paths.get(module)
+        if known is None:
+            root = type(module).__name__
+            known = f"{around}/{root}" if around else root
+            # What was called by itself before belongs to the larger module from now on.
+            for name, child in module.named_modules():
+                self._paths[child] = "/".join([known, *filter(None, name.split("."))])
+        return known
+
+
 _mine = threading.local()
-_names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()  # within the module it was found in
+_paths = ModulePaths()
 
 
 def on() -> bool:
@@ -40,9 +64,7 @@ def _stack() -> list[str]:
 
 def _enter(module: torch.nn.Module, _: Any) -> None:
     stack = _stack()
-    _names.update((child, own) for own, child in module.named_children())
-    name = (_names.get(module) if stack else None) or type(module).__name__
-    stack.append("/".join([*stack[-1:], name]))
+    stack.append(_paths.find(module, stack[-1] if stack else None))
     _bindings.set_scope(stack[-1])
 
 

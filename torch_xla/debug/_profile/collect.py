@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from torch_xla import _bindings, _timeline
 from torch_xla._core import backend, memory
+from torch_xla._core.scopes import ModulePaths
 from torch_xla._errors import message
 from torch_xla.debug._profile.report import Report
 
@@ -148,7 +149,7 @@ class _Modules:
 
     def __init__(self, to: Collector) -> None:
         self._to = to
-        self._paths: dict[int, tuple[torch.nn.Module, str]] = {}  # with the module, so that its id stays its own
+        self._paths = ModulePaths()
         self._open: list[tuple[torch.nn.Module, float, str]] = []
         self._hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -158,8 +159,7 @@ class _Modules:
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self._to.owner:
             return
-        known = self._paths.get(id(module))
-        path = known[1] if known is not None else self._name(module)
+        path = self._paths.find(module, self._open[-1][2] if self._open else None)
         self._open.append((module, perf_counter(), path))
 
     def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
@@ -171,14 +171,6 @@ class _Modules:
             if opened is module:
                 self._to.add("module", start, perf_counter(), (path, len(self._open)))
                 return
-
-    def _name(self, module: torch.nn.Module) -> str:
-        """The path below the outermost module that was called, which names all it holds."""
-        root = type(module).__name__
-        path = f"{self._open[-1][2]}/{root}" if self._open else root
-        for name, child in module.named_modules():
-            self._paths.setdefault(id(child), (child, "/".join([path, *filter(None, name.split("."))])))
-        return path
 
     def stop(self) -> None:
         for hook in self._hooks:
