@@ -7,6 +7,7 @@ the same tests run on a GPU.
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "4")
@@ -32,9 +33,11 @@ torch.manual_seed(0)  # for the numbers that test modules draw when they are col
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """The same random numbers in every run of a test."""
+def same_start() -> None:
+    """The same random numbers and the same current device in every run of a test, whichever ran before."""
     torch.manual_seed(0)
+    if "torch_xla" in sys.modules:  # importing it is part of what some tests look at
+        sys.modules["torch_xla"]._bindings.set_current_device(0)
 
 
 @dataclass

@@ -14,12 +14,12 @@ from torch_xla.debug import memory as public
 
 
 @pytest.fixture
-def limit() -> Iterator[None]:
-    """What is alive already and 8 MiB more."""
+def limited() -> Iterator[torch.device]:
+    """A device with 8 MiB beside what is alive there: little, since other tests use the first ones."""
     torch_xla.sync()
-    held = sum(kind.nbytes for kind in memory.live_tensors(0))
+    held = sum(kind.nbytes for kind in memory.live_tensors(3))
     with _config.XLA_MEMORY_LIMIT_MB.override(held // 2**20 + 8):
-        yield
+        yield torch.device("xla", 3)
 
 
 def here(kinds: list[public.LiveTensors], shape: tuple[int, ...]) -> public.LiveTensors:
@@ -42,8 +42,8 @@ def test_live_tensors_by_the_line_that_made_them() -> None:
     assert not [kind for kind in public.live_tensors() if kind.shape == (77, 3)]
 
 
-def test_a_graph_over_the_limit_raises_and_stays_pending(limit: None) -> None:
-    x = torch.ones(1024, 1024).to("xla")  # 4 MiB
+def test_a_graph_over_the_limit_raises_and_stays_pending(limited: torch.device) -> None:
+    x = torch.ones(1024, 1024).to(limited)  # 4 MiB
     y = torch.cat([x.sin(), x.cos()])  # 8 MiB, and what it is made of
     with pytest.raises(torch.OutOfMemoryError) as info:
         torch_xla.sync()
@@ -56,12 +56,12 @@ def test_a_graph_over_the_limit_raises_and_stays_pending(limit: None) -> None:
     # With room for it, the same graph runs.
     with _config.XLA_MEMORY_LIMIT_MB.override(0):
         torch.testing.assert_close(y.cpu(), torch.cat([torch.ones(1024, 1024).sin(), torch.ones(1024, 1024).cos()]))
-    z = torch.ones(3).to("xla") + 1
+    z = torch.ones(3).to(limited) + 1
     assert z.tolist() == [2, 2, 2]
 
 
-def test_a_small_graph_within_the_limit_runs(limit: None) -> None:
-    x = torch.ones(256, 1024).to("xla")
+def test_a_small_graph_within_the_limit_runs(limited: torch.device) -> None:
+    x = torch.ones(256, 1024).to(limited)
     y = x.sin()
     torch_xla.sync()
     torch.testing.assert_close(y.cpu(), torch.ones(256, 1024).sin())
