@@ -28,6 +28,27 @@ def empty() -> Iterator[None]:
 
 
 class TestSmall:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32, torch.bfloat16, torch.int64])
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x * 0.1,
+            lambda x: 0.1 - x,
+            lambda x: x / 0.7,
+            lambda x: torch.where(x == 3, 0.1, x),
+            lambda x: x + torch.full_like(x, 0.1),
+            lambda x: (x * 0.1) == 0.1,
+            lambda x: x[0] * 0.1,
+        ],
+    )
+    def test_numbers_are_as_precise_as_what_they_meet(
+        self, function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, compiles: Counting
+    ) -> None:
+        x = torch.tensor([1, 3, 7], dtype=dtype)
+        with compiles(0):
+            result = function(x.to("xla")).cpu()
+        torch.testing.assert_close(result, function(x), rtol=0, atol=0)
+
     def test_an_entry_at_a_position_that_changes(self, counted: Counting, compiles: Counting) -> None:
         timesteps = torch.arange(980, -20, -50).to("xla")
         with compiles(0), counted("HostCompute", 20), sampled("ExecuteTime", 0):

@@ -98,8 +98,13 @@ def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[A
         positional: Its positional arguments.
     """
     declared = [a for a in op._schema.arguments if not a.kwarg_only]
+    # A number has the precision of what it meets; as a tensor of the default dtype it would be rounded to that first.
+    double = any(isinstance(x, torch.Tensor) and x.dtype in (torch.float64, torch.complex128) for x in positional)
+    doubles = {float: torch.float64, complex: torch.complex128} if double else {}
     return [
-        torch.tensor(x) if isinstance(x, (bool, int, float, complex)) and isinstance(a.type, torch.TensorType) else x
+        torch.tensor(x, dtype=doubles.get(type(x)))
+        if isinstance(x, (bool, int, float, complex)) and isinstance(a.type, torch.TensorType)
+        else x
         for x, a in zip(positional, declared, strict=True)
     ]
 
