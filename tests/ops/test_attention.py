@@ -97,12 +97,13 @@ def test_fused_dropout_keeps_the_mean_and_repeats_in_the_backward():
     torch.testing.assert_close(grads[2][..., 0].sum(), out[..., 0].sum(), **TOL)
 
 
-def attend(device, shapes, mask=None, **kwargs):
+def attend(device, shapes, mask=None, dtype=torch.float32, **kwargs):
     """Output and gradients through the whole stack."""
     torch.manual_seed(1)
-    q, k, v = (torch.randn(s).to(device).requires_grad_() for s in shapes)
+    q, k, v = (torch.randn(s, dtype=dtype).to(device).requires_grad_() for s in shapes)
     out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to(device), **kwargs)
-    grads = torch.autograd.grad((out * torch.linspace(-1, 1, out.shape[-1]).to(device)).sum(), (q, k, v))
+    weights = torch.linspace(-1, 1, out.shape[-1], dtype=dtype).to(device)
+    grads = torch.autograd.grad((out * weights).sum(), (q, k, v))
     torch_xla.sync()
     return [t.detach().cpu() for t in (out, *grads)]
 
@@ -151,3 +152,11 @@ def test_no_array_of_all_scores_for_long_sequences():
     F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     text = torch_xla._XLAC._get_stablehlo([q.grad, k.grad, v.grad]).decode()
     assert "256x4096x" in text and "4096x4096x" not in text
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_doubles_keep_their_precision_in_the_gradient(is_causal):
+    shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
+    ours, theirs = (attend(d, shapes, dtype=torch.float64, is_causal=is_causal) for d in ("xla", "cpu"))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)

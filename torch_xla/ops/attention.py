@@ -164,7 +164,10 @@ def _attend_backward(
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         row = logsumexp[..., None]
         scores = _scores(q, k, bias, is_causal, scale, first)
-        probabilities = jnp.where(jnp.isneginf(row), 0.0, jnp.exp(scores - jnp.where(jnp.isneginf(row), 0.0, row)))
+        if row.dtype.itemsize < scores.dtype.itemsize:  # PyTorch keeps it in float32, too little for float64
+            probabilities, _ = _softmax(scores)
+        else:
+            probabilities = jnp.where(jnp.isneginf(row), 0.0, jnp.exp(scores - jnp.where(jnp.isneginf(row), 0.0, row)))
         keep = None if dropout is None else _keep(dropout[0], first, probabilities.shape, dropout[1])
         dropped = probabilities if keep is None else probabilities * keep
         grad_v = _product(jnp.swapaxes(dropped, -1, -2).astype(grad.dtype), grad)
