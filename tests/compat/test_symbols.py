@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -31,6 +30,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import _deprecation
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.utils.utils import get_free_tcp_ports
 
 HERE = Path(__file__).parent
 TABLE = json.loads((HERE / "symbols.json").read_text())
@@ -98,9 +98,7 @@ class Scope(dict):
         return io.StringIO()
 
     def _port(self) -> int:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            return free.getsockname()[1]
+        return get_free_tcp_ports()[0]
 
     def _mesh(self) -> xs.Mesh:
         return xs.Mesh([0], (1, 1), ("fsdp", "tensor"))

@@ -15,6 +15,7 @@ from torch_xla import _capture
 from torch_xla._core import cache
 from torch_xla.debug import _profiler_server, capture_profile
 from torch_xla.debug import profiler as xp
+from torch_xla.utils.utils import get_free_tcp_ports
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -41,14 +42,9 @@ def names(folder: Path) -> set[str]:
     return {event.name for line in rows(folder) for event in line}
 
 
-def free_port() -> int:
-    with socket.create_server(("", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @pytest.fixture
 def port():
-    number = free_port()
+    number = get_free_tcp_ports()[0]
     server = xp.start_server(number)
     yield number
     server.stop()
@@ -133,7 +129,7 @@ def test_the_command_line(tmp_path, port, capsys):
 
 def test_no_server(tmp_path, capsys):
     pytest.importorskip("xprof", reason="the client is in extra [profile]")
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{get_free_tcp_ports()[0]}"
     with pytest.raises(RuntimeError, match=rf"\[profiler\] no answer from {address} within 0 s"):
         xp.trace(address, str(tmp_path), timeout_s=0)
     assert capture_profile.main(["--service_addr", address, "--logdir", str(tmp_path), "--timeout_s=0"]) == 1
@@ -161,12 +157,12 @@ def bound(port: int) -> list[bytes]:
 
 @pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="Linux alone has the option")
 def test_a_server_answers_this_machine_alone(monkeypatch):
-    port = free_port()
+    port = get_free_tcp_ports()[0]
     server = xp.start_server(port)
     assert bound(port) == [b"lo"] and _capture.on
     assert xp.start_server(port) is server
     with pytest.raises(RuntimeError, match=rf"\[profiler\] .*has a server on port {port}"):
-        xp.start_server(free_port())
+        xp.start_server(get_free_tcp_ports()[0])
     del server
     assert bound(port) == [] and not _capture.on
     monkeypatch.setenv("XLA_PROFILER_ANY_HOST", "1")

@@ -45,11 +45,8 @@ def test_programs_of_views_and_writes(program: list[Step]) -> None:
 @settings(max_examples=settings.default.max_examples // 10)  # every operator compiles
 @given(programs)
 def test_programs_in_eager_mode(program: list[Step]) -> None:
-    torch_xla.experimental.eager_mode(True)
-    try:
+    with torch_xla.experimental.eager_mode_context(True):
         check_program(program)
-    finally:
-        torch_xla.experimental.eager_mode(False)
 
 
 def test_write_to_the_base_shows_in_its_views() -> None:

@@ -11,27 +11,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from agreement import compare, numbers
 from torch import Tensor, nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, prune
-from torch.utils._pytree import tree_leaves
 
 import torch_xla  # noqa: F401
-
-Program = Callable[[str], Any]
-
-
-def numbers(device: str) -> Tensor:
-    return torch.arange(1.0, 5.0).to(device)
-
-
-def compare(program: Program) -> None:
-    results = []
-    for device in ("xla", "cpu"):
-        torch.manual_seed(0)
-        results.append([t for t in tree_leaves(program(device)) if isinstance(t, Tensor)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-4)
 
 
 def old_weight_norm(module: nn.Module) -> nn.Module:

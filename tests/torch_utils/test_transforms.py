@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from agreement import compare, numbers
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, stack_module_state, vjp, vmap
-from torch.utils._pytree import tree_leaves
 
 import torch_xla  # noqa: F401
 
@@ -19,22 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
 ]
-
-Program = Callable[[str], Any]
-
-
-def numbers(device: str) -> Tensor:
-    return torch.arange(1.0, 5.0).to(device)
-
-
-def compare(program: Program) -> None:
-    results = []
-    for device in ("xla", "cpu"):
-        torch.manual_seed(0)
-        results.append(tree_leaves(program(device)))
-    for ours, theirs in zip(*results, strict=True):
-        assert ours.device.type == "xla"
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_derivatives_of_functions() -> None:

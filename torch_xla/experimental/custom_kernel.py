@@ -139,10 +139,13 @@ def repeat_with_fixed_output_size(input: torch.Tensor, repeats: torch.Tensor, to
         repeats: How often each of its elements comes.
         total_repeat_length: Length of the result: it is cut off there, or filled up with the last element.
     """
-    ends = repeats.cumsum(0)
-    positions = torch.arange(total_repeat_length, device=input.device, dtype=ends.dtype)
-    index = torch.searchsorted(ends, positions, right=True)
-    return input[index.clamp(max=input.shape[0] - 1)]
+    return input[_group_of_rows(repeats, total_repeat_length).clamp(max=input.shape[0] - 1)]
+
+
+def _group_of_rows(sizes: torch.Tensor, rows: int) -> torch.Tensor:
+    """Which of the groups, which follow each other, each row is in; behind the last it is their number."""
+    ends = sizes.cumsum(0)
+    return torch.searchsorted(ends, torch.arange(rows, device=ends.device, dtype=ends.dtype), right=True)
 
 
 def gmm(
@@ -169,9 +172,7 @@ def gmm(
     if group_offset is not None:
         raise ValueError(message("gmm", "got a group_offset", expected="all groups on this device", do="leave it out"))
     rhs = rhs.mT if transpose_rhs else rhs
-    ends = group_sizes.cumsum(0)
-    rows = torch.arange(lhs.shape[0], device=lhs.device, dtype=ends.dtype)
-    group = torch.searchsorted(ends, rows, right=True)
+    group = _group_of_rows(group_sizes, lhs.shape[0])
     result = lhs.new_zeros(lhs.shape[0], rhs.shape[2])
     for number in range(rhs.shape[0]):  # one matrix at a time: gathering one per row would need rows times its size
         result = torch.where((group == number)[:, None], lhs @ rhs[number], result)

@@ -44,6 +44,10 @@ def scan_layers(
     buffers: list[dict[str, torch.Tensor]] = [dict(module.named_buffers()) for module in modules]
     for tensors in (parameters, buffers):
         _check(tensors)
+    if not parameters[0] and not buffers[0]:
+        for module in modules:  # nothing to slice
+            input_data = module(input_data)
+        return input_data
     stacked = tuple(
         {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]} for each in (parameters, buffers)
     )
@@ -53,10 +57,6 @@ def scan_layers(
         function = _layer_function(first)
         if is_layer_pure:
             _ONE_LAYER_CACHE[first] = function
-    if not stacked[0] and not stacked[1]:
-        for module in modules:  # nothing to slice
-            input_data = module(input_data)
-        return input_data
     return scan(function, input_data, stacked, partition_fn, is_layer_pure)[0]
 
 
