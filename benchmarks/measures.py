@@ -15,7 +15,7 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from benchmarks.observe import observe
+from benchmarks.observe import observe, pipelined
 
 Figures = dict[str, float]
 
@@ -138,15 +138,6 @@ def _workload(name: str) -> Figures:
     figures["eager_step_ms"] = median(execute) * 1e3
     figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
 
-    def lazy_block(steps: int) -> float:
-        start = perf_counter()
-        for _ in range(steps):
-            loss = lazy.step()
-            torch_xla.sync()
-        xm.wait_device_ops()
-        assert loss.device.type == "xla"
-        return (perf_counter() - start) / steps
-
     def hand_block(steps: int) -> float:
         start = perf_counter()
         for _ in range(steps):
@@ -154,8 +145,8 @@ def _workload(name: str) -> Figures:
         jax.block_until_ready((loss, hand.state))
         return (perf_counter() - start) / steps
 
-    steps = max(3, min(300, int(BLOCK_SECONDS / max(lazy_block(3), hand_block(3)))))
-    pairs = [(lazy_block(steps), hand_block(steps)) for _ in range(ROUNDS)]
+    steps = max(3, min(300, int(BLOCK_SECONDS / max(pipelined(lazy, 3), hand_block(3)))))
+    pairs = [(pipelined(lazy, steps), hand_block(steps)) for _ in range(ROUNDS)]
     figures["step_ms"] = median(pair[0] for pair in pairs) * 1e3
     figures["jax_step_ms"] = median(pair[1] for pair in pairs) * 1e3
     figures["step_ratio"] = figures["step_ms"] / max(figures["record_ms"], figures["jax_step_ms"])
