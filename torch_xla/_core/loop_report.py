@@ -5,11 +5,11 @@ Each is told once per line, on stderr, and only where it holds step after step: 
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field
 
 from torch_xla import _bindings, _config
+from torch_xla._core import memory
 
 _IN_A_ROW = 3  # steps, before a read is told
 _FIRST_LOOK = 8  # the barrier after which live tensors are counted first; then at twice as many, and so on
@@ -86,7 +86,7 @@ def _look() -> None:
             if meta is not None and line is not None:
                 shape, dtype = meta
                 count, nbytes = look.lines.get(line, (0, 0))
-                look.lines[line] = (count + 1, nbytes + math.prod(shape) * dtype.itemsize)
+                look.lines[line] = (count + 1, nbytes + memory.size_of(shape, dtype))
     _looks.append(look)
     del _looks[:-_LOOKS]
     if len(_looks) == _LOOKS:
@@ -96,7 +96,7 @@ def _look() -> None:
             count, nbytes = look.lines[line]
             _tell(
                 line,
-                f"tensors made at {line} pile up: {count} are alive, {nbytes / (1 << 20):.1f} MiB, more with each step"
+                f"tensors made at {line} pile up: {count} are alive, {memory.in_bytes(nbytes)}, more with each step"
                 f" since step {_looks[0].step}; something keeps them, such as a list of losses: keep loss.item() or "
                 "loss.detach() there",
             )

@@ -45,7 +45,8 @@ class LiveTensors:
     def __str__(self) -> str:
         times = f" × {self.count}" if self.count > 1 else ""
         return (
-            f"{_size(self.nbytes)}: {kind_of(self.shape, self.dtype)}{times}, made at {self.line or 'an unknown line'}"
+            f"{in_bytes(self.nbytes)}: {kind_of(self.shape, self.dtype)}{times}, "
+            f"made at {self.line or 'an unknown line'}"
         )
 
 
@@ -76,9 +77,9 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
     held = sum(kind.nbytes for kind in live_tensors(cut.device))
     if held + stats.temp_size_in_bytes + results <= limit:
         return
-    needs = f"{_size(stats.temp_size_in_bytes)} for intermediate values and {_size(results)} for results"
+    needs = f"{in_bytes(stats.temp_size_in_bytes)} for intermediate values and {in_bytes(results)} for results"
     raise OutOfMemoryError(
-        _text(f"needs {needs} beside {_size(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}", cut, name)
+        _text(f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}", cut, name)
     )
 
 
@@ -90,7 +91,7 @@ def ran_out(error: Exception) -> bool:
 def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
     """The error to raise in place of the client's."""
     stats = backend.memory_stats(cut.device) or {}
-    limit = f" of {_size(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
+    limit = f" of {in_bytes(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
     return OutOfMemoryError(_text(f"does not fit into the memory{limit}: {str(error).splitlines()[0]}", cut, name))
 
 
@@ -108,7 +109,7 @@ def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
         *_section("largest live tensors", map(str, live_tensors(cut.device)[:_SHOWN])),
         *_section(
             "largest values in the graph",
-            (f"{_size(nbytes)}: {kind}, at {frame or 'an unknown line'}" for nbytes, kind, frame in largest),
+            (f"{in_bytes(nbytes)}: {kind}, at {frame or 'an unknown line'}" for nbytes, kind, frame in largest),
         ),
         f"  what to try: {_WAYS_OUT}",
     ]
@@ -121,15 +122,18 @@ def _section(title: str, rows: Iterable[str]) -> list[str]:
 
 
 def size_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes of a tensor."""
     return math.prod(shape) * dtype.itemsize
 
 
 def kind_of(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Dtype and shape in one: ``float32[2, 3]``."""
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
-def _size(nbytes: int) -> str:
+def in_bytes(nbytes: float) -> str:
+    """A number of bytes with the unit that fits: ``1.5 MiB``."""
     for unit, name in ((1 << 30, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes} B"
+    return f"{nbytes:.0f} B"

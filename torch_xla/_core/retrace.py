@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _timeline
+from torch_xla._core import memory
 from torch_xla._core.graph import Graph, Node
 from torch_xla._errors import GraphLimitError, message
 from torch_xla.ops.registry import Meta
@@ -247,9 +248,7 @@ def _frame(nodes: Sequence[Node]) -> str | None:
 
 
 def _show(meta: Meta | None) -> str:
-    if meta is None:
-        return "none"
-    return f"{str(meta.dtype).removeprefix('torch.')}[{', '.join(map(str, meta.shape))}]"
+    return "none" if meta is None else memory.kind_of(meta.shape, meta.dtype)
 
 
 def _inputs(graph: Graph, known: Graph) -> list[Difference]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch_xla._core.memory import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
 from torch_xla.debug._profile.report import STAGES, Report, Segment
@@ -65,7 +66,7 @@ def html(report: Report, trace: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(seconds=words.seconds, size=words.size, short=words.short)
+    environment.filters.update(seconds=words.seconds, size=in_bytes, short=words.short)
     busy, whole = words.busy(report)
     return environment.get_template("report.html").render(
         report=report,
@@ -104,7 +105,7 @@ def _causes(report: Report) -> list[tuple[str, float, list[tuple[str, str, float
     bars = []
     choices: list[tuple[str, Sequence[tuple[float, float]]]] = [("whole block", [(0.0, report.seconds)])]
     if warm and len(warm) < len(report.steps):
-        choices.append(("steps that compiled nothing", [(s.start, s.start + s.seconds) for s in warm]))
+        choices.append(("steps that compiled nothing", [(s.start, s.end) for s in warm]))
     devices = max(len({run.device for run in report.runs}), 1)
     for title, spans in choices:
         length = sum(end - start for start, end in spans) * devices or 1.0

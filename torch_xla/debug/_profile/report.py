@@ -14,8 +14,21 @@ COMPILE, TRANSFER, START, WAIT, PROFILE = "compile", "transfer", "start", "wait"
 STAGES = (RECORD, LOADER, CUT, LOOK_UP, LOWER, COMPILE, TRANSFER, START, WAIT, PROFILE)
 
 
+class _Stretch:
+    """Something that took time; has a start and a length."""
+
+    __slots__ = ()
+    start: float
+    seconds: float
+
+    @property
+    def end(self) -> float:
+        """When it was over."""
+        return self.start + self.seconds
+
+
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(_Stretch):
     """What the host's thread did over a stretch of time; segments do not overlap, and leave nothing out.
 
     Attributes:
@@ -32,14 +45,9 @@ class Segment:
     line: str | None = None
     why: str | None = None
 
-    @property
-    def end(self) -> float:
-        """When it was over."""
-        return self.start + self.seconds
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(_Stretch):
     """What lies between two barriers that ran something, or two ends of a `StepTrace`.
 
     Attributes:
@@ -64,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(_Stretch):
     """One run of a program on a device.
 
     Attributes:
@@ -81,14 +89,9 @@ class Run:
     key: str
     line: str | None
 
-    @property
-    def end(self) -> float:
-        """When it was over."""
-        return self.start + self.seconds
-
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(_Stretch):
     """A stretch of time in which a device had nothing to do.
 
     Attributes:
@@ -254,7 +257,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCall:
+class ModuleCall(_Stretch):
     """One call of a module's forward; as `Share`."""
 
     name: str

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
+from torch_xla._core.memory import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
 from torch_xla.debug._profile.report import STAGES, Report, Share, Step
@@ -64,7 +65,7 @@ def _tables(report: Report) -> Iterable[Any]:
         head = [title.split()[2].strip(","), *used, "sum", *calls]
         yield _table(title, head, [_share(share, used, bool(calls)) for share in shares[:_ROWS]])
     programs = [
-        [p.key[:8], words.short(p.line or ""), str(p.runs), words.seconds(p.seconds), words.size(p.peak)]
+        [p.key[:8], words.short(p.line or ""), str(p.runs), words.seconds(p.seconds), in_bytes(p.peak)]
         for p in report.programs[:_ROWS]
     ]
     yield _table("programs", ["key", "asked at", "runs", "device", "peak memory"], programs)

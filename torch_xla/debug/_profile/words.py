@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
 
+from torch_xla._core.memory import in_bytes
 from torch_xla.debug._profile.report import COMPILE, PROFILE, Report, Step
 
 
@@ -19,14 +20,6 @@ def seconds(value: float) -> str:
     if value >= 1e-3:
         return f"{value * 1e3:.{2 if value < 1e-2 else 1 if value < 0.1 else 0}f} ms"
     return f"{value * 1e6:.0f} µs"
-
-
-def size(nbytes: float) -> str:
-    """A number of bytes with the unit that fits."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes:.0f} B"
 
 
 def count(number: int, what: str) -> str:
@@ -54,9 +47,8 @@ def waits(report: Report, spans: Sequence[tuple[float, float]]) -> list[tuple[st
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
     found: dict[tuple[str, str], float] = {}
     for gap in report.gaps:
-        end = gap.start + gap.seconds
-        first, last = bisect_right(ends, gap.start), bisect_left(starts, end)
-        inside = sum(min(end, b) - max(gap.start, a) for a, b in spans[first:last])
+        first, last = bisect_right(ends, gap.start), bisect_left(starts, gap.end)
+        inside = sum(min(gap.end, b) - max(gap.start, a) for a, b in spans[first:last])
         if inside:
             found[gap.name, gap.stage] = found.get((gap.name, gap.stage), 0.0) + inside
     return sorted(((*key, spent) for key, spent in found.items()), key=lambda row: -row[2])
@@ -90,7 +82,7 @@ def findings(report: Report) -> list[tuple[str, str]]:
     steps = usual(report)
     devices = max(len({run.device for run in report.runs}), 1)
     length = sum(s.seconds for s in steps) * devices or 1.0
-    for name, stage, spent in waits(report, [(s.start, s.start + s.seconds) for s in steps]):
+    for name, stage, spent in waits(report, [(s.start, s.end) for s in steps]):
         if spent > 0.05 * length and stage not in (COMPILE, PROFILE):
             share = f"{spent / length:.0%} of the steps that compiled nothing, {seconds(spent)}"
             found.append((spent, "gap", f"the device waited for {short(name)}{mostly(report, name)}: {share}"))
@@ -106,7 +98,7 @@ def findings(report: Report) -> list[tuple[str, str]]:
     growing = [g for g in report.memory.growth if g.growing]
     if growing:
         kinds = [
-            f"{g.after - g.before} {g.kind} ({size(g.nbytes)}) made at {short(g.line or 'an unknown line')}"
+            f"{g.after - g.before} {g.kind} ({in_bytes(g.nbytes)}) made at {short(g.line or 'an unknown line')}"
             for g in growing
         ]
         more = f" and {count(len(kinds) - 3, 'other kind')}" if len(kinds) > 3 else ""
