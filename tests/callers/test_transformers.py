@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from probes import python
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -103,16 +101,8 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def cpu_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """By family: losses of an evaluation, each training step and an evaluation of the Trainer on the CPU."""
-    environment = {**os.environ, "USE_TORCH_XLA": "0", "TESTS": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", ON_THE_CPU, str(tmp_path_factory.mktemp("cpu"))],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    folder = tmp_path_factory.mktemp("cpu")
+    done = python("-c", ON_THE_CPU, folder, timeout=240, USE_TORCH_XLA="0", TESTS=str(Path(__file__).parent))
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from probes import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torch_xla"
 LAYERS = ("settings", "bindings", "ops", "core", "public", "experimental")
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
@@ -90,10 +88,7 @@ assert len(os.listdir("/proc/self/task")) == tasks, "the import started a thread
 assert threading.active_count() == 1
 assert set(os.listdir("/proc/self/fd")) == descriptors, "the import opened a file or a port"
 """
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+    python("-W", "error", "-c", program)
 
 
 def test_runtime_is_reachable_from_the_package() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import unittest
 from pathlib import Path
 
 import pytest
 import torch
+from probes import python
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -225,8 +223,7 @@ os.environ["CPU_NUM_DEVICES"] = "3"
 assert torch_xla.device_count() == 3
 assert torch.ones(2, device=torch_xla.device(2)).sum().item() == 2
 """
-    environment = {**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "3"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
+    python("-c", program, CPU_NUM_DEVICES="1", JAX_NUM_CPU_DEVICES="3")
 
 
 def test_a_tensor_that_no_machine_can_hold() -> None:

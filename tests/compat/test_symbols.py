@@ -11,8 +11,6 @@ import importlib
 import io
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +21,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn as nn
+from probes import python
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -177,15 +176,7 @@ import test_symbols as tests
 for case in tests.cases(tests.ALONE):
     tests.check(*case, sys.argv[1])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "file")],
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", program, tmp_path / "file", devices=1, timeout=200)
 
 
 def test_unknown_private_names_say_what_to_use() -> None:

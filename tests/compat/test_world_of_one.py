@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 import torch.nn.functional as F
+from probes import python
 from torch import nn
 from torch.distributed import checkpoint
 from torch.nn.parallel import DistributedDataParallel
@@ -30,8 +29,6 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 from torch_xla.distributed import data_parallel, fsdp
 from torch_xla.utils.checkpoint_tagger import CheckpointTagger
 from torch_xla.utils.keyd_queue import KeydQueue, Queue
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -248,11 +245,8 @@ def test_fully_sharded_training_with_one_process(tmp_path: Path) -> None:
 
     state = {"model": wrapped.state_dict(), "shard_metadata": wrapped.get_shard_metadata()}
     xm.save(state, tmp_path / "model_rank-0.pth", master_only=False)
-    command = [sys.executable, "-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts"]
-    subprocess.run(
-        [*command, "--ckpt_prefix", str(tmp_path / "model"), "--ckpt_suffix", "_rank*.pth"],
-        check=True, cwd=ROOT, timeout=120,
-    )  # fmt: skip
+    command = ["-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts"]
+    python(*command, "--ckpt_prefix", tmp_path / "model", "--ckpt_suffix", "_rank*.pth")
     plain = blocks()
     plain.load_state_dict(torch.load(tmp_path / "model_consolidated.pth")["model"])
     assert torch.equal(plain[0].layer.weight, wrapped[0].layer.weight.cpu())
@@ -469,12 +463,4 @@ print("done")
 
 
 def test_sharding_and_dtensor_on_one_device() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_ONE_DEVICE],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"},
-    )
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
+    assert python("-c", ON_ONE_DEVICE, devices=1, timeout=200).stdout.endswith("done\n")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from probes import cut_of
+from probes import cut_of, python
 
 import torch_xla
 from torch_xla._core import cache, compiler, patience
@@ -125,7 +125,7 @@ class TestSlowCompiles:
         """Output of a program, run on a terminal of a hundred columns or on a pipe."""
         prelude = "import sys, time\nfrom torch_xla._core import patience\npatience._PATIENCE_SECONDS = 0.2\n"
         if not terminal:
-            done = subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=120)
+            done = python("-c", prelude + code)
             return done.stdout + done.stderr
         import pty
 

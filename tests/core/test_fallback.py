@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-from probes import cut_of
+from probes import cut_of, here, python
 from torch import Tensor
 
 import torch_xla
@@ -282,8 +280,7 @@ for extra in ("", ", int[] z=[]", ", Tensor? w=None"):
         library.impl("g", lambda x, y, *rest: x + y, "CPU")
         assert torch.ops.again.g(x, x).tolist() == [2.0] * 3
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    python("-c", program)
 
 
 class TestReport:
@@ -297,12 +294,12 @@ class TestReport:
     def test_inside_a_program(self, capfd: pytest.CaptureFixture[str]) -> None:
         for size in (5, 7):
             y = torch.special.airy_ai(values(size).to("xla"))
-            line = sys._getframe().f_lineno - 1
+            line = here(-1)
             torch_xla.sync()
             assert y.shape == (size,)
         (told,) = [line for line in capfd.readouterr().err.splitlines() if "runs on the host" in line]
         text = "torch_xla: aten::special_airy_ai runs on the host, inside the program: it has no lowering rule"
-        assert told == f"{text} ({__file__}:{line} in test_inside_a_program)"
+        assert told == f"{text} ({line})"
 
     def test_between_two_programs(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         x = values(6).to("xla")
@@ -312,7 +309,7 @@ class TestReport:
         monkeypatch.delenv("XLA_FALLBACK_REPORT")
         for _ in range(2):
             torch.nonzero(x)
-        line = sys._getframe().f_lineno - 1
+        line = here(-1)
         (told,) = [line for line in capfd.readouterr().err.splitlines() if "runs on the host" in line]
         text = "torch_xla: aten::nonzero runs on the host, between two programs: its result depends on the values"
-        assert told == f"{text} ({__file__}:{line} in test_between_two_programs)"
+        assert told == f"{text} ({line})"

@@ -1,12 +1,11 @@
 """Starting a job of one process."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from probes import python
 
 import torch_xla
 import torch_xla.distributed.xla_multiprocessing as xmp
@@ -86,8 +85,7 @@ def test_a_script_that_starts_itself(tmp_path):
             """
         )
     )
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert found.stdout == "0 6.0\n", found.stderr
+    assert python(script).stdout == "0 6.0\n"
 
 
 def test_wrappers():

@@ -4,13 +4,11 @@ The report of a profile names them too, whether or not they are told by default.
 """
 
 import html
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from probes import python
 
 CLEAN = """
 import torch
@@ -88,11 +86,7 @@ def run(tmp_path: Path, text: str) -> tuple[str, str]:
     """What a script writes to stderr, and the words of its report."""
     path = tmp_path / "train.py"
     path.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CPU_NUM_DEVICES": "1"}
-    done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(path, devices=1, cwd=tmp_path, timeout=300)
     page = (tmp_path / "report.html").read_text()
     return done.stderr, html.unescape(page[: page.index('<script type="application/json"')])
 

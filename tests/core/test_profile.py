@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from probes import here
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -19,11 +20,6 @@ from torch_xla.debug._profile.collect import Collector, Finished, Sample
 STATS = SimpleNamespace(
     argument_size_in_bytes=100, output_size_in_bytes=50, alias_size_in_bytes=30, temp_size_in_bytes=7
 )
-
-
-def here(offset: int = 0) -> str:
-    frame = sys._getframe(1)
-    return f"{__file__}:{frame.f_lineno + offset} in {frame.f_code.co_name}"
 
 
 class Events:

@@ -1,24 +1,18 @@
 """The runtime's answers, `xr`, what other libraries ask about TPUs, and the module `torch.xla`."""
 
 import os
-import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
+from probes import python
 
 import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 from torch_xla import _config
 from torch_xla._internal import tpu
-
-
-def run(code, **env):
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, timeout=120
-    )
 
 
 class TestRuntime:
@@ -57,11 +51,13 @@ class TestRuntime:
             "import os; os.environ['CPU_NUM_DEVICES'] = '3'\n"
             "print(xr.device_type(), xr.global_device_count(), 'jax' in sys.modules)\n"
         )
-        assert run(code, PJRT_DEVICE="TPU").stdout == "CPU 3 False\n"
-        assert run("import torch_xla; print(torch_xla.runtime.device_type())", PJRT_DEVICE="TPU").stdout == "TPU\n"
+        assert python("-c", code, PJRT_DEVICE="TPU").stdout == "CPU 3 False\n"
+        code = "import torch_xla; print(torch_xla.runtime.device_type())"
+        assert python("-c", code, PJRT_DEVICE="TPU").stdout == "TPU\n"
 
     def test_an_unknown_device_type_lists_the_known_ones(self):
-        found = run("import torch, torch_xla; torch.ones(1, device='xla').item()", PJRT_DEVICE="banana")
+        code = "import torch, torch_xla; torch.ones(1, device='xla').item()"
+        found = python("-c", code, check=False, PJRT_DEVICE="banana")
         assert found.returncode and "banana" in found.stderr and "available here: CPU" in found.stderr
 
     def test_compiled_graphs_are_kept_between_runs(self, tmp_path):
@@ -73,7 +69,7 @@ class TestRuntime:
             "print(y.cpu().sum().item() > 0, xr.get_num_cached_compilation_graph() > 0)\n"
             "print(met.counter_value('UncachedCompile') or 0)\n"
         )
-        first, second = run(code), run(code)
+        first, second = python("-c", code), python("-c", code)
         assert first.stdout.startswith("True True\n") and int(first.stdout.split()[2]) >= 1, first.stderr
         assert second.stdout == "True True\n0\n", second.stderr
 
@@ -217,8 +213,7 @@ def test_autograd_threads_start_before_the_first_xla_tensor():
         "(x * 3).sum().backward()\n"
         "assert x.grad.item() == 3\n"
     )
-    found = run(code)
-    assert found.returncode == 0, found.stderr
+    python("-c", code)
 
 
 def test_importing_is_quiet_and_small():
@@ -230,8 +225,8 @@ def test_importing_is_quiet_and_small():
         "assert logging.getLogger().handlers == level and threading.active_count() == 1\n"
         "assert torch_xla.runtime and torch_xla.core.xla_model and torch_xla.debug.metrics and torch_xla._XLAC\n"
     )
-    found = run(code)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    found = python("-c", code)
+    assert (found.stdout, found.stderr) == ("", "")
 
 
 def test_version_is_recent_enough_for_every_caller():

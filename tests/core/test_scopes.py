@@ -1,10 +1,8 @@
 """``XLA_HLO_DEBUG=1``: module paths, operators and the user's lines in HLO."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+
+from probes import python
 
 SCRIPT = """
 import torch
@@ -59,14 +57,7 @@ print(executable.loaded.hlo_modules()[0].to_string())
 def test_hlo_speaks_of_modules_and_lines(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(SCRIPT)
-    settings = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "CPU_NUM_DEVICES": "1",
-        "XLA_HLO_DEBUG": "1",
-    }
-    done = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = python(path, devices=1, timeout=300, XLA_HLO_DEBUG="1")
     names = set(re.findall(r'op_name="jit\(graph\)/([^"]*)"', done.stdout))
     for layer in (0, 1):
         path_of_layer = f"Model/encoder/layers/{layer}"

@@ -2,13 +2,13 @@
 
 import collections
 import io
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
 import torch
+from probes import python
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -79,7 +79,7 @@ class TestBarriers:
             "torch.ones(1, device='xla').item()\n"
             "assert torch.xla._initialized\n"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+        python("-c", code)
 
     def test_an_idle_barrier_is_cheap(self):
         torch_xla.sync()
@@ -248,8 +248,7 @@ class TestClosures:
             "xm.add_step_closure(lambda t: (time.sleep(0.3), print(t.tolist())), args=(x,), run_async=True)\n"
             "torch_xla.sync()\n"
         )
-        run = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
-        assert run.stdout == "[2.0, 2.0]\n"
+        assert python("-c", code).stdout == "[2.0, 2.0]\n"
 
 
 class TestRandomState:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from probes import ROOT, python
 
 
 @pytest.mark.slow
 def test_the_demo_reaches_its_accuracy_and_draws_its_curves(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
-    done = subprocess.run(
-        [sys.executable, "examples/digits.py", "--epochs", "12", "--output", str(picture)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python(ROOT / "examples/digits.py", "--epochs", "12", "--output", picture, devices=1, timeout=240)
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout)
     assert accuracy is not None
     assert float(accuracy[1]) >= 0.97

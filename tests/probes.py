@@ -1,0 +1,99 @@
+"""What many tests look at: cut graphs, how often something was timed, their own lines, and fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core import cache, graph
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(
+    *arguments: str | Path,
+    devices: int | None = None,
+    check: bool = True,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    **env: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a fresh interpreter that imports this tree.
+
+    Args:
+        *arguments: Those of the interpreter, such as a script, or "-c" and a program.
+        devices: How many CPU devices it has; by default as many as the tests have.
+        check: Whether it must succeed.
+        cwd: The folder it runs in.
+        timeout: Seconds.
+        **env: Further environment variables.
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    if devices is not None:
+        environment |= {"CPU_NUM_DEVICES": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment | env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def here(offset: int = 0) -> str:
+    """The caller's line, or one so many lines from it, as the recorder writes it."""
+    frame = sys._getframe(1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno + offset} in {frame.f_code.co_name}"
+
+
+def cut_of(*tensors: torch.Tensor) -> graph.Graph:
+    """The graph of pending tensors, which stay pending."""
+    return graph.describe(_bindings.Graph.of_tensors(list(tensors), live=False))
+
+
+@dataclass
+class Samples:
+    """How often a metric was sampled inside a block; read it after the block."""
+
+    value: int = 0
+
+
+def _count(name: str) -> int:
+    metric = _metrics.metric(name)
+    return metric.count if metric is not None else 0
+
+
+@contextmanager
+def sampled(name: str, expected: int | None = None) -> Iterator[Samples]:
+    """`with sampled("TransferToDeviceTime", 1):` fails unless the metric gets that many samples in the block."""
+    samples = Samples()
+    before = _count(name)
+    yield samples
+    samples.value = _count(name) - before
+    if expected is not None:
+        assert samples.value == expected, f"{name} was sampled {samples.value} times, expected {expected}"
+
+
+def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the key of every graph from now on, whether known or new."""
+    keys: list[str] = []
+    find = cache.find
+
+    def spy(key: str, device: int) -> object:
+        keys.append(key)
+        return find(key, device)
+
+    monkeypatch.setattr(cache, "find", spy)
+    return keys
