@@ -9,7 +9,7 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _metrics, backends, runtime
-from torch_xla._core import backend, region
+from torch_xla._core import backend, custom_calls, region
 from torch_xla._core import sync as _barrier
 from torch_xla.core import _barriers, _debug_info, _donation, _operators
 from torch_xla.core import lowering as lowering
@@ -80,6 +80,7 @@ _get_git_revs = _debug_info.revisions
 # Tensors.
 
 _xla_dot_general = _operators.dot_general
+_xla_custom_call = custom_calls.call
 _xla_optimization_barrier_ = _barriers.optimization_barrier_
 
 

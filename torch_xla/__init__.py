@@ -34,6 +34,8 @@ from torch_xla._core import modules as _modules
 from torch_xla._core import optimizers as _optimizers
 from torch_xla._core import recording as _recording
 
+xm, xr = core.xla_model, runtime  # scripts use these names too
+
 try:
     __version__ = _version("torch_xla")
 except _PackageNotFoundError:  # a source tree that is not installed

@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_xla._core import programs
+from torch_xla._core import custom_calls, programs
 from torch_xla._errors import message
 
 __all__ = [
@@ -46,7 +46,7 @@ class StableHLOExportOptions:
         save_weights: Whether `save` writes the weights.
         inline_all_constant: Whether numbers are constants of the module; otherwise all but 0 and 1 are inputs of it.
         export_weights: Whether the result holds the weights.
-        custom_ops_allowed_in_graph: Namespaces whose operators become custom calls; must be empty.
+        custom_ops_allowed_in_graph: Namespaces whose operators become custom calls; they take and give tensors alone.
         export_node_metadata: Whether locations carry the metadata of the program's nodes; must be False.
     """
 
@@ -318,13 +318,14 @@ def exported_program_to_stablehlo(
         NotImplementedError: An option, or an operator of the model, cannot be exported.
     """
     options = options or StableHLOExportOptions()
-    for name in ("custom_ops_allowed_in_graph", "export_node_metadata", "override_tracing_kwargs"):
+    for name in ("export_node_metadata", "override_tracing_kwargs"):
         if getattr(options, name):
             raise NotImplementedError(message("stablehlo", f"got {name}", expected="the default"))
     with warnings.catch_warnings():
         # PyTorch copies its own tree specs in a way it warns of.
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec", category=FutureWarning)
         program = exported_model.run_decompositions()
+    custom_calls.put_into(program.graph_module, options.custom_ops_allowed_in_graph)
     return StableHLOGraphModule(_bundle_of(program, options))
 
 

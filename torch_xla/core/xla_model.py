@@ -39,6 +39,7 @@ from torch_xla.core._collectives import (
     reduce_scatter_bucketized,
 )
 from torch_xla.core._collectives import fetch_gradients as _fetch_gradients
+from torch_xla.core._library import XLA_LIB
 from torch_xla.core._transfer import ToXlaTensorArena, _maybe_convert_to_cpu, send_cpu_data_to_device
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "REDUCE_OR",
     "REDUCE_SUM",
     "RateTracker",
+    "XLA_LIB",
     "ToXlaTensorArena",
     "_fetch_gradients",
     "_maybe_convert_to_cpu",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_xla._errors import message
+from torch_xla.core.xla_model import XLA_LIB
 from torch_xla.experimental._paged_attention import multi_queries_paged_attention as multi_queries_paged_attention
 from torch_xla.experimental._paged_attention import paged_attention as paged_attention
 from torch_xla.experimental._paged_attention import ragged_paged_attention as ragged_paged_attention
@@ -194,8 +195,7 @@ _OPERATORS = {
     "gmm(Tensor lhs, Tensor rhs, Tensor group_sizes, int[]? tiling=None, Tensor? group_offset=None, "
     "bool transpose_rhs=False) -> Tensor": gmm,
 }
-_library = torch.library.Library("xla", "FRAGMENT")
 for _schema, _function in _OPERATORS.items():
-    _library.define(_schema)
+    XLA_LIB.define(_schema)
     # Made of PyTorch's operators: gradients, shapes and other devices follow.
-    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
+    XLA_LIB.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")

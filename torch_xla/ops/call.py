@@ -24,6 +24,7 @@ _FAMILIES = (
     "conv",
     "creation",
     "ctc",
+    "custom_call",
     "elementwise",
     "embedding_bag",
     "indexing",

@@ -33,12 +33,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """PyTorch's decomposition of `op`, or None."""
+    """PyTorch's decomposition of `op`, or that of the library that `op` is from, or None."""
     if str(op) in _EXCLUDED:
         return None
     decomposition = _table().get(op)
     if decomposition is None and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return op.decompose
+    if decomposition is None and op.namespace != "aten" and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.XLA):
+        # Of a library: a kernel for this device that is made of other operators.
+        return functools.partial(op._op_dk, torch._C.DispatchKey.XLA)
     return decomposition
 
 
