@@ -43,6 +43,30 @@ def test_equal_programs_share_an_executable(compiles) -> None:
             assert torch.equal(y.cpu(), X * factor)
 
 
+def test_a_function_is_traced_once_per_signature() -> None:
+    import jax
+
+    x = X.long().to("xla")
+    traced = []
+
+    def function(a: Any, number: float) -> Any:
+        traced.append(number)
+        return a * number
+
+    for number in (1, 1.0, True, 1):
+        expected = X.long() * number
+        result = xb.call_jax(function, (x, number)).cpu()
+        assert torch.equal(result.to(expected.dtype), expected)
+        assert result.is_floating_point() == expected.is_floating_point()
+    assert list(map(type, traced)) == [int, float, bool]
+    known = xb._jax_to_xla_computation_cache_elements()
+    for precision in ("highest", "default", "highest"):
+        with jax.default_matmul_precision(precision):
+            y = xb.call_jax(jnp.matmul, (X.to("xla"), X.T.to("xla")))
+        assert torch.equal(y.cpu(), X @ X.T)
+    assert xb._jax_to_xla_computation_cache_elements() == known + 2
+
+
 def test_captured_arrays_are_part_of_the_program() -> None:
     x = X.to("xla")
     results = [xb.call_jax(functools.partial(jnp.add, jnp.full(3, c)), (x,)) for c in (1.0, 2.0)]

@@ -95,7 +95,22 @@ def xla_computation_as_func(computation: Computation, name: str | None = None) -
     return function
 
 
-_traced: dict[Any, tuple[str, Any]] = {}
+# What `call_jax` traced: the name of the program and the structure of its results. Scripts clear it.
+_JAX_TO_XLA_COMPUTATION_CACHE: dict[Any, tuple[str, Any]] = {}
+
+# Settings of JAX that a traced function depends on.
+_JAX_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+
+
+def _jax_to_xla_computation_cache_elements() -> int:
+    """How many functions and signatures `call_jax` traced."""
+    return len(_JAX_TO_XLA_COMPUTATION_CACHE)
 
 
 def call_jax(
@@ -108,8 +123,9 @@ def call_jax(
     """Calls a JAX function with xla tensors; it becomes one operator of the recorded graph, without gradients.
 
     Args:
-        jax_func: A pure function that `jax.jit` could take. It is traced once per function object and signature, so
-            do not define it anew at every step. JAX's 64-bit types are on for it if a tensor has one.
+        jax_func: A pure function that `jax.jit` could take. It is traced once per function object and signature, of
+            which JAX's settings are a part, so do not define it anew at every step. JAX's 64-bit types are on for it if
+            a tensor has one.
         args: Its arguments; tensors, anywhere in them, reach it as JAX arrays, dtypes as JAX dtypes.
         kwargs: Keyword arguments, likewise.
         name: What it is called in dumps and profiles.
@@ -125,9 +141,10 @@ def call_jax(
     leaves, structure = jax.tree.flatten((args, kwargs or {}))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     metas = programs.metas_of(tensors)
-    fixed = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-    key = (jax_func if override_hash is None else override_hash, metas, fixed, structure)
-    found = _traced.get(key)
+    fixed = tuple(None if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves)  # 1 is not True, nor 1.0
+    settings = tuple(getattr(jax.config, name) for name in _JAX_SETTINGS)
+    key = (jax_func if override_hash is None else override_hash, metas, fixed, structure, settings)
+    found = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)
     if found is None:
         out_structure = None
 
@@ -150,6 +167,6 @@ def call_jax(
         wide = any(t.dtype.itemsize == 8 or t.dtype == torch.complex128 for t in tensors)
         label = name or getattr(jax_func, "__name__", "jax_function")
         registered = programs.trace(function, metas, str(label), wide)
-        found = _traced[key] = (registered, out_structure)
+        found = _JAX_TO_XLA_COMPUTATION_CACHE[key] = (registered, out_structure)
     registered, out_structure = found
     return jax.tree.unflatten(out_structure, programs.call(registered, tensors))
