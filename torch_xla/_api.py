@@ -84,7 +84,7 @@ def barrier(cause: str, wait: bool = False) -> None:
     if _config.XLA_METRICS_FILE.get() is not None:
         from torch_xla.debug import metrics_saver
 
-        metrics_saver.save_metrics()
+        metrics_saver.at_barrier()
     if closures.pending():
         closures.run()
 

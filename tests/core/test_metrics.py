@@ -152,6 +152,16 @@ def test_reports_of_each_step_go_to_a_file(tmp_path):
     assert path.read_text() == text
 
 
+def test_a_file_that_cannot_be_written_is_told_once(tmp_path, capfd):
+    with _config.XLA_METRICS_FILE.override(str(tmp_path)):
+        torch_xla.sync()
+        torch_xla.sync()
+        with pytest.raises(IsADirectoryError):
+            metrics_saver.save_metrics()
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith(f"[metrics] XLA_METRICS_FILE={str(tmp_path)!r}, which cannot be written (Is a directory)")
+
+
 def test_reports_go_to_the_terminal(capsys):
     _metrics.count("CachedCompile")
     metrics_saver.save_metrics("STDERR")

@@ -7,10 +7,12 @@ import sys
 import threading
 
 from torch_xla import _config
+from torch_xla._errors import message
 from torch_xla.debug import metrics
 
 _lock = threading.Lock()
 _steps = itertools.count()
+_told: set[str] = set()  # files that cannot be written
 
 
 def save_metrics(metrics_file: str | None = None) -> None:
@@ -19,6 +21,9 @@ def save_metrics(metrics_file: str | None = None) -> None:
     Args:
         metrics_file: Path, ``"STDOUT"`` or ``"STDERR"``; by default what ``XLA_METRICS_FILE`` says, and nothing is
             written if that is not set.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     target = metrics_file or _config.XLA_METRICS_FILE.get()
     if target is None:
@@ -30,3 +35,15 @@ def save_metrics(metrics_file: str | None = None) -> None:
             return
         with open(target, "a") as file:
             file.write(text)
+
+
+def at_barrier() -> None:
+    """Appends one report to the file of ``XLA_METRICS_FILE``; the program goes on if that cannot be written."""
+    target = str(_config.XLA_METRICS_FILE.get())
+    try:
+        save_metrics(target)
+    except OSError as error:
+        if target not in _told:
+            _told.add(target)
+            text = f"XLA_METRICS_FILE={target!r}, which cannot be written ({error.strerror or error})"
+            print(message("metrics", text, do="name another file; the program goes on"), file=sys.stderr)
