@@ -70,6 +70,55 @@ def test_a_constant() -> None:
     assert difference.frame is not None and difference.frame.startswith(line_of("the sum"))
 
 
+def test_a_number_that_becomes_an_input() -> None:
+    x = torch.ones(4, dtype=torch.int64).to("xla")
+    for number in (1, 2, 3):
+        run(lambda number=number: x + number)
+    (difference,) = only().differences
+    assert difference.text.endswith("went from 1 to 2; integers 0 and 1 are constants of a program")
+
+
+def test_other_numbers_of_tensors() -> None:
+    x, i = torch.ones(4, 4).to("xla"), torch.tensor([0, 1]).to("xla")
+    for index in ((i,), (slice(None), i), (i, i)):
+        run(lambda index=index: (x * x)[index])
+    for count in (2, 3):
+        run(lambda count=count: torch.cat([x] * count))
+    told = [found.differences[0].text.split("went ")[1] for found in retrace.records()]
+    assert told == ["from [a tensor] to [None, a tensor]", "from [None, a tensor] to 2 tensors"] + [
+        "from 2 tensors to 3 tensors"
+    ]
+
+
+def test_an_input_that_another_line_made() -> None:
+    def first() -> torch.Tensor:
+        return torch.ones(3).to("xla")  # the first batch
+
+    def second() -> torch.Tensor:
+        return torch.ones(5).to("xla")  # the second batch
+
+    for batch in (first, second):
+        run(lambda batch=batch: batch().sin())
+    difference = only().differences[0]
+    assert f"from float32[3] (made at {line_of('the first batch')}first) to float32[5]" in difference.text
+    assert difference.frame == f"{line_of('the second batch')}second"
+
+
+def test_layers_that_are_skipped_here_and_there() -> None:
+    x = torch.ones(4).to("xla")
+    for skipped in ((), (2, 5)):
+
+        def step(skipped: tuple[int, ...] = skipped) -> torch.Tensor:
+            y = x
+            for layer in range(8):
+                if layer not in skipped:
+                    y = (y.sin().relu() if layer in (2, 5) else y.cos().exp()).neg() * y
+            return y
+
+        run(step)
+    assert {difference.kind for difference in only().differences} == {"removed"}
+
+
 def test_operators_that_come_and_go() -> None:
     x = torch.ones(4).to("xla")
 
@@ -149,7 +198,7 @@ def test_no_new_graphs() -> None:
 def test_a_limit_says_what_differs() -> None:
     double = torch_xla.compile(lambda x: x * 2, max_different_graphs=1)
     double(torch.ones(3).to("xla"))
-    with pytest.raises(RuntimeError, match=r"input 0 went from float32\[3\] to float32\[4\]"):
+    with pytest.raises(RuntimeError, match=r"input 0 went from float32\[3\] \(made at .*\) to float32\[4\]"):
         double(torch.ones(4).to("xla"))
 
 

@@ -1,5 +1,7 @@
 """Regions: what they separate, what they forbid, and how they act on eager mode."""
 
+import re
+
 import pytest
 import torch
 
@@ -191,7 +193,7 @@ class TestMaxDifferentGraphs:
         with pytest.raises(RuntimeError) as caught:
             self.run(f, torch.rand(5).to("xla"), limit=1)
         known, _, differences = str(caught.value).partition("\nWhat differs from the nearest one:\n")
-        assert "input 0 went from float32[10] to float32[5], read by aten.add.Tensor" in differences
+        assert re.search(r"input 0 went from float32\[10\] .* to float32\[5\], read by aten.add.Tensor", differences)
         assert known == (
             "[compile] Maximum number of different graphs allowed per function exceeded: 1\n"
             "Got: [] aten::add, xla_shape=f32[5]{0}, dynamic_dims: ()\n"

@@ -7,7 +7,7 @@ says nothing; each further one that resembles an earlier one is kept as a `Retra
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -17,7 +17,7 @@ import torch
 
 from torch_xla import _bindings, _config, _timeline
 from torch_xla._core import memory
-from torch_xla._core.graph import Graph, Node
+from torch_xla._core.graph import Graph, Input, Node, Number
 from torch_xla._errors import GraphLimitError, message
 from torch_xla.ops.registry import Meta
 
@@ -27,8 +27,10 @@ _NODES = 50_000
 # How many differences one retrace lists, and how many operators the alignment looks at.
 _SHOWN = 8
 _ALIGNED = 2000
-# Two graphs with fewer operators in common, as a fraction, are different programs.
+# Two graphs with fewer operators in common, as a fraction, are different programs: at their beginnings and ends, or
+# wherever they are, as where a model skips some of its layers.
 _ALIKE = 0.5
+_ALIKE_ANYWHERE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,15 @@ def nearest_of(graph: Graph, known: Sequence[Graph] | deque[Graph]) -> Graph | N
 
 
 def _alike(a: Graph, b: Graph) -> float:
-    """How much of the longer graph's operators is a common beginning and end; equal inputs decide between equals."""
+    """How much of the longer graph's operators both have; equal inputs decide between equals."""
     longest = max(len(a.nodes), len(b.nodes), 1)
-    start, end = _common(a.nodes, b.nodes)
+    alike = sum(_common(a.nodes, b.nodes)) / longest
+    if alike < _ALIKE:
+        shared = Counter(node.op for node in a.nodes) & Counter(node.op for node in b.nodes)
+        anywhere = shared.total() / longest
+        alike = anywhere if anywhere >= _ALIKE_ANYWHERE else alike
     same_inputs = sum(x == y for x, y in zip(a.leaves, b.leaves, strict=False)) / max(len(a.leaves), len(b.leaves), 1)
-    return (start + end) / longest + same_inputs * 1e-3
+    return alike + same_inputs * 1e-3
 
 
 def _common(a: Sequence[Node], b: Sequence[Node]) -> tuple[int, int]:
@@ -247,6 +253,10 @@ def _frame(nodes: Sequence[Node]) -> str | None:
     return next((node.frame for node in nodes if node.frame), None)
 
 
+def _leaf_frame(graph: Graph, leaf: int) -> str | None:
+    return graph.leaf_frames[leaf] if leaf < len(graph.leaf_frames) else None
+
+
 def _show(meta: Meta | None) -> str:
     return "none" if meta is None else memory.kind_of(meta.shape, meta.dtype)
 
@@ -255,10 +265,11 @@ def _inputs(graph: Graph, known: Graph) -> list[Difference]:
     found = []
     for i, (new, old) in enumerate(zip(graph.leaves, known.leaves, strict=False)):
         if new != old:
-            frame = graph.leaf_frames[i] if i < len(graph.leaf_frames) else None
+            frame, before = _leaf_frame(graph, i), _leaf_frame(known, i)
             user = next((n for n in graph.nodes if any(w.leaf and w.slot == i for w in n.inputs)), None)
             used = f", read by {_ops([user])}" if user is not None else ""
-            text = f"input {i} went from {_show(old)} to {_show(new)}{used}"
+            made = f" (made at {before})" if frame and before and frame != before else ""
+            text = f"input {i} went from {_show(old)}{made} to {_show(new)}{used}"
             found.append(Difference("input", text, frame or (user.frame if user is not None else None)))
     if not found and len(graph.leaves) != len(known.leaves):
         counts = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}"
@@ -270,24 +281,32 @@ def _inputs(graph: Graph, known: Graph) -> list[Difference]:
 def _constants(graph: Graph, known: Graph) -> list[Difference]:
     found = []
     for new, old in zip(graph.nodes, known.nodes, strict=True):
-        if new.attrs == old.attrs and _plain(new.args) == _plain(old.args):
-            continue
-        for position, (a, b) in enumerate(zip(_plain(new.args), _plain(old.args), strict=False)):
-            if a != b:
-                text = f"argument {position} of {_ops([new])} went from {b} to {a}"
-                found.append(Difference("constant", text, new.frame))
+        for position, (a, b) in enumerate(zip(new.args, old.args, strict=False)):
+            if _as_key(a) != _as_key(b):
+                text = f"argument {position} of {_ops([new])} went from {_in_words(b)} to {_in_words(a)}"
+                # Other integers are inputs of the program, and may change.
+                special = isinstance(a, Number) != isinstance(b, Number) and type(_value(a)) is type(_value(b)) is int
+                rest = "; integers 0 and 1 are constants of a program" if special else ""
+                found.append(Difference("constant", text + rest, new.frame))
     return found
 
 
-def _plain(args: Sequence[Any]) -> list[str]:
-    """Arguments as text, where numbers that are inputs of the program show their type only."""
-    return [type(a.value).__name__ if hasattr(a, "value") else _plain_one(a) for a in args]
+def _value(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Number) else arg
 
 
-def _plain_one(arg: Any) -> str:
-    if isinstance(arg, torch.dtype):
-        return str(arg).removeprefix("torch.")
-    return "a tensor" if hasattr(arg, "index") and not isinstance(arg, (int, list, tuple, str)) else repr(arg)
+def _as_key(arg: Any) -> str:
+    """What an argument contributes to a graph's structure; of a number that is an input its type only."""
+    return type(arg.value).__name__ if isinstance(arg, Number) else _in_words(arg)
+
+
+def _in_words(arg: Any) -> str:
+    if isinstance(arg, Input):
+        return "a tensor"
+    if isinstance(arg, list) and any(isinstance(each, Input) for each in arg):
+        whole = len(arg) > 1 and all(isinstance(each, Input) for each in arg)
+        return f"{len(arg)} tensors" if whole else f"[{', '.join(map(_in_words, arg))}]"
+    return str(arg).removeprefix("torch.") if isinstance(arg, torch.dtype) else repr(_value(arg))
 
 
 def _results(graph: Graph, known: Graph) -> list[Difference]:
@@ -327,5 +346,5 @@ def _donation(graph: Graph, known: Graph) -> list[Difference]:
     freed = sorted(set(graph.donated) - set(known.donated))
     leaf = (kept or freed)[0]
     what = "is still held by another tensor, before it was not" if kept else "is no longer held by another tensor"
-    frame = graph.leaf_frames[leaf] if leaf < len(graph.leaf_frames) else None
-    return [Difference("donation", f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {what}", frame)]
+    text = f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {what}"
+    return [Difference("donation", text, _leaf_frame(graph, leaf))]
