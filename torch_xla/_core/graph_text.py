@@ -44,9 +44,10 @@ def _node_line(graph: Graph, i: int, constants: dict[str, str]) -> str:
     outs = ", ".join("None" if m is None else meta_text(m) for m in node.outs)
     roots = [k for k, (slot, _) in enumerate(graph.outputs) if slot == i]
     root = f", ROOT={roots}" if roots else ""
+    scope = f", scope={node.scope}" if node.scope else ""
     where = f", at {node.frame}" if node.frame else ""
     name = f"{namespace}::{op}" + ("" if overload == "default" else f".{overload}")
-    return f"  %{i} = {name}({shown}), {outs}{root}{where}"
+    return f"  %{i} = {name}({shown}), {outs}{root}{scope}{where}"
 
 
 def _arg_text(arg: Any) -> str:

@@ -150,14 +150,17 @@ def _has_callback(stage: jax.stages.Lowered) -> bool:
 
 
 def hlo_text(stage: jax.stages.Lowered) -> str:
-    """The module as HLO text: instructions are named by what they do, and operands have types, as results have."""
+    """The module as HLO text: instructions are named by what they do, and operands have types, as results have.
+
+    With ``XLA_HLO_DEBUG=1`` they have their module's path, operator and line, and names that come from these.
+    """
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
     options = _hlo.HloPrintOptions()
     options.print_operand_shape = True
-    options.print_metadata = False
-    # From the text, which has no locations: names would come from them.
-    return _jax.mlir.mlir_module_to_xla_computation(stage.as_text()).get_hlo_module().to_string(options)
+    options.print_metadata = scopes.on()
+    text = stage.as_text(debug_info=scopes.on())  # names come from locations where the text has some
+    return _jax.mlir.mlir_module_to_xla_computation(text).get_hlo_module().to_string(options)
 
 
 def bytecode(stage: jax.stages.Lowered) -> bytes:
