@@ -180,6 +180,41 @@ def gmm(
     return result
 
 
+def quantized_matmul_int8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scalar: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    quant_block_size: torch.Tensor | None = None,
+    quantize_activation: bool = False,
+    batch_block_size: int | None = None,
+    out_block_size: int | None = None,
+    in_block_size: int | None = None,
+) -> torch.Tensor:
+    """``torch.ops.xla.quantized_matmul`` with one factor per column, in the dtype of `x`.
+
+    Args:
+        x: ``[rows, inner]``.
+        w: int8, ``[columns, inner]``.
+        scalar: Factor of each column.
+        zero_point: What is taken from each weight before, times its factor.
+        quant_block_size: Must be None.
+        quantize_activation: Whether each row of `x` is rounded to int8 first.
+        batch_block_size: Not used: a matter of speed on TPUs, as are the others.
+        out_block_size: See there.
+        in_block_size: See there.
+    """
+    from torch_xla.experimental import xla_quantized_matmul  # noqa: F401
+
+    if quant_block_size is not None:
+        got = "got a quant_block_size"
+        raise ValueError(
+            message("quantized_matmul", got, expected="None", do="call torch.ops.xla.quantized_matmul for blocks")
+        )
+    result = torch.ops.xla.quantized_matmul(x, w, scalar, zero_point, quantize_activation=quantize_activation)
+    return result.to(x.dtype)
+
+
 _OPERATORS = {
     "flash_attention(Tensor q, Tensor k, Tensor v, bool casual=False) -> Tensor": flash_attention,
     "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor lengths, Tensor page_indices, "
@@ -194,6 +229,9 @@ _OPERATORS = {
     "int? num_queries_per_block=None, int? vmem_limit_bytes=None) -> Tensor": ragged_paged_attention,
     "gmm(Tensor lhs, Tensor rhs, Tensor group_sizes, int[]? tiling=None, Tensor? group_offset=None, "
     "bool transpose_rhs=False) -> Tensor": gmm,
+    "quantized_matmul_int8(Tensor x, Tensor w, Tensor scalar, Tensor? zero_point=None, Tensor? quant_block_size=None, "
+    "bool quantize_activation=False, int? batch_block_size=None, int? out_block_size=None, "
+    "int? in_block_size=None) -> Tensor": quantized_matmul_int8,
 }
 for _schema, _function in _OPERATORS.items():
     XLA_LIB.define(_schema)

@@ -37,6 +37,7 @@ _FAMILIES = (
     "polynomials",
     "pool",
     "program",
+    "quantized",
     "random",
     "reduction",
     "resize",
