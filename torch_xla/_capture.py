@@ -15,6 +15,7 @@ on = False
 _ROWS = {
     "LoweringTime": "lowering",
     "CompileTime": "compiling",
+    "packing": "compiling how values are packed",
     "ExecuteTime": "starting the program",
     "TransferToDeviceTime": "TransferToDevice",
     "TransferFromDeviceTime": "TransferFromDevice",

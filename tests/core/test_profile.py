@@ -46,6 +46,15 @@ class Events:
         return account.report(self.made)
 
 
+def test_what_packs_values_is_compiled_on_the_host():
+    events = two_steps()
+    events.span("packing", 28.2, 28.7)  # while the second program is started
+    found = events.report(40)
+    assert found.runs[1].start == pytest.approx(28.7)
+    assert found.steps[1].stages["compile"] == pytest.approx(0.5) and found.steps[1].compiles == 0
+    assert words.warm(found) == []
+
+
 def test_nested_spans_are_cut_into_pieces():
     spans = [Span("a", 0, 10, 1, None), Span("b", 2, 8, 1, None), Span("c", 3, 4, 1, None), Span("d", 12, 13, 1, None)]
     pieces = [(start, end, "".join(s.stage for s in cover)) for start, end, cover in account.innermost(spans)]
@@ -318,7 +327,17 @@ def test_saving(trained, tmp_path):
     assert words.short(lines["barrier"]).replace("<", "&lt;") in text
     assert "http" not in text.replace("http-equiv", ""), "the page must need no network"
     events = json.loads((tmp_path / "report.json").read_text())["traceEvents"]
-    assert {e["ph"] for e in events} == {"M", "X", "C"} and all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+    assert {e["ph"] for e in events} == {"M", "X", "C"} and all(e["tid"] > 0 and e["pid"] == 1 for e in events)
+    timed = [e for e in events if e["ph"] != "M"]
+    assert timed == sorted(timed, key=lambda e: e["ts"])
+    for row in {e["tid"] for e in timed if e["ph"] == "X"}:
+        ends: list[float] = []  # of what is open, as whole nanoseconds
+        for e in (e for e in timed if e["ph"] == "X" and e["tid"] == row):
+            start, end = round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert start <= end <= min(ends, default=end), "what overlaps is nested"
+            ends.append(end)
     assert sum(e["name"] == "execute" for e in events) == len(profiled.report.runs)
 
 

@@ -14,19 +14,21 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _metrics, _timeline
 
 if TYPE_CHECKING:
     import jax
 
 _PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
 _MOST_DIMENSIONS = 64
+
+_compiled: set[tuple[Any, ...]] = set()  # of the small programs that pack and unpack
 
 _chosen: str | None = None
 _started = False
@@ -287,14 +289,23 @@ def pack(buffers: Sequence[Any]) -> Any:
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with x64():
             return jax.device_put(joined, buffers[0].device)
-    with x64():
+    with x64(), _first_time("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].device):
         return _joined()(list(buffers))
 
 
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     """The parts of a device buffer, each as one of its own."""
-    with x64():
+    with x64(), _first_time("unpack", (buffer.dtype, shapes), buffer.device):
         return _split()(buffer, shapes)
+
+
+def _first_time(what: str, signature: tuple[Any, ...], device: Any) -> AbstractContextManager[Any]:
+    """Shows in profiles that JAX compiles something small of its own, as it does once per signature."""
+    key = what, signature, device
+    if key in _compiled:
+        return nullcontext()
+    _compiled.add(key)
+    return _timeline.span("packing")
 
 
 @functools.cache

@@ -25,6 +25,7 @@ _STAGE_OF = {
     "look up": data.LOOK_UP,
     "LoweringTime": data.LOWER,
     "CompileTime": data.COMPILE,
+    "packing": data.COMPILE,
     "ExecuteTime": data.START,
     "barrier": data.START,
     "TransferToDeviceTime": data.TRANSFER,
@@ -229,9 +230,14 @@ class _Account:
     def _runs(self) -> list[Run]:
         found = []
         free: dict[int, float] = {}
+        starting = {s.start: s.end for s in self.main if s.stage.endswith("ExecuteTime")}
+        packing = [s for s in self.main if s.stage == "packing"]
         drains = sorted((s.start, s.end) for s in self.main if s.stage == "wait" and s.detail is not None)
         for done in sorted(self.collected.finished, key=lambda f: f.launch.start):
-            start = max(done.launch.start, free.get(done.launch.device, 0.0))
+            began, over = done.launch.start, starting.get(done.launch.start, 0.0)
+            # Not before what gathers its inputs was compiled.
+            began = max((s.end for s in packing if began <= s.start and s.end <= over), default=began)
+            start = max(began, free.get(done.launch.device, 0.0))
             # The thread that waits for it is told late; the host may have had its results before.
             ask = self._ask_at(done.launch.start, done.thread)
             ends = [done.end, ask.end] if ask is not None and ask.stage == "read" else [done.end]

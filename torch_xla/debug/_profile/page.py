@@ -101,7 +101,7 @@ def _waits(report: Report) -> list[tuple[str, int, float, float, str, float]]:
 
 def _causes(report: Report) -> list[tuple[str, float, list[tuple[str, str, float, float]]]]:
     """Bars of where the devices' time went: (title, seconds, parts of (name, stage, seconds, share))."""
-    warm = [s for s in report.steps if s.ended and not s.compiles]
+    warm = words.warm(report)
     bars = []
     choices: list[tuple[str, Sequence[tuple[float, float]]]] = [("whole block", [(0.0, report.seconds)])]
     if warm and len(warm) < len(report.steps):
@@ -191,15 +191,17 @@ def _us(seconds: float) -> int:
 def chrome_trace(report: Report) -> dict[str, Any]:
     """The timeline in the form that Perfetto and ``chrome://tracing`` open."""
     events: list[dict[str, Any]] = []
+    names: list[dict[str, Any]] = [_name("process_name", 1, name=report.program)]
     rows = ["steps", "host", *(f"thread {name}" for name in report.others), "modules"]
     rows += [f"xla:{device}" for device in sorted({run.device for run in report.runs})]
-    for number, name in enumerate(rows):
-        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": 1, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}})
-    place = {name: number for number, name in enumerate(rows)}
+    place = {name: number for number, name in enumerate(rows, 1)}  # thread 0 is the idle one to Perfetto
+    for name, number in place.items():
+        names += [_name("thread_name", number, name=name), _name("thread_sort_index", number, sort_index=number)]
 
     def put(row: str, name: str, start: float, seconds: float, **known: Any) -> None:
-        event = {"ph": "X", "pid": 1, "tid": place[row], "name": name, "ts": start * 1e6, "dur": seconds * 1e6}
+        # In whole nanoseconds from end to end, so that what is nested stays nested.
+        begin, end = round(start * 1e9), round((start + seconds) * 1e9)
+        event = {"ph": "X", "pid": 1, "tid": place[row], "name": name, "ts": begin / 1e3, "dur": (end - begin) / 1e3}
         events.append(event | {"args": {key: value for key, value in known.items() if value is not None}})
 
     for step in report.steps:
@@ -216,6 +218,11 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     for gap in report.gaps:
         put(f"xla:{gap.device}", f"idle: {gap.name}", gap.start, gap.seconds, line=gap.line)
     for when, nbytes in report.memory.live:
-        row = {"ph": "C", "pid": 1, "name": "live tensors", "ts": when * 1e6, "args": {"bytes": nbytes}}
-        events.append(row)
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+        counted = {"ph": "C", "pid": 1, "tid": 1, "name": "live tensors", "ts": round(when * 1e9) / 1e3}
+        events.append(counted | {"args": {"bytes": nbytes}})
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    return {"displayTimeUnit": "ms", "traceEvents": names + events}
+
+
+def _name(kind: str, row: int, **known: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": row, "name": kind, "args": known}

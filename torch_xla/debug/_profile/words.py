@@ -32,9 +32,14 @@ def short(text: str) -> str:
     return text.replace(os.getcwd() + os.sep, "")
 
 
+def warm(report: Report) -> list[Step]:
+    """The steps that compiled nothing, no program of the package's own either."""
+    return [s for s in report.steps if s.ended and not s.compiles and not s.stages.get(COMPILE)]
+
+
 def usual(report: Report) -> list[Step]:
     """The steps that compiled nothing; all where each compiled."""
-    return [s for s in report.steps if s.ended and not s.compiles] or list(report.steps)
+    return warm(report) or list(report.steps)
 
 
 def busy(report: Report) -> tuple[float, float]:
