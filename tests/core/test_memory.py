@@ -9,7 +9,7 @@ import torch
 
 import torch_xla
 from torch_xla import _config
-from torch_xla._core import memory
+from torch_xla._core import backend, memory
 from torch_xla.debug import memory as public
 
 
@@ -83,3 +83,30 @@ def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float32[31, 7] of aten.mul" in str(info.value) and "long details" not in str(info.value)
     assert (x * 3).sum().item() == 31 * 7 * 3
     del y
+
+
+def test_a_program_that_runs_out_after_its_start() -> None:
+    kept = torch.ones(29, 7).to("xla:1")
+
+    class Failed:
+        device = backend.jax_device(1)
+
+        def block_until_ready(self) -> None:
+            raise ValueError("INTERNAL: Error dispatching computation: Out of memory allocating 1024 bytes.")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^\[memory\] a graph that was started did not fit") as info:
+        backend.download((Failed(), -1), (2,), torch.float32)
+    assert "allocating 1024 bytes, on xla:1\n" in str(info.value) and "float32[29, 7], made at" in str(info.value)
+    assert kept.shape == (29, 7)
+
+
+def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> None:
+    x = torch.ones(1024, 1024).to(limited)
+    torch_xla.sync()
+    y = x.reshape(2, -1).sin().cos()[:, ::2] + 1
+    del x  # 4 MiB, which the graph still needs
+    held = sum(kind.nbytes for kind in memory.live_tensors(3))
+    with _config.XLA_MEMORY_LIMIT_MB.override(max(held // 2**20, 4) + 1), pytest.raises(torch.OutOfMemoryError):
+        torch_xla.sync()
+    torch_xla.sync()
+    assert y.shape == (2, 2**18)

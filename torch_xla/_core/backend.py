@@ -258,7 +258,14 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
 
     buffer, start = location
     asked = time.perf_counter()
-    buffer.block_until_ready()
+    try:
+        buffer.block_until_ready()
+    except Exception as error:
+        from torch_xla._core import memory
+
+        if memory.ran_out(error):
+            raise memory.explain_late(error, _index_of(buffer.device)) from error
+        raise
     _metrics.waited(asked)
     with _metrics.timed("TransferFromDeviceTime"):
         values = np.asarray(buffer)
@@ -266,6 +273,10 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
         if start >= 0:
             values = values[start : start + math.prod(shape)].reshape(shape)
         return from_numpy(values, dtype)
+
+
+def _index_of(device: Any) -> int:
+    return next(index for index in range(_bindings.device_count()) if jax_device(index) == device)
 
 
 def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:

@@ -74,7 +74,8 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
         return
     stats = executable.loaded.get_compiled_memory_stats()
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-    held = sum(kind.nbytes for kind in live_tensors(cut.device))
+    # Of tensors that are gone the graph may still hold values.
+    held = max(sum(kind.nbytes for kind in live_tensors(cut.device)), stats.argument_size_in_bytes)
     if held + stats.temp_size_in_bytes + results <= limit:
         return
     needs = f"{in_bytes(stats.temp_size_in_bytes)} for intermediate values and {in_bytes(results)} for results"
@@ -85,14 +86,28 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
 
 def ran_out(error: Exception) -> bool:
     """Whether an error of the client says that memory ran out."""
-    return "RESOURCE_EXHAUSTED" in str(error)
+    return any(words in str(error) for words in ("RESOURCE_EXHAUSTED", "Out of memory"))
 
 
 def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
-    """The error to raise in place of the client's."""
-    stats = backend.memory_stats(cut.device) or {}
+    """The error to raise in place of the client's, where a graph could not be started."""
+    return OutOfMemoryError(_text(f"does not fit into the memory{_reason(error, cut.device)}", cut, name))
+
+
+def explain_late(error: Exception, device: int) -> OutOfMemoryError:
+    """The same where a program ran out of memory after it was started, which a wait for its results finds out."""
+    lines = [
+        f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}",
+        *_section("largest live tensors, its results included", map(str, live_tensors(device)[:_SHOWN])),
+        f"  what to try: {_WAYS_OUT}",
+    ]
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _reason(error: Exception, device: int) -> str:
+    stats = backend.memory_stats(device) or {}
     limit = f" of {in_bytes(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
-    return OutOfMemoryError(_text(f"does not fit into the memory{limit}: {str(error).splitlines()[0]}", cut, name))
+    return f"{limit}: {str(error).splitlines()[0].rstrip('.')}"
 
 
 def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
