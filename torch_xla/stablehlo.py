@@ -302,6 +302,13 @@ def _meta_from_json(values: dict[str, Any]) -> StableHLOFunctionMeta:
     )
 
 
+def _run_decompositions(exported_model: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    with warnings.catch_warnings():
+        # PyTorch copies its own tree specs in a way it warns of.
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec", category=FutureWarning)
+        return exported_model.run_decompositions()
+
+
 def exported_program_to_stablehlo(
     exported_model: torch.export.ExportedProgram, options: StableHLOExportOptions | None = None
 ) -> StableHLOGraphModule:
@@ -321,10 +328,7 @@ def exported_program_to_stablehlo(
     for name in ("export_node_metadata", "override_tracing_kwargs"):
         if getattr(options, name):
             raise NotImplementedError(message("stablehlo", f"got {name}", expected="the default"))
-    with warnings.catch_warnings():
-        # PyTorch copies its own tree specs in a way it warns of.
-        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec", category=FutureWarning)
-        program = exported_model.run_decompositions()
+    program = _run_decompositions(exported_model)
     custom_calls.put_into(program.graph_module, options.custom_ops_allowed_in_graph)
     return StableHLOGraphModule(_bundle_of(program, options))
 

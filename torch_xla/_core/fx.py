@@ -10,8 +10,10 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_xla._core.composites import MARKS, Region, boundary, plan
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import call, way_of
+from torch_xla.ops.composite import composite
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
@@ -34,22 +36,59 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: A
     Raises:
         NotImplementedError: (when it is traced) the graph calls something that is no operator known here.
     """
+    nodes = list(module.graph.nodes)
+    steps = _steps(nodes)
 
     def function(*inputs: Any) -> Any:
-        values: dict[torch.fx.Node, Any] = {}
-        given = iter(inputs)
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given)
-            elif node.op == "get_attr":
+        taken = [node for node in nodes if node.op == "placeholder"]
+        values: dict[torch.fx.Node, Any] = dict(zip(taken, inputs, strict=False))
+        for step in steps:
+            if not isinstance(step, int):
+                values.update(_composite(nodes, step, values, seed))
+                continue
+            node = nodes[step]
+            if node.op == "get_attr":
                 values[node] = _constant(_attribute(module, node.target))
             elif node.op == "output":
                 return _filled(node.args[0], values)
-            else:
+            elif node.op != "placeholder":
                 values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), numbers, seed)
         raise AssertionError("a graph ends with its output")
 
     return function
+
+
+def _steps(nodes: list[torch.fx.Node]) -> Sequence[int | Region]:
+    """The nodes in their order, with those of a composite as one."""
+    marks = {
+        i: boundary(bind(node.target, node.args, node.kwargs)[0][1:])  # type: ignore[arg-type]
+        for i, node in enumerate(nodes)
+        if str(node.target) in MARKS
+    }
+    if not marks:
+        return range(len(nodes))
+    index = {node: i for i, node in enumerate(nodes)}
+    operands = [{index[x] for x in node.all_input_nodes} for node in nodes]
+    free = {i for i, node in enumerate(nodes) if node.op == "call_function" and not operands[i] and not draws(node)}
+    return plan(marks, operands, [len(nodes) - 1], free)
+
+
+def _composite(nodes: list[torch.fx.Node], region: Region, values: dict[torch.fx.Node, Any], seed: Any) -> Any:
+    """What a composite gives: its marked operands come first, then what else its operators take."""
+    members = [nodes[i] for i in region.members]
+    marked = [nodes[i] for i in region.inputs]
+    reads = {x for node in members for x in node.all_input_nodes}.difference(members, marked)
+    outer = [node for node in nodes if node in reads]
+
+    def meaning(operands: list[Any], others: list[Any], seed: Any) -> list[Any]:
+        inner = dict(zip([*marked, *outer], [*operands, *others], strict=True))
+        for node in members:
+            inner[node] = _call(node, _filled(node.args, inner), _filled(node.kwargs, inner), None, seed)
+        return [inner[nodes[i]] for i in region.outputs]
+
+    given = ([values[node] for node in marked], [values[node] for node in outer], seed)
+    found = composite(meaning, region.name, region.attributes, given)
+    return dict(zip([nodes[i] for i in region.outputs], found, strict=True))
 
 
 def check_exportable(module: torch.fx.GraphModule) -> None:

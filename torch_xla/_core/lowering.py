@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +18,21 @@ from jax.extend import source_info_util
 
 from torch_xla import _fallbacks, _metrics
 from torch_xla._core import backend, scopes
+from torch_xla._core.composites import MARKS, Region, boundary, plan
 from torch_xla._core.convention import VECTORS, Convention
 from torch_xla._core.graph import Graph, Node, fill_template
 from torch_xla.ops import precision
 from torch_xla.ops.call import call, find_overload
+from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, StaticNumbers
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
 
 _rules: dict[Any, Callable[..., Any]] = {}
+
+Numbers = tuple[list[Any], Any]  # of a node: its numbers, and its seed and offset if it draws
+Results = dict[int, tuple[Any, ...]]
 
 if scopes.on():
     # The line of an operator is the user's, not that of the rule.
@@ -62,9 +67,11 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         StaticNumbers: An operator must be recorded with its numbers as constants.
         LoweringError: A node could not be lowered.
     """
+    steps = _steps(graph)
 
     def program(leaves: list[Any], numbers: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-        results: list[tuple[Any, ...]] = []
+        values = dict(enumerate(leaves))
+        results: Results = {}
         taken = [0, 0, 0]
 
         def take(kind: type) -> Any:
@@ -72,20 +79,15 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
             taken[vector] += 1
             return numbers[vector][taken[vector] - 1]
 
-        for node in graph.nodes:
-            tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
-            values = [take(type(n.value)) for n in node.numbers()]
-            seed = (take(int), take(int)) if node.seeded else None
-            if node.waits:
-                seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]  # type: ignore[misc]
-            _fallbacks.lowering_at(node.frame)
-            try:
-                results.append(_apply(node, tensors, values, seed))
-            except (StaticNumbers, LoweringError):
-                raise
-            except Exception as error:
-                where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
-                raise LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}") from error
+        given = [
+            ([take(type(n.value)) for n in node.numbers()], (take(int), take(int)) if node.seeded else None)
+            for node in graph.nodes
+        ]
+        for step in steps:
+            if isinstance(step, int):
+                results[step] = _compute(graph.nodes[step], values, results, given[step])
+            else:
+                results.update(_composite(graph, step, values, results, given))
         return tuple(results[slot][result] for slot, result in graph.outputs)
 
     program.__name__ = name
@@ -103,7 +105,54 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         stage = jitted.trace(
             *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
         ).lower()
+    if not isinstance(steps, range):
+        name_meanings(stage.compiler_ir("stablehlo"))
     return Lowered(stage, _has_callback(stage))
+
+
+def _steps(graph: Graph) -> Sequence[int | Region]:
+    """The nodes in their order, with those of a composite as one."""
+    marks = {i: boundary(node.args[1:]) for i, node in enumerate(graph.nodes) if node.op in MARKS}
+    if not marks:
+        return range(len(graph.nodes))
+    operands = [{wire.slot for wire in node.inputs if not wire.leaf} for node in graph.nodes]
+    free = {i for i, node in enumerate(graph.nodes) if not node.inputs and not node.seeded}
+    return plan(marks, operands, [slot for slot, _ in graph.outputs], free)
+
+
+def _composite(graph: Graph, region: Region, leaves: dict[int, Any], results: Results, given: list[Numbers]) -> Results:
+    """What a composite gives: its marked operands come first, then what else its operators take."""
+    wires = [wire for i in region.members for wire in graph.nodes[i].inputs]
+    outer = {w.slot: results[w.slot] for w in wires if not w.leaf and w.slot not in (*region.members, *region.inputs)}
+    own = {wire.slot: leaves[wire.slot] for wire in wires if wire.leaf}
+    numbers = {i: given[i] for i in region.members if given[i] != ([], None)}
+
+    def meaning(marked: list[Any], own: dict[int, Any], outer: Results, numbers: dict[int, Numbers]) -> list[Any]:
+        inner = outer | {mark: (value,) for mark, value in zip(region.inputs, marked, strict=True)}
+        for i in region.members:
+            inner[i] = _compute(graph.nodes[i], own, inner, numbers.get(i, ([], None)))
+        return [inner[mark][0] for mark in region.outputs]
+
+    marked = [results[mark][0] for mark in region.inputs]
+    found = composite(meaning, region.name, region.attributes, (marked, own, outer, numbers))
+    return {mark: (value,) for mark, value in zip(region.outputs, found, strict=True)}
+
+
+def _compute(node: Node, leaves: dict[int, Any], results: Results, given: Numbers) -> tuple[Any, ...]:
+    tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
+    if node.op in MARKS:
+        return (tensors[0],)
+    values, seed = given
+    if node.waits:
+        seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]
+    _fallbacks.lowering_at(node.frame)
+    try:
+        return _apply(node, tensors, values, seed)
+    except (StaticNumbers, LoweringError):
+        raise
+    except Exception as error:
+        where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
+        raise LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}") from error
 
 
 def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tuple[Any, ...]:

@@ -104,6 +104,11 @@ class ExportedModule:
 
     stage: Any
 
+    def __post_init__(self) -> None:
+        from torch_xla.ops.composite import name_meanings
+
+        name_meanings(self.stage.compiler_ir("stablehlo"))
+
     def text(self) -> str:
         """The module for human eyes."""
         return self.stage.as_text()

@@ -21,6 +21,7 @@ _FAMILIES = (
     "activation",
     "attention",
     "barrier",
+    "composite",
     "conv",
     "creation",
     "ctc",
