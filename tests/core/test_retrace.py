@@ -104,6 +104,15 @@ def test_an_input_that_another_line_made() -> None:
     assert difference.frame == f"{line_of('the second batch')}second"
 
 
+def test_a_copy_that_was_changed() -> None:
+    x = torch.ones(100_000).to("xla")
+    for copy in (x.clone(), torch.zeros(100_000).to("xla")):
+        run(lambda copy=copy: x.sin() + copy.cos())
+    (difference,) = only().differences
+    text = "2 inputs instead of 1: tensors that shared a value no longer do, such as a copy and what it was made of"
+    assert (difference.kind, difference.text) == ("input", text)
+
+
 def test_layers_that_are_skipped_here_and_there() -> None:
     x = torch.ones(4).to("xla")
     for skipped in ((), (2, 5)):

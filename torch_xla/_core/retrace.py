@@ -272,8 +272,9 @@ def _inputs(graph: Graph, known: Graph) -> list[Difference]:
             text = f"input {i} went from {_show(old)}{made} to {_show(new)}{used}"
             found.append(Difference("input", text, frame or (user.frame if user is not None else None)))
     if not found and len(graph.leaves) != len(known.leaves):
-        counts = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}"
-        text = f"{counts}: tensors that were one are several, or the other way round"
+        counts = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: tensors"
+        shared = "that shared a value no longer do" if len(graph.leaves) > len(known.leaves) else "share a value now"
+        text = f"{counts} {shared}, such as a copy and what it was made of"
         found.append(Difference("input", text))
     return found
 
