@@ -306,6 +306,17 @@ def test_the_table(trained):
     assert "compiled again" in text and "float32[4, 8] to float32[3, 8]" in text
 
 
+def test_a_short_table():
+    pytest.importorskip("rich", reason="the table is drawn by rich, of extra [profile]")
+    x = torch.ones(3).to("xla")
+    (x * 2).cpu()
+    with torch_xla.debug.profile() as profiled:
+        (x * 2).cpu()
+    text = profiled.table(width=120)
+    assert "host by step" in text and "compiles, 0" not in text and "host by module" not in text
+    assert "waited for the end of the block" not in text
+
+
 def test_the_table_without_rich(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ImportError, match=r"\[profile\] rich is not installed; pip install"):

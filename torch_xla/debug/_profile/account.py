@@ -39,7 +39,6 @@ _STAGE_OF = {
 # Stages that are one cause of a gap.
 _JOINED = {data.COMPILE: (data.COMPILE, data.LOWER), data.START: (data.START, data.CUT, data.LOOK_UP)}
 _READ = "a value was read"
-_END = "the end of the block"
 _BETWEEN = "between two programs"
 # A thread that waits is told late: it must be scheduled, and get the interpreter's lock.
 _LATE = 1e-3
@@ -329,7 +328,7 @@ class _Account:
         at = f" at {line}" if line else ""
         line = line or (sampled[0] if not last else None)
         if stage == data.RECORD:
-            name = _END if last else "recording" + self._after(hole.start)
+            name = data.END if last else "recording" + self._after(hole.start)
         elif stage == data.LOADER:
             name = "the data loader"
         elif stage == data.COMPILE:
@@ -342,7 +341,7 @@ class _Account:
             elif why == _READ:
                 name = f"a value read{at}"
             else:
-                name = f"{why}{at}" if "::" in why else f"the barrier{at}"
+                name = f"{why.replace(' ran ', ', which ran ')}{at}" if "::" in why else f"the barrier{at}"
         else:
             name = "counting live tensors for this report"
         return data.Gap(device, hole.start, hole.end - hole.start, stage, name, line)

@@ -13,6 +13,9 @@ RECORD, LOADER, CUT, LOOK_UP, LOWER = "record", "loader", "cut", "look up", "low
 COMPILE, TRANSFER, START, WAIT, PROFILE = "compile", "transfer", "start", "wait", "profile"
 STAGES = (RECORD, LOADER, CUT, LOOK_UP, LOWER, COMPILE, TRANSFER, START, WAIT, PROFILE)
 
+# What the devices wait for after their last program.
+END = "the end of the block"
+
 
 class _Stretch:
     """Something that took time; has a start and a length."""

@@ -26,12 +26,13 @@ def text(report: Report, width: int | None = None) -> str:
         ) from error
     out = StringIO()
     console = Console(file=out, width=width or max(Console().width, _NARROWEST))
-    for table in _tables(report):
-        console.print(table)
+    for part in _parts(report):
+        if getattr(part, "row_count", 1):
+            console.print(part)
     return out.getvalue()
 
 
-def _tables(report: Report) -> Iterable[Any]:
+def _parts(report: Report) -> Iterable[Any]:
     from rich.markup import escape
 
     yield escape(f"{report.program} on {report.hardware}: {summary(report)}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from torch_xla._core.memory import in_bytes
-from torch_xla.debug._profile.report import COMPILE, PROFILE, Report, Step
+from torch_xla.debug._profile.report import COMPILE, END, PROFILE, Report, Step
 
 
 def seconds(value: float) -> str:
@@ -88,7 +88,7 @@ def findings(report: Report) -> list[tuple[str, str]]:
     devices = max(len({run.device for run in report.runs}), 1)
     length = sum(s.seconds for s in steps) * devices or 1.0
     for name, stage, spent in waits(report, [(s.start, s.end) for s in steps]):
-        if spent > 0.05 * length and stage not in (COMPILE, PROFILE):
+        if spent > 0.05 * length and stage not in (COMPILE, PROFILE) and name != END:
             share = f"{spent / length:.0%} of the steps that compiled nothing, {seconds(spent)}"
             found.append((spent, "gap", f"the device waited for {short(name)}{mostly(report, name)}: {share}"))
     for fallback in report.fallbacks:
