@@ -165,6 +165,11 @@ def counter_names() -> list[str]:
     return sorted({*_counters, *_provided()})
 
 
+def host_ops() -> list[str]:
+    """Names of the counters of operators that ran on the host, and of reads, sorted."""
+    return [name for name in counter_names() if "::" in name and not name.startswith("xla::")]
+
+
 def metric_names() -> list[str]:
     """Names of all metrics, sorted."""
     return sorted({*_metrics, *_timed_elsewhere()})

@@ -78,6 +78,14 @@ def test_a_number_that_becomes_an_input() -> None:
     assert difference.text.endswith("went from 1 to 2; integers 0 and 1 are constants of a program")
 
 
+def test_a_number_of_another_type() -> None:
+    x = torch.ones(4).to("xla")
+    for number in (2, 2.5):
+        run(lambda number=number: x.clamp(min=number))
+    (difference,) = only().differences
+    assert difference.text == "argument 1 of aten.clamp went from 2 (int) to 2.5 (float)"
+
+
 def test_other_numbers_of_tensors() -> None:
     x, i = torch.ones(4, 4).to("xla"), torch.tensor([0, 1]).to("xla")
     for index in ((i,), (slice(None), i), (i, i)):

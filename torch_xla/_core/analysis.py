@@ -103,8 +103,7 @@ def findings() -> list[str]:
         longest = max((value for _, value in metric.samples), default=0.0) if metric is not None else 0.0
         if longest > limit:
             found.append(f"{name} too slow: longest instance took {longest:.0f} s; {remedy}")
-    names = [name for name in _metrics.counter_names() if "::" in name and not name.startswith("xla::")]
-    on_host = [name for name in names if name != "aten::_local_scalar_dense"]
+    on_host = [name for name in _metrics.host_ops() if name != "aten::_local_scalar_dense"]
     if on_host:
         found.append(f"Op(s) not lowered: {', '.join(on_host)}; they ran on the host, at the lines told when they did")
     return found

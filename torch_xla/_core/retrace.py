@@ -74,12 +74,16 @@ class Retrace:
     count: int
     differences: tuple[Difference, ...]
 
+    @property
+    def reason(self) -> str:
+        """The first difference in words."""
+        return str(self.differences[0]) if self.differences else "nothing that is recorded; its program was dropped"
+
     def __str__(self) -> str:
         what = f"graph {self.name}" if self.name else "a graph"
-        reason = str(self.differences[0]) if self.differences else "nothing that is recorded; its program was dropped"
         more = len(self.differences) - 1
         rest = f"; and {more} more" if more > 0 else ""
-        return f"compiling {what} again at {self.line} (number {self.count} there): {reason}{rest}"
+        return f"compiling {what} again at {self.line} (number {self.count} there): {self.reason}{rest}"
 
 
 @dataclass(slots=True)
@@ -245,7 +249,8 @@ def _operators(graph: Graph, known: Graph, start: int, end: int) -> list[Differe
 
 def _ops(nodes: Sequence[Node]) -> str:
     names = [node.op.removesuffix(".default") for node in nodes[:3]]
-    rest = f" and {len(nodes) - 3} more operators" if len(nodes) > 3 else ""
+    more = len(nodes) - 3
+    rest = f" and {more} more operator{'' if more == 1 else 's'}" if more > 0 else ""
     return ", ".join(names) + rest
 
 
@@ -284,7 +289,9 @@ def _constants(graph: Graph, known: Graph) -> list[Difference]:
     for new, old in zip(graph.nodes, known.nodes, strict=True):
         for position, (a, b) in enumerate(zip(new.args, old.args, strict=False)):
             if _as_key(a) != _as_key(b):
-                text = f"argument {position} of {_ops([new])} went from {_in_words(b)} to {_in_words(a)}"
+                kinds = _kinds(b, a)
+                change = f"from {_in_words(b)}{kinds[0]} to {_in_words(a)}{kinds[1]}"
+                text = f"argument {position} of {_ops([new])} went {change}"
                 # Other integers are inputs of the program, and may change.
                 special = isinstance(a, Number) != isinstance(b, Number) and type(_value(a)) is type(_value(b)) is int
                 rest = "; integers 0 and 1 are constants of a program" if special else ""
@@ -294,6 +301,13 @@ def _constants(graph: Graph, known: Graph) -> list[Difference]:
 
 def _value(arg: Any) -> Any:
     return arg.value if isinstance(arg, Number) else arg
+
+
+def _kinds(*args: Any) -> list[str]:
+    """What to say of the types of numbers, which is nothing where they are the same."""
+    types = [type(_value(arg)) for arg in args]
+    told = len(set(types)) > 1 and all(kind in (bool, int, float, complex) for kind in types)
+    return [f" ({kind.__name__})" if told else "" for kind in types]
 
 
 def _as_key(arg: Any) -> str:

@@ -87,7 +87,7 @@ def short_metrics_report(counter_names: list[str] | None = None, metric_names: l
 
 def executed_fallback_ops() -> list[str]:
     """Names of operations that ran on the host, ``aten::<name>``."""
-    return [name for name in _metrics.counter_names() if "::" in name and not name.startswith("xla::")]
+    return _metrics.host_ops()
 
 
 def _report(metrics: Iterable[str], counters: Iterable[str]) -> str:

@@ -400,12 +400,7 @@ class _Account:
             lowered = next((s for s in reversed(mine[:at]) if s.stage.endswith("LoweringTime")), None)
             compiled = next((s for s in mine[at:] if s.stage.endswith("CompileTime")), None)
             ask = self._ask_at(mark.time, mark.thread)
-            if retrace is not None:
-                differences = tuple(str(d) for d in retrace.differences)
-                reason = differences[0] if differences else "nothing that is recorded; its program was dropped"
-            else:
-                differences = ()
-                reason = "the first graph of this line" if count == 0 else "unlike the graphs known from this line"
+            reason = "the first graph of this line" if count == 0 else "unlike the graphs known from this line"
             found.append(
                 data.Compile(
                     start=(lowered.start if lowered else mark.time) - self.zero,
@@ -417,8 +412,8 @@ class _Account:
                     line=line,
                     cause=self.why[id(ask)][1] if ask is not None else "not a barrier",
                     again=retrace is not None,
-                    reason=reason,
-                    differences=differences,
+                    reason=retrace.reason if retrace is not None else reason,
+                    differences=tuple(map(str, retrace.differences)) if retrace is not None else (),
                 )
             )
         return tuple(found)
