@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import torch_xla
 from torch_xla.experimental.gradient_accumulation import gradient_accumulation
-from torch_xla.experimental.scan import scan
+from torch_xla.experimental.scan import scan, tree_flatten_none, value_and_grad_partitioned
 from torch_xla.experimental.scan_layers import scan_layers
 
 
@@ -99,6 +99,49 @@ def test_random_numbers_differ_from_turn_to_turn() -> None:
     ys.sum().backward()
     assert torch.equal(xs.grad.cpu(), ys.detach().cpu())  # type: ignore[union-attr]
     assert len({tuple(row.tolist()) for row in ys.detach().cpu()}) == 4
+
+
+def test_a_turn_and_its_gradients_as_functions() -> None:
+    offset = torch.randn(3)
+
+    def step(carry: Any, x: Any) -> Any:
+        after = (carry["a"] @ x["w"] + offset.to(carry["a"].device)).tanh()
+        return {"a": after}, (after.sin() * x["k"], None)
+
+    init = {"a": torch.randn(2, 3, requires_grad=True)}
+    xs = {"w": torch.randn(4, 3, 3, requires_grad=True), "k": torch.randn(4, 3)}
+
+    def leaves(tree: Any, device: str) -> Any:
+        return pytree.tree_map(lambda t: t.detach().to(device).requires_grad_(t.requires_grad), tree)
+
+    def slice_of(i: int) -> Any:
+        return {name: x[i] for name, x in on_device.items()}
+
+    start, on_device = leaves(init, "xla"), leaves(xs, "xla")
+    forward, alias_input, backward = value_and_grad_partitioned(step, start, on_device)
+    carry, kept, total = start, [], 0.0
+    with torch.no_grad():
+        for i in range(4):
+            carry, ((y, none), partial) = forward(carry, slice_of(i))
+            assert none is None
+            kept.append(alias_input(partial, slice_of(i)))
+            total = total + y.sum()
+        grad = {"a": torch.ones_like(carry["a"])}
+        of_w = []
+        for values in reversed(kept):
+            grad, of_x = backward(grad, ((torch.ones_like(y), None), values))
+            assert of_x["k"] is None
+            of_w.append(of_x["w"].cpu())
+    after, expected = init, 0.0
+    for i in range(4):
+        after, (y, _) = step(after, {name: x[i] for name, x in xs.items()})
+        expected = expected + y.sum()
+    (expected + after["a"].sum()).backward()
+    torch.testing.assert_close(total.cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(of_w[::-1]), xs["w"].grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad["a"].cpu(), init["a"].grad, rtol=1e-4, atol=1e-5)
+    flat, again = tree_flatten_none(((1, None), [2]))
+    assert flat == [1, 2] and again([3, 4]) == ((3, None), [4])
 
 
 def test_wrong_use_is_refused() -> None:

@@ -11,6 +11,7 @@ from torch._functorch.partitioners import default_partition
 from torch.utils import _pytree as pytree
 
 from torch_xla._core import scan as loops
+from torch_xla._core import tracing
 from torch_xla._core.pure import Operator, signature
 from torch_xla._errors import message
 
@@ -81,21 +82,102 @@ def _operator(
     of_slices: Any,
     partition: Callable[..., Any],
 ) -> _Found:
-    of_stacks = None
-    absent: list[int] = []
+    turn = _Turn(fn, carry, of_carry, of_slices)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*carry, *slices))
+    operator = loops.operator(turn, carry, slices, (), "scan", gradients, partition)
+    return operator, turn.of_stacks, turn.absent
 
-    def turn(*values: torch.Tensor) -> list[torch.Tensor]:
-        nonlocal of_stacks, absent
-        x = pytree.tree_unflatten(list(values[len(carry) :]), of_slices)
-        after, y = fn(pytree.tree_unflatten(list(values[: len(carry)]), of_carry), x)
+
+class _Turn:
+    """A turn as a function of flat tensors; `of_stacks` and `absent` tell what it returned, after a call."""
+
+    def __init__(self, fn: Callable[..., Any], carry: list[torch.Tensor], of_carry: Any, of_slices: Any) -> None:
+        self._fn, self._of_carry, self._of_slices = fn, of_carry, of_slices
+        self._given = [(tuple(c.shape), c.dtype) for c in carry]
+        self.of_stacks: Any = None
+        self.absent: list[int] = []
+
+    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        count = len(self._given)
+        x = pytree.tree_unflatten(list(values[count:]), self._of_slices)
+        after, y = self._fn(pytree.tree_unflatten(list(values[:count]), self._of_carry), x)
         carried, structure = pytree.tree_flatten(after)
         got = [(tuple(c.shape), c.dtype) if isinstance(c, torch.Tensor) else c for c in carried]
-        given = [(tuple(c.shape), c.dtype) for c in carry]
-        if structure != of_carry or got != given:
-            raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {given}"))
-        stacked, of_stacks = pytree.tree_flatten(y, is_leaf=lambda leaf: leaf is None)
-        absent = [i for i, leaf in enumerate(stacked) if leaf is None]
+        if structure != self._of_carry or got != self._given:
+            raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {self._given}"))
+        stacked, self.of_stacks = pytree.tree_flatten(y, is_leaf=lambda leaf: leaf is None)
+        self.absent = [i for i, leaf in enumerate(stacked) if leaf is None]
         return [*carried, *(leaf for leaf in stacked if leaf is not None)]
 
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*carry, *slices))
-    return loops.operator(turn, carry, slices, (), "scan", gradients, partition), of_stacks, absent
+
+def tree_flatten_none(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """The leaves of a nest that are not None, and a function that makes the nest of such leaves again."""
+    leaves, spec = pytree.tree_flatten(tree, is_leaf=lambda leaf: leaf is None)
+    absent = [leaf is None for leaf in leaves]
+
+    def unflatten(flat: Any) -> Any:
+        given = iter(flat)
+        return pytree.tree_unflatten([None if none else next(given) for none in absent], spec)
+
+    return [leaf for leaf in leaves if leaf is not None], unflatten
+
+
+def value_and_grad_partitioned(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    partition_fn: Callable[..., Any] = default_partition,
+    is_fn_pure: bool = True,
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """One turn of a scan and its gradients as two functions of tensors, for loops of one's own.
+
+    Args:
+        fn: As for `scan`.
+        init: As for `scan`.
+        xs: As for `scan`; one slice is traced.
+        partition_fn: As for `scan`.
+        is_fn_pure: Not used: each call traces `fn` once.
+
+    Returns:
+        ``forward(carry, x)`` returns ``(carry, (y, kept))``, where `kept` are tensors that `backward` needs;
+        ``alias_input(kept, x)`` adds those that are tensors of `x`, also for stacks of both; and
+        ``backward(grad_of_carry, (grad_of_y, all_kept))`` returns the gradients of `carry` and `x`, with None for those
+        that do not require one.
+    """
+    carry, of_carry = pytree.tree_flatten(init)
+    slices, of_slices = pytree.tree_flatten(xs)
+    count = len(carry)
+    inputs = [*carry, *(x.new_empty(x.shape[1:]) for x in slices)]
+    wanted = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
+    wanted += [count + i for i, x in enumerate(slices) if x.requires_grad]
+    turn = _Turn(fn, carry, of_carry, of_slices)
+    with torch.enable_grad():
+        halves = tracing.split(turn, inputs, wanted, "scan", partition_fn)
+    aliases = [i - count if kind == "input" and count <= i < len(inputs) else None for kind, i in halves.saved]
+
+    def with_none(leaves: list[Any]) -> Any:
+        leaves = list(leaves)
+        for position in turn.absent:
+            leaves.insert(position, None)
+        return pytree.tree_unflatten(leaves, turn.of_stacks)
+
+    def forward(carry: Any, x: Any) -> Any:
+        given = [*pytree.tree_leaves(carry), *pytree.tree_leaves(x), *halves.outside]
+        found = halves.forward(*given)
+        saved = [given[i] if kind == "input" else found[i] for kind, i in halves.saved]
+        kept = tuple(value for value, alias in zip(saved, aliases, strict=True) if alias is None)
+        return pytree.tree_unflatten(found[:count], of_carry), (with_none(found[count : halves.count]), kept)
+
+    def alias_input(kept: Any, x: Any) -> tuple[torch.Tensor, ...]:
+        of_x, rest = pytree.tree_leaves(x), iter(kept)
+        return tuple(next(rest) if alias is None else of_x[alias] for alias in aliases)
+
+    def backward(grad_of_carry: Any, of_y: Any) -> Any:
+        grad_of_y, kept = of_y
+        grads = [*pytree.tree_leaves(grad_of_carry), *tree_flatten_none(grad_of_y)[0]]
+        assert halves.backward is not None
+        found = dict(zip(halves.wanted, halves.backward(*kept, *(grads[i] for i in halves.tangents)), strict=True))
+        flat = [found.get(i) for i in range(len(inputs))]
+        return pytree.tree_unflatten(flat[:count], of_carry), pytree.tree_unflatten(flat[count:], of_slices)
+
+    return forward, alias_input, backward
