@@ -34,7 +34,7 @@ def test_live_tensors_by_the_line_that_made_them() -> None:
     assert (kind.count, kind.nbytes, kind.dtype) == (4, 4 * 77 * 3 * 4, torch.float32)
     assert kind.line is not None and kind.line.startswith(__file__) and kind.line.endswith("in <listcomp>")
     assert str(kind) == f"3.6 KiB: float32[77, 3] × 4, made at {kind.line}"
-    assert public.live_tensors(torch.device("xla", 0)) == public.live_tensors(0)
+    assert public.live_tensors(torch.device("xla", 0)) == public.live_tensors(0) == public.live_tensors("xla:0")
     # What is pending holds no memory yet, and what is dropped none any more.
     kept.append((kept[0] + 1)[:5] * 2)
     assert not [kind for kind in public.live_tensors() if kind.shape == (5, 3)]

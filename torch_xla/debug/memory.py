@@ -19,11 +19,11 @@ from torch_xla._core.memory import LiveTensors as LiveTensors
 __all__ = ["LiveTensors", "live_tensors"]
 
 
-def live_tensors(device: torch.device | int | None = None) -> list[LiveTensors]:
+def live_tensors(device: torch.device | str | int | None = None) -> list[LiveTensors]:
     """The tensors that hold memory of a device, those of one kind and line together, largest first.
 
     Args:
-        device: The device or its index; the current one by default.
+        device: The device, its name or its index; the current one by default.
     """
-    index = torch.device("xla", device).index if isinstance(device, int) else device.index if device else None
+    index = device if isinstance(device, int) else torch.device(device or "xla").index
     return memory.live_tensors(_bindings.current_device() if index is None else index)
