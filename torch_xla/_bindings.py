@@ -39,7 +39,6 @@ set_scope = _C.set_scope
 add_skipped_prefix = _C.add_skipped_prefix
 
 # Counts.
-recorded_ops = _C.recorded_ops
 op_counts = _C.op_counts
 created_tensors = _C.created_tensors
 destroyed_tensors = _C.destroyed_tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
@@ -142,6 +143,32 @@ def test_frames_name_the_users_line() -> None:
     x = arange() + 1
     line = here(-1)
     assert cut(x).nodes[-1].frame == line
+
+
+def test_a_backward_pass_runs_where_it_is_called_and_has_its_line() -> None:
+    def where(parallel: bool | None) -> tuple[bool, bool]:
+        threads = []
+        x = torch.ones(3, device="xla", requires_grad=True)
+        y = x * x
+        y.register_hook(lambda _: threads.append(threading.get_ident()))
+        if parallel is not None:
+            torch.autograd.set_multithreading_enabled(parallel)
+        line = here(1)
+        y.sum().backward()
+        frame = cut(x.grad).nodes[-1].frame
+        assert frame in (line, None) and value(x.grad).tolist() == [2.0] * 3
+        return threads == [threading.get_ident()], frame == line
+
+    def everywhere() -> None:
+        found.append(where(None))
+        found.append(where(True))  # the user's word stands, whatever is recorded after it
+        found.append(where(None))
+
+    found: list[tuple[bool, bool]] = []
+    thread = threading.Thread(target=everywhere)  # what it sets does not reach other tests
+    thread.start()
+    thread.join()
+    assert found == [(True, True), (False, False), (False, False)]
 
 
 def test_stacks_where_they_are_kept() -> None:

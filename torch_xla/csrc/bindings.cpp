@@ -297,7 +297,6 @@ PYBIND11_MODULE(_C, m) {
     op_info(name.c_str(), overload.c_str()).static_numbers = true;
   });
   m.def("record_whole", &record_whole);
-  m.def("recorded_ops", &recorded_ops);
   m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);
   m.def("destroyed_tensors", &destroyed_tensors);

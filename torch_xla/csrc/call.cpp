@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "python_hooks.h"
-#include "recompute.h"
 #include "tensor_impl.h"
 
 namespace torch_xla {
@@ -11,6 +10,22 @@ namespace torch_xla {
 using c10::IValue;
 
 namespace {
+
+// A Python number that came as a tensor; read without a call of PyTorch's.
+IValue number_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return *t.const_data_ptr<double>();
+    case at::kLong:
+      return *t.const_data_ptr<int64_t>();
+    case at::kBool:
+      return *t.const_data_ptr<bool>();
+    case at::kComplexDouble:
+      return *t.const_data_ptr<c10::complex<double>>();
+    default:
+      return t.item();
+  }
+}
 
 [[noreturn]] void throw_other_device(c10::Device one, c10::Device other) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ",
@@ -85,6 +100,7 @@ void Call::collect() {
     attrs.mix(info.redefined);
   }
   key = info.hash;
+  phase = current_phase();
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     const auto& v = stack[base + i];
     // The functional form of an out= call has no such argument, but shapes are checked against it.
@@ -150,7 +166,8 @@ void Call::push(Arg arg) {
 
 void Call::add_input(const at::Tensor& t) {
   auto* const impl = impl_of(t);
-  inputs.push_back(separated(impl->alias.current(), device));
+  const auto& value = impl->alias.current();
+  inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
   key.mix(impl->alias.meta->layout);
   if (info.view || info.inplace_view) {
     key.mix(static_cast<uint64_t>(impl->alias.meta->offset));
@@ -172,12 +189,8 @@ void Call::add_tensor(const at::Tensor& t) {
     push({Arg::Kind::Input, 0, {}});
     add_input(t);
   } else {
-    const auto number = t.item();
     key.mix(static_cast<uint64_t>(t.scalar_type()) + 100);
-    add_number(number.isBoolean()         ? IValue(number.toBool())
-               : number.isIntegral(false) ? IValue(number.toLong())
-               : number.isComplex()       ? IValue(number.toComplexDouble())
-                                          : IValue(number.toDouble()));
+    add_number(number_of(t));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "ir.h"
 #include "op_info.h"
+#include "recompute.h"
 
 namespace torch_xla {
 
@@ -20,7 +21,7 @@ class Call {
   bool prepare();
   // Index lists may hold host tensors, as on every device.
   void adopt_indices();
-  // Fills `args`, `inputs`, `attrs` and `key`. Wants the lock.
+  // Fills `args`, `inputs`, `attrs`, `key` and `phase`. Wants the lock.
   void collect();
 
   OpInfo& info;
@@ -31,6 +32,7 @@ class Call {
   Inputs inputs;
   Hash attrs;  // of the constant arguments
   Hash key;    // of the signature: operator, constants, layouts of the inputs
+  Phase phase = Phase::Forward;
   std::optional<at::Generator> generator;
 
  private:

@@ -57,7 +57,7 @@ void fill_to_leaf(Storage& s) {
   s.origin = {};
 }
 
-std::array<uint64_t, 512> last_cut{};  // the node sequence at each device's latest barrier
+std::array<uint64_t, kMaxDevices> last_cut{};  // the node sequence at each device's latest barrier
 
 }  // namespace
 

@@ -157,7 +157,8 @@ void copy_within(const Tensor& self, const Tensor& source) {
   const RecorderLock lock;
   Value value = impl_of(source)->alias.current();
   const auto& from = impl_of(source)->alias.meta;
-  if (source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes()) {
+  const bool records = source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes();
+  if (records && current_phase() == Phase::Recomputation) {
     value = separated(value, self.device().index());
   }
   if (source.scalar_type() != self.scalar_type()) {

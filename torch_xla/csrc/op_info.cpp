@@ -3,6 +3,7 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -69,6 +70,17 @@ int extra_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& 
 bool is_optimizer_step(const c10::FunctionSchema& schema) {
   return schema.name().rfind("aten::_fused_", 0) == 0 && !schema.arguments().empty() &&
          kind_of(*schema.arguments()[0].type()) == ArgKind::TensorList;
+}
+
+Form form_of(const std::string& name) {
+  static const std::unordered_map<std::string, Form> forms{
+      {"aten.alias.default", Form::Alias},          {"aten.detach.default", Form::Alias},
+      {"aten.as_strided.default", Form::AsStrided}, {"aten.as_strided_scatter.default", Form::AsStridedScatter},
+      {"aten.index.Tensor", Form::Index},           {"aten.index.Tensor_out", Form::Index},
+      {"aten._unsafe_index.Tensor", Form::Index},
+  };
+  const auto found = forms.find(name);
+  return found == forms.end() ? Form::Plain : found->second;
 }
 
 bool writes(const c10::FunctionSchema& schema) {
@@ -155,12 +167,12 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     }
     return_writes.push_back(which);
   }
+  form = form_of(name);
   doubt = doubt_about(name);
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
-  // `index` has data-dependent shapes only for masks; the recorder looks at the call.
   needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
-               schema.name() != "aten::index" && schema.name() != "aten::_unsafe_index";
+               form != Form::Index;
   if (!written.empty()) {
     functional = find_functional(handle, functional_extra);
     seeded = seeded || (functional != nullptr && functional->seeded);
@@ -181,6 +193,7 @@ namespace {
 // notebook cell runs again) loses its entry, and counts how often that happened.
 struct Known {
   std::shared_mutex mutex;
+  std::atomic<uint64_t> losses{0};  // entries that were lost
   std::unordered_map<const void*, OpInfo*> by_address;
   std::unordered_map<c10::OperatorName, uint64_t> redefined;
 };
@@ -191,6 +204,7 @@ struct Listener final : c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
     const std::unique_lock<std::shared_mutex> lock(known.mutex);
     if (known.by_address.erase(&op.operator_name()) != 0) {
+      known.losses.fetch_add(1, std::memory_order_release);
       ++known.redefined[op.operator_name()];
     }
   }
@@ -208,9 +222,16 @@ Known& known() {
   return *k;
 }
 
-}  // namespace
+// The operators a thread asked for lately, to be had without a lock.
+struct Recent {
+  const void* address;
+  uint64_t losses;
+  OpInfo* info;
+};
+constexpr size_t kRecent = 512;
+thread_local std::array<Recent, kRecent> recent{};
 
-OpInfo& op_info(const c10::OperatorHandle& op) {
+OpInfo& look_up(const c10::OperatorHandle& op) {
   auto& k = known();
   const void* const address = &op.operator_name();
   {
@@ -230,6 +251,18 @@ OpInfo& op_info(const c10::OperatorHandle& op) {
     entry = made.release();
   }
   return *entry;
+}
+
+}  // namespace
+
+OpInfo& op_info(const c10::OperatorHandle& op) {
+  const void* const address = &op.operator_name();
+  auto& entry = recent[reinterpret_cast<uintptr_t>(address) / 64 % kRecent];
+  const auto losses = known().losses.load(std::memory_order_acquire);
+  if (entry.address != address || entry.losses != losses) {
+    entry = {address, losses, &look_up(op)};
+  }
+  return *entry.info;
 }
 
 std::unordered_map<std::string, uint64_t> op_counts() {

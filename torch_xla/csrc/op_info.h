@@ -13,6 +13,15 @@
 
 namespace torch_xla {
 
+// How a call is recorded, where not as a plain one.
+enum class Form : uint8_t {
+  Plain,
+  Alias,             // the result is the argument
+  AsStrided,         // its arguments tell the result's shape
+  AsStridedScatter,  // so do they, of what is written
+  Index,             // has a data-dependent shape, for masks only
+};
+
 enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
 
 struct OpInfo {
@@ -26,11 +35,12 @@ struct OpInfo {
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
   std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
-  bool view = false;                  // the results alias the first argument
-  bool inplace_view = false;          // changes the shape of its first argument (`t_`, `squeeze_`, …)
-  bool seeded = false;                // draws random numbers
-  int dropout = -1;                   // position of a `dropout_p`; where that is 0 nothing is drawn
-  bool needs_host = false;            // result shapes or Python values depend on data
+  Form form = Form::Plain;
+  bool view = false;          // the results alias the first argument
+  bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
+  bool seeded = false;        // draws random numbers
+  int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
+  bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors
   Doubt doubt = nullptr;                    // calls that its Meta kernel accepts and its CPU kernel may not

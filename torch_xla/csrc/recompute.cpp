@@ -27,7 +27,7 @@ struct KeyHash {
   size_t operator()(const Key& k) const { return std::hash<const void*>()(k.node) * 31 + k.index; }
 };
 
-// A device's work is recorded by one thread of the autograd engine.
+// What a thread knows of the backward pass it runs.
 struct Backward {
   int task = -1;                 // the engine's number for the backward pass of the latest call
   int newest = -1;               // the highest there was
@@ -59,10 +59,6 @@ bool in_backward() {
   }
   return true;
 }
-
-// PyTorch's checkpointing, and anything like it, runs a forward pass with gradients on in the middle of a backward
-// pass.
-bool recomputing() { return at::GradMode::is_enabled() && in_backward() && !backward.differentiable; }
 
 NodePtr latest(c10::DeviceIndex device) {
   if (backward.device == device) {
@@ -102,10 +98,13 @@ std::vector<at::Tensor> copies(at::TensorList tensors) {
 
 }  // namespace
 
+Phase current_phase() {
+  return !in_backward()                                           ? Phase::Forward
+         : at::GradMode::is_enabled() && !backward.differentiable ? Phase::Recomputation
+                                                                  : Phase::Backward;
+}
+
 Value separated(const Value& value, c10::DeviceIndex device) {
-  if (!recomputing()) {
-    return value;
-  }
   if (!backward.inside) {
     backward.inside = true;
     backward.node = torch::autograd::get_current_node().get();
@@ -125,12 +124,9 @@ Value separated(const Value& value, c10::DeviceIndex device) {
   return {std::move(barrier), 0};
 }
 
-Value awaited(c10::DeviceIndex device) { return recomputing() ? Value{latest(device), 0} : Value(); }
+Value awaited(c10::DeviceIndex device) { return {latest(device), 0}; }
 
-void note_recorded(const NodePtr& node, c10::DeviceIndex device) {
-  if (!in_backward() || recomputing()) {
-    return;
-  }
+void note_backward(const NodePtr& node, c10::DeviceIndex device) {
   // What it computes without gradients belongs to a recomputation too.
   if (backward.inside && backward.node == torch::autograd::get_current_node().get()) {
     return;

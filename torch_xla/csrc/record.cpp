@@ -1,9 +1,10 @@
 #include "record.h"
 
 #include <ATen/native/CPUFallback.h>
+#include <c10/core/AutogradState.h>
 #include <torch/library.h>
 
-#include <atomic>
+#include <algorithm>
 
 #include "call.h"
 #include "frame.h"
@@ -22,27 +23,15 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-std::atomic<uint64_t> recorded{0};
-
 bool is_mask(const IValue& v) {
   return v.isTensor() && v.toTensor().defined() &&
          (v.toTensor().scalar_type() == at::kBool || v.toTensor().scalar_type() == at::kByte);
 }
 
-bool indexes_by_mask(const OpInfo& info, const Stack& stack, size_t base) {
-  if (info.name != "aten.index.Tensor" && info.name != "aten._unsafe_index.Tensor" &&
-      info.name != "aten.index.Tensor_out") {
-    return false;
-  }
-  for (const auto& e : stack[base + 1].toListRef()) {
-    if (is_mask(e)) {
-      return true;
-    }
-  }
-  return false;
+bool indexes_by_mask(const IValue& indices) {
+  const auto list = indices.toListRef();
+  return std::any_of(list.begin(), list.end(), &is_mask);
 }
-
-bool is_alias_op(const OpInfo& info) { return info.name == "aten.alias.default" || info.name == "aten.detach.default"; }
 
 void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info, const char* reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -52,86 +41,46 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info
   at::native::cpu_fallback(op, stack);
 }
 
-// The metas of the call, from the cache or from PyTorch; null where PyTorch cannot tell without the data.
-MetaSetPtr metas_of(Call& call) {
-  {
-    const RecorderLock lock;
-    call.collect();
-    if (const auto* found = find_metas(call.key)) {
-      return *found;
-    }
+// The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
+MetaSetPtr inferred_metas(const Call& call) {
+  const auto arguments = c10::ArrayRef<IValue>(call.stack).slice(call.base);
+  if (call.info.form == Form::AsStrided) {  // a Meta kernel would not know how large the storage is
+    const auto& self = arguments[0].toTensor();
+    const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
+    return make_meta(arguments[1].toIntVector(), arguments[2].toIntVector(), offset, self.scalar_type()).set;
   }
-  raise_if_kernel_refuses(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
+  raise_if_kernel_refuses(call.info, arguments);
   try {
-    return infer_metas(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base), call.key);
+    return infer_metas(call.info, arguments, call.key);
   } catch (const c10::NotImplementedError&) {
     return {};
   } catch (...) {
-    raise_as_cpu(call.info, c10::ArrayRef<IValue>(call.stack).slice(call.base));
+    raise_as_cpu(call.info, arguments);
     throw;
   }
 }
 
-std::vector<Alias> view_results(Call& call, const MetaSetPtr& metas) {
+// What recording a call leaves, to be handed out or destroyed after the recorder's lock is gone.
+struct Outcome {
+  c10::SmallVector<Alias, 2> results;  // the fresh ones; without a storage where there is none
+  c10::SmallVector<const at::Tensor*, 2> written;
+  std::vector<Value> old_values;
+  std::vector<Alias> old_aliases;
+};
+
+void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& self = impl_of(call.stack[call.base].toTensor())->alias;
-  std::vector<Alias> results;
-  if (is_alias_op(call.info)) {
+  if (call.info.form == Form::Alias) {
     self.current();
-    results.push_back(self);
-  } else if (call.info.name == "aten.as_strided.default") {
-    results.push_back(self.as_strided({metas, 0}));
+    outcome.results.push_back(self);
+  } else if (call.info.form == Form::AsStrided) {
+    outcome.results.push_back(self.as_strided({metas, 0}));
   } else {
     const auto node = make_node(call.info, call.args, std::move(call.inputs), metas, call.attrs);
     for (uint32_t i = 0; i < metas->metas.size(); ++i) {
-      results.push_back(self.view(call.info, call.args, metas, i, node));
+      outcome.results.push_back(self.view(call.info, call.args, metas, i, node));
     }
   }
-  return results;
-}
-
-// Puts the results on the stack in place of the arguments, as the schema returns them.
-void finish(Call& call, const MetaSetPtr& metas, std::vector<at::Tensor>& fresh) {
-  std::vector<IValue> results;
-  size_t next = 0;
-  size_t entry = 0;
-  size_t number = 0;
-  for (const auto which : call.info.return_writes) {
-    if (which >= 0) {
-      results.push_back(call.stack[call.base + call.info.written[which]]);
-      continue;
-    }
-    const auto length = metas->returns[entry++];
-    if (length == MetaSet::kNumber) {
-      ++next;
-      results.emplace_back(metas->numbers[number++]);
-    } else if (length == MetaSet::kTensor) {
-      results.emplace_back(std::move(fresh[next++]));
-    } else {
-      c10::List<at::Tensor> list;
-      for (int32_t i = 0; i < length; ++i) {
-        list.push_back(std::move(fresh[next++]));
-      }
-      results.emplace_back(std::move(list));
-    }
-  }
-  torch::jit::drop(call.stack, call.info.kinds.size());
-  for (auto& r : results) {
-    call.stack.push_back(std::move(r));
-  }
-}
-
-void record_view(Call& call, const MetaSetPtr& metas) {
-  std::vector<Alias> aliases;
-  {
-    const RecorderLock lock;
-    aliases = view_results(call, metas);
-  }
-  std::vector<at::Tensor> fresh;
-  fresh.reserve(aliases.size());
-  for (auto& a : aliases) {
-    fresh.push_back(make_tensor(std::move(a)));
-  }
-  finish(call, metas, fresh);
 }
 
 // `t_`, `squeeze_` and the like: the tensor becomes a view of itself.
@@ -152,13 +101,7 @@ void record_inplace_view(Call& call, Stack* stack) {
   stack->push_back(self);
 }
 
-// What was replaced, to be destroyed after the recorder's lock is gone.
-struct Replaced {
-  std::vector<Value> values;
-  std::vector<Alias> aliases;
-};
-
-void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Replaced& replaced) {
+void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome& outcome) {
   auto* const impl = impl_of(t);
   auto& storage = *impl->alias.storage;
   if (value.node->seeded && storage.origin && storage.value == storage.origin) {
@@ -167,71 +110,118 @@ void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Replace
   if (impl->sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
     const auto resized = make_meta(meta->sizes, meta->strides, impl->storage_offset(), meta->dtype);
     if (extent(*resized) > storage.nbytes()) {
-      storage.resize(extent(*resized), resized, replaced.values);
+      storage.resize(extent(*resized), resized, outcome.old_values);
     }
-    replaced.aliases.push_back(impl->rebind(impl->alias.as_strided(resized)));
+    outcome.old_aliases.push_back(impl->rebind(impl->alias.as_strided(resized)));
   }
   impl->alias.write(std::move(value));
+  outcome.written.push_back(&t);
 }
 
-void record_call(Call& call, const MetaSetPtr& metas) {
+void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& info = call.info;
   auto& op = info.functional != nullptr ? *info.functional : info;
-  std::vector<Alias> aliases;
-  std::vector<at::Tensor> touched;
-  Replaced replaced;
-  {
-    const RecorderLock lock;
-    const bool seeded = info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0);
-    if (auto gradient = seeded ? awaited(call.device) : Value()) {
+  const bool seeded = info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0);
+  if (seeded && call.phase == Phase::Recomputation) {
+    if (auto gradient = awaited(call.device)) {
       call.inputs.push_back(std::move(gradient));
     }
-    const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
-    if (seeded) {
-      node->seeded = true;
-      next_seed(call.device, call.generator, node->seed);
+  }
+  const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
+  if (seeded) {
+    node->seeded = true;
+    next_seed(call.device, call.generator, node->seed);
+  }
+  if (call.phase == Phase::Backward) {
+    note_backward(node, call.device);
+  }
+  uint32_t out = 0;
+  size_t entry = 0;
+  for (const auto which : info.return_writes) {
+    if (which >= 0) {
+      continue;
     }
-    note_recorded(node, call.device);
-    uint32_t out = 0;
-    size_t entry = 0;
-    for (const auto which : info.return_writes) {
-      if (which >= 0) {
-        continue;
-      }
-      const auto length = metas->returns[entry++];
-      for (int32_t i = 0; i < (length < 0 ? 1 : length); ++i, ++out) {
-        aliases.push_back(metas->metas[out].defined() ? new_alias({node, out}, {metas, out}, call.device) : Alias());
-      }
+    const auto length = metas->returns[entry++];
+    for (int32_t i = 0; i < (length < 0 ? 1 : length); ++i, ++out) {
+      outcome.results.push_back(metas->metas[out].defined() ? new_alias({node, out}, {metas, out}, call.device)
+                                                            : Alias());
     }
-    for (const auto position : info.written) {
-      const auto& v = call.stack[call.base + position];
-      if (v.isTensor()) {
-        write_tensor(v.toTensor(), {node, out}, {metas, out}, replaced);
-        touched.push_back(v.toTensor());
+  }
+  for (const auto position : info.written) {
+    const auto& v = call.stack[call.base + position];
+    if (v.isTensor()) {
+      write_tensor(v.toTensor(), {node, out}, {metas, out}, outcome);
+      ++out;
+    } else if (v.isTensorList()) {
+      for (const auto& t : v.toListRef()) {
+        write_tensor(t.toTensor(), {node, out}, {metas, out}, outcome);
         ++out;
-      } else if (v.isTensorList()) {
-        for (const at::Tensor& t : v.toTensorList()) {
-          write_tensor(t, {node, out}, {metas, out}, replaced);
-          touched.push_back(t);
-          ++out;
-        }
       }
     }
   }
-  std::vector<at::Tensor> fresh;
-  fresh.reserve(aliases.size());
-  for (auto& a : aliases) {
-    fresh.push_back(a.storage.defined() ? make_tensor(std::move(a)) : at::Tensor());
+}
+
+// Wants the recorder's lock.
+void place(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  call.info.calls.fetch_add(1, std::memory_order_relaxed);
+  if (call.info.view) {
+    place_views(call, metas, outcome);
+  } else {
+    place_call(call, metas, outcome);
   }
-  if (eager()) {
-    for (const auto& t : fresh) {
-      if (t.defined()) {
-        touched.push_back(t);
-      }
+}
+
+// Most calls are like one before: they take the lock once. Null for any other.
+MetaSetPtr place_known(Call& call, Outcome& outcome) {
+  const RecorderLock lock;
+  call.collect();
+  const auto* const found = find_metas(call.key);
+  if (found == nullptr) {
+    return {};
+  }
+  place(call, *found, outcome);
+  return *found;
+}
+
+// Puts the results on the stack in place of the arguments, as the schema returns them.
+void finish(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  c10::SmallVector<at::Tensor, 2> fresh;
+  for (auto& alias : outcome.results) {
+    fresh.push_back(alias.storage.defined() ? make_tensor(std::move(alias)) : at::Tensor());
+  }
+  if (!call.info.view && eager()) {
+    std::vector<at::Tensor> touched;
+    for (const auto* t : outcome.written) {
+      touched.push_back(*t);
     }
+    std::copy_if(fresh.begin(), fresh.end(), std::back_inserter(touched), [](const auto& t) { return t.defined(); });
     evaluate(touched);
   }
-  finish(call, metas, fresh);
+  c10::SmallVector<IValue, 2> results;
+  auto next = fresh.begin();
+  auto length = metas->returns.begin();
+  auto number = metas->numbers.begin();
+  for (const auto which : call.info.return_writes) {
+    if (which >= 0) {
+      results.push_back(call.stack[call.base + call.info.written[which]]);
+    } else if (*length == MetaSet::kNumber) {
+      ++next;
+      results.emplace_back(*number++);
+    } else if (*length == MetaSet::kTensor) {
+      results.emplace_back(std::move(*next++));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int32_t i = 0; i < *length; ++i) {
+        list.push_back(std::move(*next++));
+      }
+      results.emplace_back(std::move(list));
+    }
+    length += which < 0 ? 1 : 0;
+  }
+  torch::jit::drop(call.stack, call.info.kinds.size());
+  for (auto& r : results) {
+    call.stack.push_back(std::move(r));
+  }
 }
 
 // `first` is the position of the sizes.
@@ -259,17 +249,27 @@ void check_as_strided(const Call& call, size_t first) {
 
 }  // namespace
 
+// A backward pass runs in the thread that asks for it, as it does on CPU. A thread for each device, as PyTorch has for
+// GPUs, would have nothing to do at the same time, and no line of the user's. Who switches that on again is obeyed.
+void keep_backward_in_this_thread() {
+  thread_local bool done = false;
+  if (!done && at::GradMode::is_enabled()) {
+    done = true;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+}
+
 void record(const c10::OperatorHandle& op, Stack* stack) {
-  recorded.fetch_add(1, std::memory_order_relaxed);
   auto& info = op_info(op);
   const FrameScope frame;
+  keep_backward_in_this_thread();
   Call call(info, *stack);
   if (!call.prepare()) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
     return;
   }
   raise_if_refused(info, c10::ArrayRef<IValue>(*stack).slice(call.base));
-  if (info.needs_host || indexes_by_mask(info, *stack, call.base)) {
+  if (info.needs_host || (info.form == Form::Index && indexes_by_mask((*stack)[call.base + 1]))) {
     run_on_host(op, stack, info, "its result depends on the values");
     return;
   }
@@ -280,29 +280,23 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     record_inplace_view(call, stack);
     return;
   }
-  if (info.name == "aten.as_strided.default") {
+  if (info.form == Form::AsStrided) {
     check_as_strided(call, 1);
-    const auto self = (*stack)[call.base].toTensor();
-    const auto& offset = (*stack)[call.base + 3];
-    record_view(call, make_meta((*stack)[call.base + 1].toIntVector(), (*stack)[call.base + 2].toIntVector(),
-                                offset.isNone() ? self.storage_offset() : offset.toInt(), self.scalar_type())
-                          .set);
-    return;
-  }
-  if (info.name == "aten.as_strided_scatter.default") {
+  } else if (info.form == Form::AsStridedScatter) {
     check_as_strided(call, 2);
   }
-  const auto metas = metas_of(call);
+  Outcome outcome;
+  auto metas = place_known(call, outcome);
   if (!metas.defined()) {
-    run_on_host(op, stack, info, "PyTorch has no Meta kernel for it");
-    return;
+    metas = inferred_metas(call);
+    if (!metas.defined()) {
+      run_on_host(op, stack, info, "PyTorch has no Meta kernel for it");
+      return;
+    }
+    const RecorderLock lock;
+    place(call, metas, outcome);
   }
-  info.calls.fetch_add(1, std::memory_order_relaxed);
-  if (info.view) {
-    record_view(call, metas);
-  } else {
-    record_call(call, metas);
-  }
+  finish(call, metas, outcome);
 }
 
 void record_whole(const std::vector<std::string>& names) {
@@ -315,8 +309,6 @@ void record_whole(const std::vector<std::string>& names) {
         "torch_xla"));
   }
 }
-
-uint64_t recorded_ops() { return recorded.load(std::memory_order_relaxed); }
 
 TORCH_LIBRARY_IMPL(_, XLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record>()); }
 

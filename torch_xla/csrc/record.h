@@ -13,6 +13,4 @@ void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // Records these operators whole although PyTorch could decompose them by itself.
 void record_whole(const std::vector<std::string>& names);
 
-uint64_t recorded_ops();
-
 }  // namespace torch_xla

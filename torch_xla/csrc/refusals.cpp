@@ -72,6 +72,12 @@ bool integer_to_negative(Arguments a) {
 // Whether a call that writes `written` and reads `read` may be refused: where they overlap in part, and where they are
 // the same elements but the operator does not go element by element.
 bool may_overlap(const OpInfo& info, const at::Tensor& written, const at::Tensor& read) {
+  const auto storage_of = [](const at::Tensor& t) {
+    return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  };
+  if (storage_of(written) != storage_of(read)) {
+    return false;
+  }
   const auto status = at::get_overlap_status(written, read);
   return status == at::MemOverlapStatus::Partial ||
          (status == at::MemOverlapStatus::Full && !info.op.hasTag(at::Tag::pointwise));

@@ -44,7 +44,6 @@ Scope recorded_scope() {
   if (!used.load(std::memory_order_relaxed)) {
     return nullptr;
   }
-  const auto backward = torch::autograd::get_current_node();
   const std::lock_guard<std::mutex> guard(lock);
   if (current != nullptr) {
     if (forwards().size() >= kForwards) {
@@ -53,6 +52,7 @@ Scope recorded_scope() {
     forwards()[at::sequence_number::peek() - 1] = current;
     return current;
   }
+  const auto backward = torch::autograd::get_current_node();
   if (backward == nullptr) {
     return nullptr;
   }

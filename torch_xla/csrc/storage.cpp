@@ -13,8 +13,6 @@ namespace torch_xla {
 
 namespace {
 
-constexpr size_t kMaxDevices = 512;
-
 struct Registry {
   std::mutex mutex;
   std::array<Storage*, kMaxDevices> heads{};

@@ -10,6 +10,8 @@
 
 namespace torch_xla {
 
+constexpr size_t kMaxDevices = 512;
+
 // One lock for all recorder state. Never taken while waiting for the GIL, so it may be taken with the GIL held.
 class RecorderLock {
  public:

@@ -6,7 +6,7 @@ namespace torch_xla {
 
 namespace {
 // A clock costs some 25 ns, an operator some 1,500; so most of them are only counted.
-constexpr uint64_t kOneIn = 16;
+constexpr uint64_t kOneIn = 64;
 }  // namespace
 
 void Timing::end(std::chrono::steady_clock::time_point start) {
