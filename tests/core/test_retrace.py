@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +18,8 @@ from torch_xla.debug import retrace
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
+    gc.collect()  # what a caught exception of another test still holds would be part of the first graph
+    torch_xla.sync()
     cache.clear()
     retrace.clear()
     yield

@@ -79,4 +79,4 @@ def test_hlo_speaks_of_modules_and_lines(tmp_path):
     assert str(path) in files.values()
     lines = {(functions[number], int(line)) for number, line in places}
     assert {("forward", 13), ("forward", 37), ("<module>", 44)} <= lines
-    assert ("backward", 1) in lines  # no Python ran there
+    assert "backward" not in dict(lines)  # its operators have the line that called it

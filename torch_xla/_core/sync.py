@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torch_xla import _bindings, _config, _fallbacks, _metrics, _timeline
 from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
+
+R = TypeVar("R")
 
 # One barrier at a time: a second one would run, and donate, what the first is running.
 _lock = threading.RLock()
@@ -82,12 +84,26 @@ def _wait(device: int) -> None:
 def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        while not _run(cut, cause, reading):
-            pass  # an operator's numbers became constants: the graph has another key now
+        _settled(lambda: _run(cut, cause, reading))
 
 
-def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> bool:
-    """Cuts a graph and runs it; False if it must be cut again."""
+def _settled(attempt: Callable[[], R]) -> R:
+    """What `attempt` gives, made again while an operator turns out to need its numbers as constants.
+
+    The graph must be cut again then: it has another key.
+    """
+    from torch_xla.ops.registry import StaticNumbers
+
+    while True:
+        try:
+            return attempt()
+        except StaticNumbers as static:
+            namespace, name, overload = static.op.split(".")
+            _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
+
+
+def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
+    """Cuts a graph and runs it."""
     from torch_xla._core import cache, compiler, executor, host, memory
     from torch_xla.ops.registry import StaticNumbers
 
@@ -95,13 +111,13 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
         cut = cut_graph()
         _fill(cut)
     if not cut.num_outputs:
-        return True
+        return
     _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
     key = cut.key
     region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
     try:
         if reading and cut.fits_host and host.run(cut):
-            return True
+            return
         with _timeline.span("look up"):
             executable = cache.find(key, cut.device)
         if executable is None:
@@ -112,11 +128,7 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
                 verify.verify(described)
             _dump(described)
             name = region.name()
-            try:
-                lowered = compiler.lower(described, name or "graph")
-            except StaticNumbers as static:
-                _make_static(static.op)
-                return False
+            lowered = compiler.lower(described, name or "graph")
             retrace.note(described, _bindings.user_frame(), name)
             analysis.before_compile(described, cause, name)
             executable = compiler.compile_lowered(described, lowered, name or "graph")
@@ -128,7 +140,7 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
         executor.run(executable, cut)
         if reading:
             loop_report.value_read(outputs, cut.device)
-    except (GraphLimitError, OutOfMemoryError):  # before anything ran: the graph stays pending
+    except (GraphLimitError, OutOfMemoryError, StaticNumbers):  # before anything ran: the graph stays pending
         raise
     except Exception as error:
         if memory.ran_out(error):
@@ -139,18 +151,12 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
             failure = RuntimeError(text)
         cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
         raise failure from error
-    return True
 
 
 def _fill(cut: _bindings.Graph) -> None:
     fills = cut.describe_fills()
     if fills:
         cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
-
-
-def _make_static(op: str) -> None:
-    namespace, name, overload = op.split(".")
-    _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
 
 
 def _dump(described: Any) -> None:
@@ -170,19 +176,17 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     Returns:
         The text, or bytes for the protobuf message and the bytecode.
     """
-    from torch_xla.ops.registry import StaticNumbers
+
+    def render() -> Any:
+        cut = (
+            _bindings.Graph.of_tensors(list(tensors), live=False)
+            if tensors
+            else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
+        )
+        return _render(graph.describe(cut), form, _computed(tensors))
 
     with _lock:
-        while True:
-            try:
-                cut = (
-                    _bindings.Graph.of_tensors(list(tensors), live=False)
-                    if tensors
-                    else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
-                )
-                return _render(graph.describe(cut), form, _computed(tensors))
-            except StaticNumbers as static:
-                _make_static(static.op)
+        return _settled(render)
 
 
 @dataclass(frozen=True)
@@ -226,21 +230,18 @@ def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
         tensors: The tensors.
         name: Name of the module.
     """
-    from torch_xla._core import graph, lowering
-    from torch_xla.ops.registry import StaticNumbers
+    from torch_xla._core import lowering
+
+    def lower() -> Program:
+        cut = _bindings.Graph.of_tensors(list(tensors), live=False)
+        _fill(cut)
+        described = graph.describe(cut)
+        stage = lowering.lower(described, name).stage
+        vectors = [vector for vector in cut.packed_numbers() if vector.size]
+        return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
     with _lock:
-        while True:
-            cut = _bindings.Graph.of_tensors(list(tensors), live=False)
-            _fill(cut)
-            described = graph.describe(cut)
-            try:
-                stage = lowering.lower(described, name).stage
-            except StaticNumbers as static:
-                _make_static(static.op)
-                continue
-            vectors = [vector for vector in cut.packed_numbers() if vector.size]
-            return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
+        return _settled(lower)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -116,7 +116,7 @@ void Call::collect() {
     }
   }
   for (int i = 0; info.functional != nullptr && i < info.functional_extra; ++i) {
-    push({Arg::Kind::Attr, 0, {}});
+    push(attr({}));
   }
   key.mix(attrs);
 }
@@ -184,9 +184,9 @@ void Call::add_number(const IValue& v) {
 
 void Call::add_tensor(const at::Tensor& t) {
   if (!t.defined()) {
-    push({Arg::Kind::Attr, 0, {}});
+    push(attr({}));
   } else if (is_xla(t)) {
-    push({Arg::Kind::Input, 0, {}});
+    push(input_arg());
     add_input(t);
   } else {
     key.mix(static_cast<uint64_t>(t.scalar_type()) + 100);
@@ -196,7 +196,7 @@ void Call::add_tensor(const at::Tensor& t) {
 
 void Call::add(ArgKind kind, const IValue& v) {
   if (v.isNone()) {
-    push({Arg::Kind::Attr, 0, {}});
+    push(attr({}));
     return;
   }
   switch (kind) {
@@ -236,7 +236,7 @@ void Call::add(ArgKind kind, const IValue& v) {
     }
     case ArgKind::Generator:
       generator = v.toGenerator();
-      push({Arg::Kind::Attr, 0, {}});
+      push(attr({}));
       break;
     case ArgKind::Attr:
       push({Arg::Kind::Attr, 0, v});

@@ -103,7 +103,6 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
   if (!live) {
     ++epoch;
     graph.collect(std::move(roots));
-    graph.donated.assign(graph.leaves.size(), false);
     return graph;
   }
   // Whatever else lives inside this subgraph (saved activations, parameters) would be computed again by the next graph.
@@ -123,8 +122,6 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
   graph.collect(std::move(roots));
   if (give) {
     graph.find_donations(false);
-  } else {
-    graph.donated.assign(graph.leaves.size(), false);
   }
   return graph;
 }
@@ -222,6 +219,7 @@ void Graph::number_leaves() {
       key.mix(kLeafTag | in.slot);
     }
   }
+  donated.assign(leaves.size(), false);
   for (const auto& leaf : leaves) {
     leaf->output = false;
   }
@@ -235,7 +233,6 @@ void Graph::number_leaves() {
 // A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
 // it away, and no one else can still reach it.
 void Graph::find_donations(bool overwritten_too) {
-  donated.assign(leaves.size(), false);
   successors.assign(leaves.size(), -1);
   std::vector<bool> overwritten(leaves.size(), false);
   std::vector<bool> held_once(leaves.size(), false);
@@ -413,7 +410,9 @@ void Graph::abandon(const std::string& error) {
 }
 
 void Graph::clear() {
-  nodes.clear();
+  while (!nodes.empty()) {
+    nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
+  }
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -98,17 +99,19 @@ Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
 void Node::let_go() {
   release_object(std::exchange(buffer, nullptr));
   source.reset();
-  if (inputs.empty()) {
+  // A chain of a million nodes must not be released by a million nested destructors: take the inputs of every node
+  // that dies here before it does. Mostly none does.
+  const auto dies = [](const Value& v) { return v.node.defined() && v.node.use_count() == 1; };
+  if (std::none_of(inputs.begin(), inputs.end(), dies)) {
+    inputs.clear();
     return;
   }
-  // A chain of a million nodes must not be released by a million nested destructors: take the inputs of every node
-  // that dies here before it does.
   std::vector<Value> dying(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
   inputs.clear();
   while (!dying.empty()) {
     const Value value = std::move(dying.back());
     dying.pop_back();
-    if (value.node.defined() && value.node.use_count() == 1) {
+    if (dies(value)) {
       auto& next = value.node->inputs;
       dying.insert(dying.end(), std::make_move_iterator(next.begin()), std::make_move_iterator(next.end()));
       next.clear();

@@ -80,6 +80,8 @@ struct Arg {
   uint32_t count = 0;
   c10::IValue value;
 };
+inline Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
+inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value)}; }
 using Args = c10::SmallVector<Arg, 4>;
 using Inputs = c10::SmallVector<Value, 3>;
 

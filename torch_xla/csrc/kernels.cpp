@@ -31,9 +31,6 @@ c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
   return index;
 }
 
-Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
-Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
-
 Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   constexpr int64_t kAddresses = int64_t{1} << 47;  // of a process; XLA may never need the whole, and compute for years
   TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "[memory] got a tensor of ", meta->bytes,
@@ -218,7 +215,6 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
     values = fetch(values);
   }
   if (is_xla(values)) {
-    at::assert_no_partial_overlap(self, values);
     copy_within(self, values);
     if (eager()) {
       evaluate({self});
@@ -251,6 +247,29 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
     return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
   }
   return new_like(self, dtype, layout, device, pin_memory, format).copy_(self, non_blocking);
+}
+
+// The same tensor again: no node, so not worth a recorded call. Each gradient of a backward pass comes through here.
+Tensor another(const Tensor& self, OpInfo& info) {
+  if (!is_xla(self)) {  // what a FakeTensor wraps
+    return at::native::alias(self);
+  }
+  info.calls.fetch_add(1, std::memory_order_relaxed);
+  Alias alias;
+  {
+    const RecorderLock lock;
+    alias = impl_of(self)->alias;
+    alias.current();  // raises where the value is lost
+  }
+  return make_tensor(std::move(alias));
+}
+Tensor alias(const Tensor& self) {
+  static auto& info = op_info("aten::alias", "");
+  return another(self, info);
+}
+Tensor detach(const Tensor& self) {
+  static auto& info = op_info("aten::detach", "");
+  return another(self, info);
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
@@ -381,6 +400,8 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("copy_", TORCH_FN(copy_));
   m.impl("empty_like", TORCH_FN(new_like));
   m.impl("_to_copy", TORCH_FN(to_copy));
+  m.impl("alias", TORCH_FN(alias));
+  m.impl("detach", TORCH_FN(detach));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));

@@ -74,7 +74,6 @@ bool is_optimizer_step(const c10::FunctionSchema& schema) {
 
 Form form_of(const std::string& name) {
   static const std::unordered_map<std::string, Form> forms{
-      {"aten.alias.default", Form::Alias},          {"aten.detach.default", Form::Alias},
       {"aten.as_strided.default", Form::AsStrided}, {"aten.as_strided_scatter.default", Form::AsStridedScatter},
       {"aten.index.Tensor", Form::Index},           {"aten.index.Tensor_out", Form::Index},
       {"aten._unsafe_index.Tensor", Form::Index},

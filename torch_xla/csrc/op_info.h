@@ -16,7 +16,6 @@ namespace torch_xla {
 // How a call is recorded, where not as a plain one.
 enum class Form : uint8_t {
   Plain,
-  Alias,             // the result is the argument
   AsStrided,         // its arguments tell the result's shape
   AsStridedScatter,  // so do they, of what is written
   Index,             // has a data-dependent shape, for masks only

@@ -70,10 +70,7 @@ struct Outcome {
 
 void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& self = impl_of(call.stack[call.base].toTensor())->alias;
-  if (call.info.form == Form::Alias) {
-    self.current();
-    outcome.results.push_back(self);
-  } else if (call.info.form == Form::AsStrided) {
+  if (call.info.form == Form::AsStrided) {
     outcome.results.push_back(self.as_strided({metas, 0}));
   } else {
     const auto node = make_node(call.info, call.args, std::move(call.inputs), metas, call.attrs);

@@ -132,10 +132,16 @@ bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
   return false;
 }
 
-// Runs the CPU kernel on twins of the arguments, and returns these.
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+// Runs the CPU kernel on twins of the arguments, and returns these; what the caller records warns by itself.
 std::vector<c10::IValue> call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   torch::jit::Stack stack;
   CpuTwins twins;
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   for (const auto& v : arguments) {
     stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
@@ -145,17 +151,11 @@ std::vector<c10::IValue> call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IVal
   return given;
 }
 
-struct Silence final : c10::WarningHandler {
-  void process(const c10::Warning& /*warning*/) override {}
-};
-
 // Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
 void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas) {
   if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return;  // it would draw from the CPU's generator
   }
-  Silence silence;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   std::vector<c10::IValue> twins;
   try {
     twins = call_on_cpu(info, arguments);
@@ -206,6 +206,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
   }
+  bool resizes = false;
   bool warns = false;
   for (const auto position : info.written) {
     // Some Meta kernels resize what is also read, which no CPU kernel does.
@@ -215,9 +216,12 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                 "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
                 inputs[position].toTensor().sizes());
     if (info.is_out[position] && v.isTensor() && inputs[position].toTensor().sizes() != v.toTensor().sizes()) {
+      resizes = true;
       warns = warns || v.toTensor().numel() != 0;
-      take_strides(info, arguments, inputs);
     }
+  }
+  if (resizes) {
+    take_strides(info, arguments, inputs);
   }
   auto set = c10::make_intrusive<MetaSet>();
   for (size_t r = 0; r < stack.size(); ++r) {
@@ -240,8 +244,6 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
 }
 
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  Silence silence;  // what the caller records warns by itself
-  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   try {
     call_on_cpu(info, arguments);
   } catch (const TooLarge&) {

@@ -207,7 +207,7 @@ void Alias::find_path() {
   path = memory_alias(storage, meta).path;
   layout = storage->layouts;
   const auto add = [&](const char* name) {
-    path = make_step(path, op_info(name, ""), {{Arg::Kind::Input, 0, {}}}, meta,
+    path = make_step(path, op_info(name, ""), {input_arg()}, meta,
                      make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
   };
   if (conjugate) {

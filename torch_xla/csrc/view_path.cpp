@@ -9,8 +9,6 @@ namespace torch_xla {
 
 namespace {
 
-Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
-Arg attr(c10::IValue v) { return {Arg::Kind::Attr, 0, std::move(v)}; }
 std::vector<int64_t> int_list(c10::IntArrayRef a) { return {a.begin(), a.end()}; }
 
 // A single-result node over one or two values.
@@ -203,9 +201,12 @@ bool shows_whole(const ViewPath& path, const Meta& base) {
   if (shown.layout != base.layout || shown.offset != base.offset) {
     return false;
   }
-  const auto steps = steps_of(path);
-  return std::none_of(steps.begin(), steps.end(),
-                      [](const ViewStep* s) { return s->op == &conjugate || s->op == &negative; });
+  for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
+    if (step->op == &conjugate || step->op == &negative) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {

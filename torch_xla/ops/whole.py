@@ -6,7 +6,7 @@ Read at import, so it names them without importing JAX. Every one has a lowering
 from __future__ import annotations
 
 VIEWS = """
-alias detach select.int slice.Tensor transpose.int t permute unsqueeze squeeze squeeze.dim squeeze.dims
+select.int slice.Tensor transpose.int t permute unsqueeze squeeze squeeze.dim squeeze.dims
 expand _reshape_alias diagonal split.Tensor split_with_sizes unbind.int view.dtype unfold view_as_real view_as_complex
 _conj _neg_view
 """.split()
