@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla import _bindings
+from torch_xla import _XLAC, _bindings
 from torch_xla._core import sync
+from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 SIZE = 50_000  # too large for the host to compute
 
@@ -257,3 +258,25 @@ def test_memory_does_not_grow(make: Callable[..., torch.optim.Optimizer]) -> Non
         live.append(len(jax.live_arrays()))
     assert len(set(live[2:])) == 1, live
     assert loss.isfinite()
+
+
+def test_a_compiled_function_writes_over_given_buffers_only() -> None:
+    function = torch.compile(lambda x: x * 3 + 1, backend="openxla")
+    for given in (False, True):
+        x = torch.arange(6.0).to("xla")
+        assert not given or _XLAC._set_buffer_donation(x, True)
+        assert function(x).tolist() == [1, 4, 7, 10, 13, 16]
+        assert _XLAC._is_placecholder(x) is given
+        assert ("Data Handle: Deleted" in _XLAC._get_xla_tensor_debug_info(x)) is given
+
+
+def test_gifts_are_counted_and_may_be_taken_anywhere_in_a_block(counted) -> None:
+    x = torch.arange(6.0).to("xla")
+    with counted("XlaSetBufferDonation", 0):
+        assert not _XLAC._set_buffer_donation(x + 1, True)  # it has no buffer yet
+    with counted("XlaSetBufferDonation", 1), alias_with_buffer_donor_config() as before:
+        assert _XLAC._set_buffer_donation(x, True)
+        y = x + 1
+        _XLAC._xla_sync_multi([y], [], True, False)
+    assert before is False is _XLAC._xla_get_enable_alias_with_buffer_donor_config()
+    assert _XLAC._is_placecholder(x) and y.tolist() == [1, 2, 3, 4, 5, 6]

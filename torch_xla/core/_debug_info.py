@@ -24,6 +24,10 @@ def tensor_info(tensor: torch.Tensor) -> str:
     """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
     if tensor.device.type != "xla":
         return f"Not a XLATensor: it is on {tensor.device}\n"
+    if _bindings.is_lost(tensor):
+        return (
+            f"Device: {tensor.device}\nXLA Shape: {_shape_text(tensor)}\nIR: None\nXLAData:\n  Data Handle: Deleted\n"
+        )
     lines = [
         f"Tensor id: {_bindings.tensor_id(tensor)}",
         f"Device: {tensor.device} ({backend.hardware(tensor.device.index)})",

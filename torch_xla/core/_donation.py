@@ -19,8 +19,10 @@ def give(tensor: torch.Tensor, should_donate: bool = True) -> bool:
     Returns:
         Whether the tensor had a buffer; it has none while it is pending, if it is a view, or if it is lost.
     """
-    _metrics.count("XlaSetBufferDonation")
-    return _bindings.give_buffer(tensor, should_donate)
+    has_buffer = _bindings.give_buffer(tensor, should_donate)
+    if has_buffer:
+        _metrics.count("XlaSetBufferDonation")
+    return has_buffer
 
 
 def is_given(tensor: torch.Tensor) -> bool:

@@ -35,7 +35,7 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
             results = xla_model(*args)
         finally:
             _bindings.set_eager(eager)
-        _barrier.evaluate(_tensors(results), cause=analysis.DYNAMO)
+        _barrier.evaluate(_tensors(results), give=True, cause=analysis.DYNAMO)
         return results
 
     return run
