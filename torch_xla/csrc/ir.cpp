@@ -145,7 +145,7 @@ void hash_arg(Hash& hash, const Arg& arg) {
   }
 }
 
-NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs) {
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
   Hash attrs;
   for (const auto& arg : args) {
     hash_arg(attrs, arg);
@@ -153,7 +153,7 @@ NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs) {
   return make_node(op, std::move(args), std::move(inputs), std::move(outs), attrs);
 }
 
-NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs, const Hash& attrs) {
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
   auto node = c10::make_intrusive<Node>();
   node->op = &op;
   node->args = std::move(args);

@@ -82,7 +82,7 @@ struct Arg {
 };
 inline Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
 inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value)}; }
-using Args = c10::SmallVector<Arg, 4>;
+using Args = c10::SmallVector<Arg, 5>;
 using Inputs = c10::SmallVector<Value, 3>;
 
 struct Pack;
@@ -143,9 +143,9 @@ using NodePtr = c10::intrusive_ptr<Node>;
 // Follows a result to the leaf that replaced it, if any.
 void resolve(Value& value);
 
-NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs);
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs);
 // As above, where the caller has hashed the arguments already (see `hash_arg`).
-NodePtr make_node(OpInfo& op, Args args, Inputs inputs, MetaSetPtr outs, const Hash& attrs);
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs);
 void hash_arg(Hash& hash, const Arg& arg);
 // The sequence number the next node will get.
 uint64_t node_sequence();

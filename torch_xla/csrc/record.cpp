@@ -73,7 +73,7 @@ void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   if (call.info.form == Form::AsStrided) {
     outcome.results.push_back(self.as_strided({metas, 0}));
   } else {
-    const auto node = make_node(call.info, call.args, std::move(call.inputs), metas, call.attrs);
+    const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.attrs);
     for (uint32_t i = 0; i < metas->metas.size(); ++i) {
       outcome.results.push_back(self.view(call.info, call.args, metas, i, node));
     }

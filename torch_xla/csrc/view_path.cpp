@@ -73,7 +73,7 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
 }  // namespace
 
 Value forward(const ViewStep& step, const Value& in) {
-  return {make_node(*step.op, step.args, {in}, step.outs), step.out};
+  return {make_node(*step.op, Args(step.args), {in}, step.outs), step.out};
 }
 
 Value inverse(const ViewStep& step, const Value& base, const Value& v) {
