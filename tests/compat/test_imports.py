@@ -25,7 +25,7 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def layer_of(module: str) -> int:
     """Index in LAYERS; a module may import from its own layer and from lower ones, the package root from all."""
     head = module.split(".")[1] if "." in module else ""
-    if head in ("_capture", "_config", "_errors", "_fallbacks", "_metrics", "_timeline"):
+    if head in ("_capture", "_config", "_errors", "_fallbacks", "_files", "_metrics", "_timeline"):
         return LAYERS.index("settings")
     if head in ("_bindings", "_C"):
         return LAYERS.index("bindings")

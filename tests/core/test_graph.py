@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from probes import cut_of, spy_on_barriers
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import graph, graph_text
+from torch_xla._core import cache, graph, graph_text
 from torch_xla._core.graph import Input, Number, Wire
 from torch_xla.ops.registry import Meta
 
@@ -288,3 +289,26 @@ def test_graphs_of_two_devices_do_not_mix() -> None:
     assert [node.op for node in graph.describe(_bindings.Graph.of_device(0)).nodes] == ["aten.sin.default"]
     assert [node.op for node in graph.describe(_bindings.Graph.of_device(1)).nodes] == ["aten.cos.default"]
     del kept
+
+
+def test_graphs_are_saved_where_a_setting_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.ones(5).to("xla")
+    torch_xla.sync()
+    cache.clear()
+    path = tmp_path / "graphs"
+    monkeypatch.setenv("XLA_SAVE_TENSORS_FILE", str(path))
+    for form, said in (("text", "aten::cosh"), ("dot", "digraph"), ("hlo", "HloModule")):
+        monkeypatch.setenv("XLA_SAVE_TENSORS_FMT", form)
+        cache.clear()
+        y = x.cosh()
+        torch_xla.sync()
+        assert said in path.read_text()
+    monkeypatch.setenv("XLA_SAVE_TENSORS_FILE", str(tmp_path))
+    for function in (torch.sinh, torch.tanh):
+        y = function(x)
+        torch_xla.sync()  # the values are there although the graph's text is not
+        torch.testing.assert_close(y.cpu(), function(torch.ones(5)))
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith(f"[graph] XLA_SAVE_TENSORS_FILE={str(tmp_path)!r}, which cannot be written")

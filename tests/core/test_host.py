@@ -55,6 +55,13 @@ class TestSmall:
             read = [timesteps[i].item() for i in range(20)]
         assert read == list(range(980, -20, -50))
 
+    def test_rows_of_a_larger_tensor(self, compiles: Counting) -> None:
+        table = torch.arange(40_000.0).view(1000, 40)
+        on_device = table.to("xla")
+        with compiles(0):
+            for i in range(0, 1000, 50):
+                torch.testing.assert_close(on_device[i, ::2].cpu(), table[i, ::2], rtol=0, atol=0)
+
     def test_a_check_of_a_mask(self, compiles: Counting) -> None:
         mask = torch.ones(2, 128, dtype=torch.int64).to("xla")
         with compiles(0):

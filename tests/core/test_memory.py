@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import torch_xla
 from torch_xla import _config
-from torch_xla._core import backend, memory
+from torch_xla._core import backend, executor, memory
 from torch_xla.debug import memory as public
 
 
@@ -94,10 +95,16 @@ def test_a_program_that_runs_out_after_its_start() -> None:
         def block_until_ready(self) -> None:
             raise ValueError("INTERNAL: Error dispatching computation: Out of memory allocating 1024 bytes.")
 
-    with pytest.raises(torch.OutOfMemoryError, match=r"^\[memory\] a graph that was started did not fit") as info:
-        backend.download((Failed(), -1), (2,), torch.float32)
-    assert "allocating 1024 bytes, on xla:1\n" in str(info.value) and "float32[29, 7], made at" in str(info.value)
-    assert kept.shape == (29, 7)
+    def wait() -> None:
+        torch_xla.sync(wait=True)
+        executor._in_flight.setdefault(1, deque()).append(Failed())
+        executor.wait(1)
+
+    for find_out in (lambda: backend.download((Failed(), -1), (2,), torch.float32), wait):
+        with pytest.raises(torch.OutOfMemoryError, match=r"^\[memory\] a graph that was started did not fit") as info:
+            find_out()
+        assert "allocating 1024 bytes, on xla:1\n" in str(info.value) and "float32[29, 7], made at" in str(info.value)
+    assert (kept + 1).sum().item() == 2 * 29 * 7
 
 
 def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> None:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _files, _metrics
 from torch_xla._core.graph import Graph
 
 if TYPE_CHECKING:
@@ -144,11 +144,5 @@ def _write(kind: str, lines: list[str]) -> None:
 
 def _emit(text: str) -> None:
     path = _config.PT_XLA_DEBUG_FILE.get()
-    if path is None:
+    if path is None or not _files.append("debug", "PT_XLA_DEBUG_FILE", path, text):
         sys.stderr.write(text)
-        return
-    try:
-        with open(path, "a") as file:
-            file.write(text)
-    except OSError as error:  # the program goes on
-        sys.stderr.write(f"[debug] PT_XLA_DEBUG_FILE={path!r} cannot be written ({error}); here instead:{text}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings, _metrics, _timeline
-from torch_xla._core import backend
+from torch_xla._core import backend, memory
 from torch_xla._core.compiler import Executable
 
 # Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
@@ -33,7 +33,7 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
     if len(queue) >= _AHEAD:
-        _wait(queue, _AHEAD - 1)
+        _wait(device, _AHEAD - 1)
     with _metrics.timed(_metrics.stage("ExecuteTime")) as start:
         token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
@@ -56,16 +56,25 @@ def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) 
 
 
 def wait(device: int) -> None:
-    """Returns when the device has finished all that was started."""
-    queue = _in_flight.get(device)
-    if queue:
-        _wait(queue, 0, _bindings.user_frame)
+    """Returns when the device has finished all that was started.
+
+    Raises:
+        torch.OutOfMemoryError: A program did not fit into the device's memory.
+    """
+    if _in_flight.get(device):
+        _wait(device, 0, _bindings.user_frame)
 
 
-def _wait(queue: deque[Any], left: int, line: Callable[[], str | None] | None = None) -> None:
+def _wait(device: int, left: int, line: Callable[[], str | None] | None = None) -> None:
     """Waits until so many runs are left in flight."""
+    queue = _in_flight[device]
     start = time.perf_counter()
-    with _timeline.span("wait", line):
-        while len(queue) > left:
-            queue.popleft().block_until_ready()
+    try:
+        with _timeline.span("wait", line):
+            while len(queue) > left:
+                queue.popleft().block_until_ready()
+    except Exception as error:
+        if memory.ran_out(error):
+            raise memory.explain_late(error, device) from error
+        raise
     _metrics.waited(start)

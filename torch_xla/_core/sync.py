@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xla import _bindings, _config, _fallbacks, _metrics, _timeline
+from torch_xla import _bindings, _config, _fallbacks, _files, _metrics, _timeline
 from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
@@ -162,8 +162,8 @@ def _fill(cut: _bindings.Graph) -> None:
 def _dump(described: Any) -> None:
     path = _config.XLA_SAVE_TENSORS_FILE.get()
     if path is not None:
-        with open(path, "a") as file:
-            file.write(_render(described, _config.XLA_SAVE_TENSORS_FMT.get()))
+        text = _render(described, _config.XLA_SAVE_TENSORS_FMT.get())
+        _files.append("graph", "XLA_SAVE_TENSORS_FILE", path, text)
 
 
 def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:

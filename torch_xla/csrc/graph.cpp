@@ -325,6 +325,7 @@ std::vector<NodePtr> Graph::fills() const {
 bool Graph::fits_host() const {
   constexpr size_t kNodes = 24;
   constexpr int64_t kValues = 16384;
+  constexpr int64_t kViewedValues = 1 << 18;  // a part of a tensor: each other part would be another program
   if (nodes.size() > kNodes) {
     return false;
   }
@@ -336,7 +337,9 @@ bool Graph::fits_host() const {
   };
   std::for_each(nodes.begin(), nodes.end(), count);
   std::for_each(leaves.begin(), leaves.end(), count);
-  return values <= kValues && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
+  const bool views = std::all_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->view; });
+  return values <= (views ? kViewedValues : kValues) &&
+         std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
 std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {

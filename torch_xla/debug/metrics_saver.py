@@ -6,13 +6,11 @@ import itertools
 import sys
 import threading
 
-from torch_xla import _config
-from torch_xla._errors import message
+from torch_xla import _config, _files
 from torch_xla.debug import metrics
 
 _lock = threading.Lock()
 _steps = itertools.count()
-_told: set[str] = set()  # files that cannot be written
 
 
 def save_metrics(metrics_file: str | None = None) -> None:
@@ -43,7 +41,4 @@ def at_barrier() -> None:
     try:
         save_metrics(target)
     except OSError as error:
-        if target not in _told:
-            _told.add(target)
-            text = f"XLA_METRICS_FILE={target!r}, which cannot be written ({error.strerror or error})"
-            print(message("metrics", text, do="name another file; the program goes on"), file=sys.stderr)
+        _files.tell("metrics", "XLA_METRICS_FILE", target, error)
