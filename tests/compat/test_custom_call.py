@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from probes import python
 
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
@@ -24,9 +25,6 @@ def library() -> Iterator[torch.library.Library]:
 
 
 def test_a_target_of_the_backend_runs() -> None:
-    import jax
-
-    jax.numpy.linalg.cholesky(jax.numpy.eye(2))  # loads LAPACK's functions
     factor = torch.randn(4, 4).tril(-1) + 3 * torch.eye(4)
     x = (factor @ factor.mT).to("xla")
     # Rows are LAPACK's columns: its lower triangle is our upper one.
@@ -157,3 +155,16 @@ def test_marks_for_torch_compile_are_checked() -> None:
         torch.ops.xla.dynamo_mark_sharding(x, ids, [2, 3], "('a', 'b')", "('a', None)")
     host = torch.ones(2)
     assert torch.ops.xla.dynamo_mark_sharding(host, [], [], "()", "()") is host
+
+
+def test_a_kernel_of_lapack_is_loaded_before_its_first_call() -> None:
+    code = (
+        "import torch, torch_xla\n"
+        "from torch_xla.experimental.stablehlo_custom_call import stablehlo_custom_call\n"
+        "x = torch.eye(3, device='xla') * 4\n"
+        "shapes, dtypes, lower = [[3, 3], []], [torch.float32, torch.int32], '{uplo = 76 : ui8}'\n"
+        "factor, info = stablehlo_custom_call((x,), 'lapack_spotrf_ffi', shapes, dtypes,"
+        " backend_config=lower, api_version=4)\n"
+        "assert factor.diag().tolist() == [2, 2, 2] and info.item() == 0\n"
+    )
+    python("-c", code)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -62,7 +63,8 @@ def run(tests: Path, file: str, limit: float) -> Outcomes:
 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        succeeds("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300", f"--junitxml={report}", str(path))
+        timeout = f"--timeout={FILES.get(file, {}).get('timeout', 300)}"
+        succeeds("-m", "pytest", "-q", "-p", "no:cacheprovider", timeout, f"--junitxml={report}", str(path))
         if not report.exists():
             return {"the whole file": "failed"}
         outcomes = {}
@@ -129,6 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the own tests of torch_xla 2.9 against this package.")
     parser.add_argument("checkout", type=Path, help="a clone of pytorch/xla at v2.9.0")
     parser.add_argument("files", nargs="*", help="files below its test folder; all of expected.toml by default")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files that run side by side")
     parser.add_argument("--limit", type=float, default=1800, help="seconds that a file may take")
     parser.add_argument(
         "--results",
@@ -140,12 +143,15 @@ def main() -> int:
     results: dict[str, Outcomes] = json.loads(options.results.read_text()) if options.results.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         tests = prepared(options.checkout, Path(folder))
-        for file in options.files or FILES:
-            results[file] = run(tests, file, options.limit)
-            kinds = ", ".join(f"{count(results[file], kind)} {kind}" for kind in ("passed", "failed", "skipped"))
-            print(f"{file:60} {kinds}", flush=True)
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            options.results.write_text(json.dumps(results, indent=1))
+        with ThreadPoolExecutor(options.jobs) as pool:
+            running = {pool.submit(run, tests, file, options.limit): file for file in options.files or FILES}
+            for done in as_completed(running):
+                file = running[done]
+                results[file] = done.result()
+                kinds = ", ".join(f"{count(results[file], kind)} {kind}" for kind in ("passed", "failed", "skipped"))
+                print(f"{file:60} {kinds}", flush=True)
+                options.results.parent.mkdir(parents=True, exist_ok=True)
+                options.results.write_text(json.dumps(results, indent=1))
     head = REPORT.read_text().split(MARK)[0]
     REPORT.write_text(head + MARK + "\n" + table(results))
     problems = wrong(results)

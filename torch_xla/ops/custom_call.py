@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
+from jaxlib import lapack
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Meta, lowers
@@ -77,6 +78,8 @@ def custom_call(
         api_version: Number of the calling convention in XLA, 0 to 4.
         attributes: Names and values for the frontend, one after the other.
     """
+    if target.startswith("lapack_"):  # known to XLA from the start, but they kill the process before they are loaded
+        lapack.prepare_lapack_call("potrf", jax.numpy.float32)
     found: list[jax.Array] = _custom_call.bind(
         *operands,
         outs=tuple(outs),
