@@ -244,8 +244,6 @@ void check_as_strided(const Call& call, size_t first) {
               " requiring a storage size of ", (last + 1) * item, " are out of bounds for storage of size ", bytes);
 }
 
-}  // namespace
-
 // A backward pass runs in the thread that asks for it, as it does on CPU. A thread for each device, as PyTorch has for
 // GPUs, would have nothing to do at the same time, and no line of the user's. Who switches that on again is obeyed.
 void keep_backward_in_this_thread() {
@@ -255,6 +253,8 @@ void keep_backward_in_this_thread() {
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
 }
+
+}  // namespace
 
 void record(const c10::OperatorHandle& op, Stack* stack) {
   auto& info = op_info(op);
