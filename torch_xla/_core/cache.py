@@ -22,7 +22,9 @@ _MAPS_USED = 0.8  # part of the limit above which executables are dropped
 _MAPS_PER_EXECUTABLE = 400  # more than any has
 _MAGIC = b"torch_xla executable 1\n"
 
-_executables: OrderedDict[tuple[str, int], Executable] = OrderedDict()
+_Entry = tuple[str, int, precision.Precision, str, bool]
+
+_executables: OrderedDict[_Entry, Executable] = OrderedDict()
 _folder: Path | None = None
 _readonly = False
 _stores_to_come = 0  # before mappings must be counted again
@@ -72,7 +74,7 @@ def clear() -> None:
 def find(key: str, device: int) -> Executable | None:
     """The executable of a graph, or None; counts what it found."""
     _initialize_from_environment()
-    entry = (_with_options(key), device)
+    entry = _entry(key, device)
     executable = _executables.get(entry)
     if executable is not None:
         _executables.move_to_end(entry)
@@ -90,13 +92,13 @@ def find(key: str, device: int) -> Executable | None:
 def add(key: str, device: int, executable: Executable) -> None:
     """Remembers a newly compiled graph."""
     _metrics.count("UncachedCompile")
-    _store((_with_options(key), device), executable)
+    _store(_entry(key, device), executable)
     # A program that calls back into this process cannot run in another.
     if _folder is not None and not _readonly and not executable.waits:
         _save(key, device, executable)
 
 
-def _store(entry: tuple[str, int], executable: Executable) -> None:
+def _store(entry: _Entry, executable: Executable) -> None:
     _executables[entry] = executable
     while len(_executables) > _CAPACITY:
         _executables.popitem(last=False)
@@ -128,11 +130,9 @@ def _maps() -> tuple[int, int]:
         return 1 << 62, 0
 
 
-def _with_options(key: str) -> str:
-    options = compiler.options()
-    exact = precision.current()
-    named = " named" if scopes.on() else ""
-    return f"{key} {exact.products} {exact.convolutions} {sorted(options.items()) if options else ''}{named}"
+def _entry(key: str, device: int) -> _Entry:
+    """What beside the graph decides the program, within a process."""
+    return key, device, precision.current(), compiler.options_text(), scopes.on()
 
 
 @functools.cache
@@ -153,7 +153,7 @@ def _file(key: str, device: int) -> Path:
     assert _folder is not None
     target = backend.jax_device(device)
     digest = hashlib.sha256(_identity())
-    digest.update(f"{_with_options(key)} {target.platform} {target.device_kind} {device}".encode())
+    digest.update(f"{_entry(key, device)} {target.platform} {target.device_kind}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())
     return _folder / f"{digest.hexdigest()}.xla"

@@ -5,6 +5,7 @@ CPUs compute in full float32 whatever the setting; GPUs and TPUs have faster way
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,9 @@ class Precision:
     convolutions: str
 
 
+_levels = functools.cache(Precision)  # asked for at every barrier
+
+
 def choose(level: str | None) -> None:
     """Sets the level of products and convolutions; None leaves it to PyTorch's settings again."""
     global _chosen
@@ -41,12 +45,12 @@ def chosen() -> str | None:
 def current() -> Precision:
     """The levels in force; part of what a program is."""
     if _chosen is not None:
-        return Precision(_chosen, _chosen)
+        return _levels(_chosen, _chosen)
     products = _products()
     # PyTorch has a setting of its own for convolutions, and it allows the faster ones unless told otherwise.
     if products == "default":
-        return Precision(products, products)
-    return Precision(products, "high" if _fast_convolutions() else "highest")
+        return _levels(products, products)
+    return _levels(products, "high" if _fast_convolutions() else "highest")
 
 
 def _products() -> str:
