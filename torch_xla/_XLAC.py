@@ -73,6 +73,7 @@ def _get_stablehlo(
 _get_xla_tensor_debug_info = _debug_info.tensor_info
 _get_xla_tensor_shape_type = _debug_info.type_name
 _get_xla_tensor_dimension_size = _debug_info.dimension_size
+_get_tensors_handle = _debug_info.handles
 _unsafe_buffer_pointer = _debug_info.buffer_pointer
 _get_git_revs = _debug_info.revisions
 
@@ -127,7 +128,7 @@ def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
 
 _set_buffer_donation = _donation.give
 _get_buffer_donation = _donation.is_given
-_is_placecholder = _donation.is_lost  # spelled so
+_is_placecholder = _donation.without_values  # spelled so
 _xla_set_enable_alias_with_buffer_donor_config = _donation.set_everywhere
 _xla_get_enable_alias_with_buffer_donor_config = _donation.everywhere
 

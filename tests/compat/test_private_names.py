@@ -12,6 +12,7 @@ import torch
 from probes import python
 
 import torch_xla
+import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 import torch_xla.utils.utils as xu
@@ -153,6 +154,26 @@ def test_a_given_buffer_is_written_over_and_its_tensor_lost() -> None:
     assert torch.equal(z.cpu(), total)
     x.copy_(copy)
     assert torch.equal(x.cpu(), copy) and not _XLAC._is_placecholder(x)
+
+
+def test_placeholders_are_traced_and_have_no_values() -> None:
+    held = xm.get_memory_info(torch.device("xla", 0))["bytes_used"]
+    p, q = (xb.create_placeholder_tensor((1 << 14, 1 << 14), torch.bfloat16) for _ in range(2))
+    assert (p.device.type, p.dtype, p.shape) == ("xla", torch.bfloat16, (1 << 14, 1 << 14))
+    assert _XLAC._is_placecholder(p) and not _XLAC._is_placecholder(p + 1)
+    assert xm.get_memory_info(torch.device("xla", 0))["bytes_used"] < held + 2**29
+    assert len(set(_XLAC._get_tensors_handle([p, q, p]))) == 2
+    product = (p @ q) @ q.T
+    assert _XLAC._get_xla_tensors_text([product]).count("xla::device_data(), bf16[16384,16384]") == 2
+    assert "dot(" in _XLAC._get_xla_tensors_hlo([product])
+    with pytest.raises(RuntimeError, match=r"\[tensor\] got a placeholder"):
+        p.cpu()
+    with pytest.raises(RuntimeError, match=r"\[tensor\] got a placeholder"):
+        product[:2].cpu()
+    x = torch.ones(3, device="xla") + 1
+    del product
+    torch_xla.sync()
+    assert x.tolist() == [2.0] * 3
 
 
 def test_buffers_that_others_need_are_kept() -> None:

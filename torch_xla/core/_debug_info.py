@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch_xla import _bindings
 from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
+from torch_xla._errors import message
+from torch_xla.core import _donation
 
 
 def type_name(tensor: torch.Tensor) -> str:
@@ -24,7 +28,7 @@ def tensor_info(tensor: torch.Tensor) -> str:
     """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
     if tensor.device.type != "xla":
         return f"Not a XLATensor: it is on {tensor.device}\n"
-    if _bindings.is_lost(tensor):
+    if _donation.without_values(tensor):
         return (
             f"Device: {tensor.device}\nXLA Shape: {_shape_text(tensor)}\nIR: None\nXLAData:\n  Data Handle: Deleted\n"
         )
@@ -49,6 +53,20 @@ def buffer_pointer(tensor: torch.Tensor) -> int:
     """Address of a tensor's values on its device; they are computed first. It holds until the tensor is written."""
     _barrier.evaluate([tensor], wait=True)
     return int(_bindings.buffer_of(tensor).unsafe_buffer_pointer())
+
+
+def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number per tensor that tells whose memory is whose.
+
+    Raises:
+        RuntimeError: A tensor's buffer was given to a program that has written over it.
+    """
+    for tensor in tensors:
+        if _bindings.is_lost(tensor):
+            raise RuntimeError(
+                message("tensor", f"{_shape_text(tensor)}, whose buffer is deleted", expected="a tensor with a buffer")
+            )
+    return [_bindings.tensor_id(tensor) for tensor in tensors]
 
 
 def revisions() -> dict[str, str]:

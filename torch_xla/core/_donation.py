@@ -30,9 +30,9 @@ def is_given(tensor: torch.Tensor) -> bool:
     return _bindings.is_given(tensor)
 
 
-def is_lost(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no values any more."""
-    return _bindings.is_lost(tensor)
+def without_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values: its buffer was written over, or it is a placeholder."""
+    return _bindings.is_lost(tensor) or _bindings.is_placeholder(tensor)
 
 
 def set_everywhere(on: bool) -> None:

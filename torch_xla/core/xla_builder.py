@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_xla import _bindings
 from torch_xla._core import programs
 from torch_xla.core._xla_op import Builder as Builder
 from torch_xla.core._xla_op import Op as Op
@@ -50,6 +51,19 @@ def tensor_shape(tensor: Any, device: str = "") -> Any:
     if isinstance(tensor, (list, tuple)):
         return [tensor_shape(t) for t in tensor]
     return Shape.create(Op.from_torch_type(tensor.dtype), tuple(tensor.shape))
+
+
+def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the current device that has no values: what is done with it can be traced and written out.
+
+    Args:
+        shape: Its sizes.
+        dtype: Its type.
+
+    Returns:
+        The tensor; it takes no memory. Reading it, or a graph that has it as an input being run, raises RuntimeError.
+    """
+    return _bindings.placeholder(list(shape), dtype, _bindings.current_device())
 
 
 def create_computation(name: str, fn: Callable[..., Any], shapes: Sequence[Shape], **kwargs: Any) -> Computation:

@@ -254,6 +254,11 @@ PYBIND11_MODULE(_C, m) {
           alias.storage->synced = alias.storage->value;
           return make_tensor(std::move(alias));
         });
+  m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
+    return make_placeholder(contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type),
+                            static_cast<c10::DeviceIndex>(device));
+  });
+  m.def("is_placeholder", &is_placeholder);
   m.def("tensor_id", &tensor_id);
   m.def("give_buffer", &give_buffer);
   m.def("is_given", &is_given);
@@ -272,8 +277,12 @@ PYBIND11_MODULE(_C, m) {
     std::vector<std::tuple<MetaRef, bool, Frame>> live;
     {
       const RecorderLock lock;
-      for_each_storage(static_cast<c10::DeviceIndex>(device),
-                       [&](Storage& s) { live.emplace_back(s.meta, !s.value.node->leaf(), s.value.node->frame); });
+      for_each_storage(static_cast<c10::DeviceIndex>(device), [&](Storage& s) {
+        const auto& node = *s.value.node;
+        if (node.error == nullptr && !is_placeholder_leaf(node)) {
+          live.emplace_back(s.meta, !node.leaf(), node.frame);
+        }
+      });
     }
     for (const auto& [meta, pending, frame] : live) {
       found.append(py::make_tuple(describe_meta(*meta), pending, describe_frame(frame)));

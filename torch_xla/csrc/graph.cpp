@@ -444,6 +444,19 @@ bool is_lost(const at::Tensor& tensor) {
   return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->error != nullptr;
 }
 
+at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
+  auto leaf = make_leaf(meta, nullptr);
+  leaf.node->source = c10::make_intrusive<Placeholder>();
+  auto alias = new_alias(std::move(leaf), meta, device);
+  alias.storage->synced = alias.storage->value;
+  return make_tensor(std::move(alias));
+}
+
+bool is_placeholder(const at::Tensor& tensor) {
+  const RecorderLock lock;
+  return is_xla(tensor) && is_placeholder_leaf(*impl_of(tensor)->alias.storage->value.node);
+}
+
 bool has_pending(c10::DeviceIndex device) {
   const RecorderLock lock;
   if (last_cut[device] == node_sequence()) {
