@@ -54,7 +54,7 @@ print(executable.loaded.hlo_modules()[0].to_string())
 pending = [model(x)]
 hlo, text = torch_xla._XLAC._get_xla_tensors_hlo(pending), torch_xla._XLAC._get_xla_tensors_text(pending)
 assert 'op_name="jit(graph)/Model/encoder/layers/0/attn/addmm/dot_general" stack_frame_id=' in hlo, hlo
-assert f"f32[3,4], scope=Model/encoder/layers/1, at {__file__}:13 in forward" in text, text
+assert f"f32[3,4], scope=Model/encoder/layers/1, at {__file__}:13\\n" in text, text
 """
 
 

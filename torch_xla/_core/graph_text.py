@@ -45,9 +45,14 @@ def _node_line(graph: Graph, i: int, constants: dict[str, str]) -> str:
     roots = [k for k, (slot, _) in enumerate(graph.outputs) if slot == i]
     root = f", ROOT={roots}" if roots else ""
     scope = f", scope={node.scope}" if node.scope else ""
-    where = f", at {node.frame}" if node.frame else ""
+    where = f", at {_lines(node.frame)}" if node.frame else ""
     name = f"{namespace}::{op}" + ("" if overload == "default" else f".{overload}")
     return f"  %{i} = {name}({shown}), {outs}{root}{scope}{where}"
+
+
+def _lines(frames: str) -> str:
+    """Without the names of functions: what looks for an operator's or a type's name in the text may find it there."""
+    return " < ".join(frame.partition(" in ")[0] for frame in frames.split(" < "))
 
 
 def _arg_text(arg: Any) -> str:

@@ -9,6 +9,7 @@
 #include "graph.h"
 #include "op_info.h"
 #include "packing.h"
+#include "placeholder.h"
 #include "python_hooks.h"
 #include "random.h"
 #include "record.h"
@@ -258,7 +259,7 @@ PYBIND11_MODULE(_C, m) {
     return make_placeholder(contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type),
                             static_cast<c10::DeviceIndex>(device));
   });
-  m.def("is_placeholder", &is_placeholder);
+  m.def("is_placeholder", py::overload_cast<const at::Tensor&>(&is_placeholder));
   m.def("tensor_id", &tensor_id);
   m.def("give_buffer", &give_buffer);
   m.def("is_given", &is_given);
@@ -279,7 +280,7 @@ PYBIND11_MODULE(_C, m) {
       const RecorderLock lock;
       for_each_storage(static_cast<c10::DeviceIndex>(device), [&](Storage& s) {
         const auto& node = *s.value.node;
-        if (node.error == nullptr && !is_placeholder_leaf(node)) {
+        if (node.error == nullptr && !is_placeholder(s.value.node)) {
           live.emplace_back(s.meta, !node.leaf(), node.frame);
         }
       });

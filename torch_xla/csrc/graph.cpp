@@ -6,6 +6,7 @@
 #include <array>
 
 #include "op_info.h"
+#include "placeholder.h"
 #include "tensor_impl.h"
 
 namespace torch_xla {
@@ -49,6 +50,21 @@ std::vector<Node*> reach(const std::vector<Value>& roots) {
   return found;
 }
 
+// What comes from placeholders stays pending: it is there to be traced, and what else is pending must run.
+void leave_traced(std::vector<Value>& roots) {
+  if (!any_placeholders()) {
+    return;
+  }
+  auto nodes = reach(roots);
+  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->sequence < b->sequence; });
+  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(v.node) : v.node->pinned; };
+  for (auto* node : nodes) {
+    node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
+  }
+  roots.erase(std::remove_if(roots.begin(), roots.end(), traced), roots.end());
+  ++epoch;
+}
+
 // A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
 // has the same graph as the second.
 void fill_to_leaf(Storage& s) {
@@ -80,6 +96,9 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
       roots.push_back(s.value);
     }
   });
+  if (barrier) {
+    leave_traced(roots);
+  }
   graph.collect(std::move(roots));
   graph.find_donations(true);
   return graph;
@@ -442,19 +461,6 @@ bool is_given(const at::Tensor& tensor) {
 bool is_lost(const at::Tensor& tensor) {
   const RecorderLock lock;
   return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->error != nullptr;
-}
-
-at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
-  auto leaf = make_leaf(meta, nullptr);
-  leaf.node->source = c10::make_intrusive<Placeholder>();
-  auto alias = new_alias(std::move(leaf), meta, device);
-  alias.storage->synced = alias.storage->value;
-  return make_tensor(std::move(alias));
-}
-
-bool is_placeholder(const at::Tensor& tensor) {
-  const RecorderLock lock;
-  return is_xla(tensor) && is_placeholder_leaf(*impl_of(tensor)->alias.storage->value.node);
 }
 
 bool has_pending(c10::DeviceIndex device) {

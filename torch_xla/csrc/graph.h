@@ -77,10 +77,6 @@ bool is_given(const at::Tensor& tensor);
 // Whether a tensor has no value any more.
 bool is_lost(const at::Tensor& tensor);
 
-// A tensor without values, to be traced.
-at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device);
-bool is_placeholder(const at::Tensor& tensor);
-
 // Whether a barrier on the device would do anything.
 bool has_pending(c10::DeviceIndex device);
 

@@ -71,12 +71,6 @@ int64_t Pack::start_of(const Node& leaf) const {
   TORCH_CHECK(false, "[run] a value is not in the pack that it names");
 }
 
-void Placeholder::fetch() {
-  TORCH_CHECK(false, "[tensor] got a placeholder, expected a tensor with values; it can be traced, not computed with");
-}
-
-bool is_placeholder_leaf(const Node& leaf) { return dynamic_cast<const Placeholder*>(leaf.source.get()) != nullptr; }
-
 void fetch_buffer(const NodePtr& leaf) {
   while (leaf->buffer == nullptr && leaf->source.defined()) {  // what was left of a run may be a pack
     const auto source = leaf->source;

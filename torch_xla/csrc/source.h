@@ -46,12 +46,6 @@ struct Rest final : Source {
   Leaves leaves;
 };
 
-// Values that do not exist: the tensor is there to be traced, for another machine perhaps.
-struct Placeholder final : Source {
-  void fetch() override;
-};
-bool is_placeholder_leaf(const Node& leaf);
-
 // Sees to it that a leaf has a buffer of its own. Wants the GIL, not the recorder's lock.
 void fetch_buffer(const NodePtr& leaf);
 
