@@ -11,6 +11,7 @@ import torch
 
 from torch_xla import _bindings, _config, _fallbacks, _files, _metrics, _timeline
 from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
+from torch_xla._core.untraced import untraced
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 
 R = TypeVar("R")
@@ -19,6 +20,7 @@ R = TypeVar("R")
 _lock = threading.RLock()
 
 
+@untraced
 def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYNC) -> None:
     """Computes everything pending.
 
@@ -81,6 +83,7 @@ def _wait(device: int) -> None:
         executor.wait(device)
 
 
+@untraced
 def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
@@ -166,6 +169,7 @@ def _dump(described: Any) -> None:
         _files.append("graph", "XLA_SAVE_TENSORS_FILE", path, text)
 
 
+@untraced
 def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     """The pending graph of some tensors, without running it.
 
@@ -223,6 +227,7 @@ class Program:
         return leaves + [torch.tensor(vector).to(torch.device("xla", self.device)) for vector in self.numbers]
 
 
+@untraced
 def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
     """The program for some tensors on one device, without running it.
 
@@ -274,10 +279,12 @@ def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
 class _Hooks:
     """What the recorder asks of Python."""
 
+    @untraced
     def upload(self, tensor: torch.Tensor, index: int) -> Any:
         """Copies a CPU tensor to a device."""
         return backend.upload(tensor, index)
 
+    @untraced
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of an xla tensor as a new CPU tensor."""
         with _timeline.span("read", _bindings.user_frame):
@@ -289,10 +296,12 @@ class _Hooks:
                     assert location is not None
             return backend.download(location, tensor.shape, tensor.dtype)
 
+    @untraced
     def pack(self, buffers: list[Any]) -> Any:
         """Several device buffers end to end in one."""
         return backend.pack(buffers)
 
+    @untraced
     def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
         """The parts of such a buffer, each as one of its own."""
         return backend.unpack(buffer, shapes)
