@@ -258,14 +258,7 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
 
     buffer, start = location
     asked = time.perf_counter()
-    try:
-        buffer.block_until_ready()
-    except Exception as error:
-        from torch_xla._core import memory
-
-        if memory.ran_out(error):
-            raise memory.explain_late(error, _index_of(buffer.device)) from error
-        raise
+    finish(buffer)
     _metrics.waited(asked)
     with _metrics.timed("TransferFromDeviceTime"):
         values = np.asarray(buffer)
@@ -273,6 +266,26 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
         if start >= 0:
             values = values[start : start + math.prod(shape)].reshape(shape)
         return from_numpy(values, dtype)
+
+
+def finish(started: Any, index: int | None = None) -> None:
+    """Waits for a buffer or a token.
+
+    Args:
+        started: What to wait for.
+        index: Its device; a buffer knows it.
+
+    Raises:
+        torch.OutOfMemoryError: The program that makes it did not fit into the device's memory.
+    """
+    try:
+        started.block_until_ready()
+    except Exception as error:
+        from torch_xla._core import memory
+
+        if memory.ran_out(error):
+            raise memory.explain_late(error, _index_of(started.device) if index is None else index) from error
+        raise
 
 
 def _index_of(device: Any) -> int:

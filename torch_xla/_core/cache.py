@@ -131,8 +131,8 @@ def _maps() -> tuple[int, int]:
 
 
 def _entry(key: str, device: int) -> _Entry:
-    """What beside the graph decides the program, within a process."""
-    return key, device, precision.current(), compiler.options_text(), scopes.on()
+    """The graph, and what beside it decides the program within a process."""
+    return key, device, precision.current(), str(sorted(compiler.options().items())), scopes.on()
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from torch_xla._core.graph import Graph
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 
 _options: dict[str, Any] = {}
-_options_text = "[]"
 
 
 @dataclass
@@ -45,20 +44,13 @@ def set_options(options: dict[str, str | bool | int | float]) -> None:
     Args:
         options: Names and values of XLA debug options.
     """
-    global _options_text
     _options.clear()
     _options.update(options)
-    _options_text = str(sorted(options.items()))
 
 
 def options() -> dict[str, str | bool | int | float]:
     """The XLA options passed with every compile."""
     return dict(_options)
-
-
-def options_text() -> str:
-    """The same in a form that can be compared; every barrier asks for it."""
-    return _options_text
 
 
 def _options_for(graph: Graph) -> dict[str, Any]:

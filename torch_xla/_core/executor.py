@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings, _metrics, _timeline
-from torch_xla._core import backend, memory
+from torch_xla._core import backend
 from torch_xla._core.compiler import Executable
 
 # Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
@@ -69,12 +69,7 @@ def _wait(device: int, left: int, line: Callable[[], str | None] | None = None) 
     """Waits until so many runs are left in flight."""
     queue = _in_flight[device]
     start = time.perf_counter()
-    try:
-        with _timeline.span("wait", line):
-            while len(queue) > left:
-                queue.popleft().block_until_ready()
-    except Exception as error:
-        if memory.ran_out(error):
-            raise memory.explain_late(error, device) from error
-        raise
+    with _timeline.span("wait", line):
+        while len(queue) > left:
+            backend.finish(queue.popleft(), device)
     _metrics.waited(start)

@@ -13,6 +13,7 @@ from torch_xla import _bindings, _config, _fallbacks, _files, _metrics, _timelin
 from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
+from torch_xla.ops.registry import Meta, StaticNumbers
 
 R = TypeVar("R")
 
@@ -95,8 +96,6 @@ def _settled(attempt: Callable[[], R]) -> R:
 
     The graph must be cut again then: it has another key.
     """
-    from torch_xla.ops.registry import StaticNumbers
-
     while True:
         try:
             return attempt()
@@ -108,7 +107,6 @@ def _settled(attempt: Callable[[], R]) -> R:
 def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
     """Cuts a graph and runs it."""
     from torch_xla._core import cache, compiler, executor, host, memory
-    from torch_xla.ops.registry import StaticNumbers
 
     with _timeline.span("cut"):
         cut = cut_graph()
@@ -251,8 +249,6 @@ def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Shape and dtype of those tensors that are no part of a graph any more."""
-    from torch_xla.ops.registry import Meta
-
     return [Meta(tuple(t.shape), t.dtype) for t in tensors if _bindings.location_of(t) is not None]
 
 

@@ -15,7 +15,7 @@ from torch_xla._core import tracing
 from torch_xla._core.pure import Operator, signature
 from torch_xla._errors import message
 
-_Found = tuple[Operator, Any, Any]
+_Found = tuple[Operator, Callable[[Any], Any]]
 _SCAN_COMPUTATION_CACHE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, _Found]] = (
     weakref.WeakKeyDictionary()
 )
@@ -66,12 +66,9 @@ def scan(
     key = (signature(tensors, (of_carry, of_slices), "scan"), partition_fn)
     if key not in known:
         known[key] = _operator(fn, carry, of_carry, slices, of_slices, partition_fn)
-    operator, of_stacks, absent = known[key]
+    operator, stacks_of = known[key]
     found = operator(tensors)
-    stacks = list(found[len(carry) :])
-    for position in absent:
-        stacks.insert(position, None)  # type: ignore[arg-type]
-    return pytree.tree_unflatten(found[: len(carry)], of_carry), pytree.tree_unflatten(stacks, of_stacks)
+    return pytree.tree_unflatten(found[: len(carry)], of_carry), stacks_of(found[len(carry) :])
 
 
 def _operator(
@@ -85,17 +82,16 @@ def _operator(
     turn = _Turn(fn, carry, of_carry, of_slices)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*carry, *slices))
     operator = loops.operator(turn, carry, slices, (), "scan", gradients, partition)
-    return operator, turn.of_stacks, turn.absent
+    return operator, turn.stacks_of
 
 
 class _Turn:
-    """A turn as a function of flat tensors; `of_stacks` and `absent` tell what it returned, after a call."""
+    """A turn as a function of flat tensors; after a call, `stacks_of` makes the nest that it returned of other ones."""
 
     def __init__(self, fn: Callable[..., Any], carry: list[torch.Tensor], of_carry: Any, of_slices: Any) -> None:
         self._fn, self._of_carry, self._of_slices = fn, of_carry, of_slices
         self._given = [(tuple(c.shape), c.dtype) for c in carry]
-        self.of_stacks: Any = None
-        self.absent: list[int] = []
+        self.stacks_of: Callable[[Any], Any] = list
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
         count = len(self._given)
@@ -105,9 +101,8 @@ class _Turn:
         got = [(tuple(c.shape), c.dtype) if isinstance(c, torch.Tensor) else c for c in carried]
         if structure != self._of_carry or got != self._given:
             raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {self._given}"))
-        stacked, self.of_stacks = pytree.tree_flatten(y, is_leaf=lambda leaf: leaf is None)
-        self.absent = [i for i, leaf in enumerate(stacked) if leaf is None]
-        return [*carried, *(leaf for leaf in stacked if leaf is not None)]
+        stacked, self.stacks_of = tree_flatten_none(y)
+        return [*carried, *stacked]
 
 
 def tree_flatten_none(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
@@ -155,18 +150,12 @@ def value_and_grad_partitioned(
         halves = tracing.split(turn, inputs, wanted, "scan", partition_fn)
     aliases = [i - count if kind == "input" and count <= i < len(inputs) else None for kind, i in halves.saved]
 
-    def with_none(leaves: list[Any]) -> Any:
-        leaves = list(leaves)
-        for position in turn.absent:
-            leaves.insert(position, None)
-        return pytree.tree_unflatten(leaves, turn.of_stacks)
-
     def forward(carry: Any, x: Any) -> Any:
         given = [*pytree.tree_leaves(carry), *pytree.tree_leaves(x), *halves.outside]
         found = halves.forward(*given)
         saved = [given[i] if kind == "input" else found[i] for kind, i in halves.saved]
         kept = tuple(value for value, alias in zip(saved, aliases, strict=True) if alias is None)
-        return pytree.tree_unflatten(found[:count], of_carry), (with_none(found[count : halves.count]), kept)
+        return pytree.tree_unflatten(found[:count], of_carry), (turn.stacks_of(found[count : halves.count]), kept)
 
     def alias_input(kept: Any, x: Any) -> tuple[torch.Tensor, ...]:
         of_x, rest = pytree.tree_leaves(x), iter(kept)
