@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-MARKS = ("xla.mark_tensor.default", "xla.mark_boundary.default")
+from torch_xla._core.library import XLA_LIB
 
-_library: torch.library.Library | None = None
+MARKS = ("xla.mark_tensor.default", "xla.mark_boundary.default")
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,8 @@ class Region:
 
 def install() -> None:
     """Registers the operator that marks are recorded as; called once, at import."""
-    global _library
-    _library = torch.library.Library("xla", "FRAGMENT")  # noqa: TOR901
-    _library.define("mark_boundary(Tensor x, str name, int pos, str id, bool is_input, str attr) -> Tensor")
-    _library.impl("mark_boundary", lambda x, *_: torch.empty_like(x), "Meta")
+    XLA_LIB.define("mark_boundary(Tensor x, str name, int pos, str id, bool is_input, str attr) -> Tensor")
+    XLA_LIB.impl("mark_boundary", lambda x, *_: torch.empty_like(x), "Meta")
 
 
 def boundary(arguments: Sequence[Any]) -> Boundary:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence, Set
 
 import torch
 
+from torch_xla._core.library import XLA_LIB
 from torch_xla._errors import message
 
 _VERSIONS = range(5)  # XLA's calling conventions
-
-_library: torch.library.Library | None = None
 
 
 def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
@@ -28,8 +27,7 @@ def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
     for node in list(graph.nodes):
         if getattr(node.target, "namespace", None) not in namespaces:
             continue
-        given = node.meta["val"]
-        values = [given] if isinstance(given, torch.Tensor) else list(given)
+        values = values_of(node)
         operands = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in node.args]
         if node.kwargs or not all(isinstance(x, torch.Tensor) for x in (*operands, *values)):
             raise NotImplementedError(
@@ -42,23 +40,27 @@ def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
             )
             made.meta["val"] = values
             replacement = made
-            if isinstance(given, torch.Tensor):
+            if isinstance(node.meta["val"], torch.Tensor):
                 replacement = graph.call_function(operator.getitem, (made, 0))
-                replacement.meta["val"] = given
+                replacement.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(replacement)
         graph.erase_node(node)
     module.recompile()
 
 
+def values_of(node: torch.fx.Node) -> list[torch.Tensor]:
+    """What a node of a traced graph gives."""
+    value = node.meta["val"]
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
 def install() -> None:
     """Registers the operator with PyTorch; called once, at import."""
-    global _library
-    _library = torch.library.Library("xla", "FRAGMENT")  # noqa: TOR901
-    _library.define(
+    XLA_LIB.define(
         "custom_call(Tensor[] inputs, str call_target, str[] results, bool has_side_effect, str backend_config, "
         "int api_version, str[] frontend_attributes) -> Tensor[]"
     )
-    _library.impl("custom_call", _promise, "Meta")
+    XLA_LIB.impl("custom_call", _promise, "Meta")
 
 
 def _promise(inputs: list[torch.Tensor], call_target: str, results: list[str], *rest: object) -> list[torch.Tensor]:

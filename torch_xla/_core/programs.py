@@ -14,16 +14,13 @@ import torch
 
 from torch_xla import _bindings, _metrics
 from torch_xla._core import backend
-
-_library: torch.library.Library | None = None
+from torch_xla._core.library import XLA_LIB
 
 
 def install() -> None:
     """Registers the operator with PyTorch; called once, at import."""
-    global _library
-    _library = torch.library.Library("xla", "FRAGMENT")  # noqa: TOR901
-    _library.define("program(Tensor[] inputs, str program) -> Tensor[]")
-    _library.impl("program", _promise, "Meta")
+    XLA_LIB.define("program(Tensor[] inputs, str program) -> Tensor[]")
+    XLA_LIB.impl("program", _promise, "Meta")
 
 
 def _promise(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:

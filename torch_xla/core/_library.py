@@ -1,15 +1,13 @@
-"""Operators of namespace ``xla`` that programs for `torch.compile` call by name, and the library they are in."""
+"""Operators of namespace ``xla`` that programs for `torch.compile` call by name."""
 
 from __future__ import annotations
 
 import ast
 
 import torch
-from torch.library import Library
 
+from torch_xla._core.library import XLA_LIB as XLA_LIB
 from torch_xla.core import _donation
-
-XLA_LIB = Library("xla", "FRAGMENT")  # also for operators that callers define
 
 
 def _mark_sharding(

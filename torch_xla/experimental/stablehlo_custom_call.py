@@ -55,8 +55,7 @@ def extract_custom_call_outputs_shape_dtype(
     n: torch.fx.Node,
 ) -> tuple[Sequence[torch.Size], Sequence[torch.dtype]]:
     """Shapes and dtypes of what a node of a traced graph gives; all of it must be tensors."""
-    value = n.meta["val"]
-    tensors = [value] if isinstance(value, torch.Tensor) else list(value)
+    tensors = custom_calls.values_of(n)
     return [t.shape for t in tensors], [t.dtype for t in tensors]
 
 
