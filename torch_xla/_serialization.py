@@ -145,7 +145,7 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     made = torch.Tensor.__deepcopy__(tensor, memo)
     if known or tensor.device.type != "xla" or (base := _bindings.base_of(tensor)) is None:
         return made
-    # The recorder gives a clone the value of its source, so neither of the two costs anything.
+    # A clone has the value of its source until one of the two is written, so neither of the two here costs anything.
     storages = memo.setdefault("torch_xla", {})
     key = _bindings.tensor_id(tensor)
     if key not in storages:

@@ -64,12 +64,14 @@ class TestWhichTravelTogether:
             tensor.mul_(2.5)
         assert packs() == []
 
-    def test_none_that_someone_else_still_reads(self) -> None:
+    def test_those_that_have_clones(self) -> None:
         tensors = state(4)
         before = [tensor.clone() for tensor in tensors]
-        for tensor in tensors:
-            tensor.mul_(2.5)
-        assert packs() == []
+        for _ in range(3):
+            for tensor in tensors:
+                tensor.mul_(2.5)
+            assert packs() == [((0, 1, 2, 3), (0, 1, 2, 3))]
+            torch_xla.sync()
         assert values(before) == [0, 100, 200, 300]
 
     def test_no_single_one(self) -> None:

@@ -303,6 +303,14 @@ def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
         return jnp.array(buffer, copy=True)
 
 
+def copies(buffers: Sequence[Any]) -> list[Any]:
+    """A copy of each device buffer, on its device; compiles nothing."""
+    import jax
+
+    with x64():
+        return jax.device_put(list(buffers), may_alias=False)
+
+
 def pack(buffers: Sequence[Any]) -> Any:
     """Several device buffers of one dtype end to end in one."""
     import jax

@@ -277,9 +277,11 @@ def _inputs(graph: Graph, known: Graph) -> list[Difference]:
             text = f"input {i} went from {_show(old)}{made} to {_show(new)}{used}"
             found.append(Difference("input", text, frame or (user.frame if user is not None else None)))
     if not found and len(graph.leaves) != len(known.leaves):
-        counts = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: tensors"
-        shared = "that shared a value no longer do" if len(graph.leaves) > len(known.leaves) else "share a value now"
-        text = f"{counts} {shared}, such as a copy and what it was made of"
+        more = len(graph.leaves) > len(known.leaves)
+        change = (
+            "what was one tensor in two places is two tensors now" if more else "two tensors are one and the same now"
+        )
+        text = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: {change}"
         found.append(Difference("input", text))
     return found
 

@@ -293,6 +293,11 @@ class _Hooks:
             return backend.download(location, tensor.shape, tensor.dtype)
 
     @untraced
+    def copy(self, buffers: list[Any]) -> list[Any]:
+        """Copies of device buffers, each on its device."""
+        return backend.copies(buffers)
+
+    @untraced
     def pack(self, buffers: list[Any]) -> Any:
         """Several device buffers end to end in one."""
         return backend.pack(buffers)

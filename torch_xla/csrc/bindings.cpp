@@ -280,7 +280,7 @@ PYBIND11_MODULE(_C, m) {
       const RecorderLock lock;
       for_each_storage(static_cast<c10::DeviceIndex>(device), [&](Storage& s) {
         const auto& node = *s.value.node;
-        if (node.error == nullptr && !is_placeholder(s.value.node)) {
+        if (node.error == nullptr && !is_placeholder(*s.value.node)) {
           live.emplace_back(s.meta, !node.leaf(), node.frame);
         }
       });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "lazy_clone.h"
 #include "op_info.h"
 #include "placeholder.h"
 #include "tensor_impl.h"
@@ -24,6 +25,9 @@ std::vector<Node*> reach(const std::vector<Value>& roots) {
   std::vector<Node*> stack;
   const auto visit = [&](Value& value) {
     resolve(value);
+    if (value.node->epoch != epoch) {
+      merge_clone(value);
+    }
     auto* const node = value.node.get();
     if (node->epoch != epoch) {
       node->epoch = epoch;
@@ -57,7 +61,7 @@ void leave_traced(std::vector<Value>& roots) {
   }
   auto nodes = reach(roots);
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->sequence < b->sequence; });
-  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(v.node) : v.node->pinned; };
+  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->pinned; };
   for (auto* node : nodes) {
     node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
   }
@@ -313,8 +317,8 @@ void Graph::find_donations(bool overwritten_too) {
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] =
-        (overwritten[i] || leaf.given) && !leaf.pinned && !leaf.shared && leaves[i].use_count() == leaf.references + 1;
+    donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned && !leaf.shared &&
+                 leaves[i].use_count() == leaf.references + waiting_clones(leaf) + 1;
     key.mix(donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0});
   }
 }
@@ -394,8 +398,13 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
       attached.back()->shared = shared;
       attached.back()->source = std::move(results[i].source);
     }
+    ++epoch;
     for_each_storage(device, [&](Storage& s) {
       resolve(s.value);
+      if (s.value.node->epoch == epoch && is_cloneable(*s.value.node)) {  // an older tensor has it
+        old.push_back(std::exchange(s.value, clone_leaf(s.value, {})));
+      }
+      s.value.node->epoch = epoch;
       if (s.value.node->leaf() && !(s.synced == s.value)) {
         old.push_back(std::move(s.synced));
         s.synced = s.value;

@@ -92,6 +92,8 @@ struct Source : c10::intrusive_ptr_target {
   // Gives each of its leaves that lives a buffer of its own. Wants the GIL, not the recorder's lock.
   virtual void fetch() = 0;
   virtual Pack* pack() { return nullptr; }
+  // The leaf whose values its own are, if they are another's; see lazy_clone.h.
+  virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
 };
 
 struct Node final : c10::intrusive_ptr_target {
@@ -113,6 +115,7 @@ struct Node final : c10::intrusive_ptr_target {
   bool shared = false;  // the buffer belongs to others too
   bool given = false;   // the next program may have the buffer, though a tensor still has it
   std::unique_ptr<std::string> error;
+  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
 
   // Results of a node with several that were computed while the node lives on.
   std::vector<Value> forwards;

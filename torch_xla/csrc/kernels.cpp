@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "frame.h"
+#include "lazy_clone.h"
 #include "op_info.h"
 #include "python_hooks.h"
 #include "recompute.h"
@@ -148,6 +149,24 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
 
 void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
 
+// A whole storage gets a value that another has. What can be is made a value of its own: a graph then has the same
+// inputs, and gives the same buffers away, in the step that copies a model's weights and in later ones.
+Value cloned(Value value, const StoragePtr& storage) {
+  const auto& node = *value.node;
+  const bool new_born = storage->origin && storage->value == storage->origin;
+  if (is_cloneable(node)) {
+    value = clone_leaf(value, storage);
+    storage->origin = {};
+    storage->synced = value;
+  } else if (node.fill && !node.leaf()) {
+    value = make_fill({node.outs, value.index}, node.args[1].value);
+    if (new_born) {
+      storage->origin = value;
+    }
+  }
+  return value;
+}
+
 void copy_within(const Tensor& self, const Tensor& source) {
   static auto& to_copy = op_info("aten::_to_copy", "");
   static auto& expand = op_info("aten::expand", "");
@@ -173,6 +192,10 @@ void copy_within(const Tensor& self, const Tensor& source) {
     value = {make_node(expand, {input_arg(), attr(self.sizes().vec()), attr(false)}, {std::move(value)},
                        contiguous_meta(self.sizes(), self.scalar_type()).set),
              0};
+  }
+  auto& alias = impl_of(self)->alias;
+  if (!records && !alias.path.defined()) {
+    value = cloned(std::move(value), alias.storage);
   }
   write_value(self, std::move(value));
 }

@@ -3,6 +3,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "lazy_clone.h"
 #include "python_hooks.h"
 #include "source.h"
 
@@ -106,6 +107,7 @@ void Packing::close(const Graph& graph, Members& pack, size_t least) {
 }
 
 std::vector<PyObject*> Packing::gather(const Graph& graph) const {
+  fetch_clones(clones_to_fetch(graph.leaves, graph.donated));
   std::vector<PyObject*> buffers;
   buffers.reserve(leaves.size());
   const auto own = [&](uint32_t slot) {

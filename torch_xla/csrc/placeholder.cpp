@@ -31,10 +31,10 @@ at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
 
 bool is_placeholder(const at::Tensor& tensor) {
   const RecorderLock lock;
-  return is_xla(tensor) && is_placeholder(impl_of(tensor)->alias.storage->value.node);
+  return is_xla(tensor) && is_placeholder(*impl_of(tensor)->alias.storage->value.node);
 }
 
-bool is_placeholder(const NodePtr& leaf) { return dynamic_cast<const Placeholder*>(leaf->source.get()) != nullptr; }
+bool is_placeholder(const Node& leaf) { return dynamic_cast<const Placeholder*>(leaf.source.get()) != nullptr; }
 
 bool any_placeholders() { return living.load(std::memory_order_relaxed) > 0; }
 

@@ -8,7 +8,7 @@ namespace torch_xla {
 
 at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device);
 bool is_placeholder(const at::Tensor& tensor);
-bool is_placeholder(const NodePtr& leaf);
+bool is_placeholder(const Node& leaf);
 // Whether there are any.
 bool any_placeholders();
 

@@ -33,13 +33,34 @@ PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
   return call("upload", cpu, static_cast<int>(device)).release().ptr();
 }
 
+namespace {
+
+py::list as_list(const std::vector<PyObject*>& buffers) {
+  py::list list;
+  for (auto* const buffer : buffers) {
+    list.append(py::handle(buffer));
+  }
+  return list;
+}
+
+std::vector<PyObject*> references(const py::object& list) {
+  std::vector<PyObject*> found;
+  for (const auto& item : list) {
+    found.push_back(py::reinterpret_borrow<py::object>(item).release().ptr());
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {
+  const py::gil_scoped_acquire gil;
+  return references(call("copy", as_list(buffers)));
+}
+
 PyObject* pack(const std::vector<PyObject*>& buffers) {
   const py::gil_scoped_acquire gil;
-  py::list parts;
-  for (auto* const buffer : buffers) {
-    parts.append(py::handle(buffer));
-  }
-  return call("pack", parts).release().ptr();
+  return call("pack", as_list(buffers)).release().ptr();
 }
 
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
@@ -48,11 +69,7 @@ std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<in
   for (size_t i = 0; i < shapes.size(); ++i) {
     sizes[i] = py::tuple(py::cast(shapes[i]));
   }
-  std::vector<PyObject*> parts;
-  for (const auto& part : call("unpack", py::handle(buffer), sizes)) {
-    parts.push_back(py::reinterpret_borrow<py::object>(part).release().ptr());
-  }
-  return parts;
+  return references(call("unpack", py::handle(buffer), sizes));
 }
 
 at::Tensor fetch(const at::Tensor& xla) {

@@ -12,6 +12,8 @@ namespace torch_xla {
 
 // Copies a CPU tensor to a device; returns a new reference to its buffer.
 PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device);
+// Copies of buffers, each on its own device; new references.
+std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.
 PyObject* pack(const std::vector<PyObject*>& buffers);
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes);

@@ -81,6 +81,9 @@ void fetch_buffer(const NodePtr& leaf) {
 Location locate(const NodePtr& leaf) {
   while (leaf->buffer == nullptr && leaf->source.defined()) {
     const auto source = leaf->source;
+    if (const auto* const original = source->original()) {
+      return locate(*original);
+    }
     if (const auto* pack = source->pack()) {
       return {pack->buffer, pack->start_of(*leaf)};
     }
