@@ -28,11 +28,14 @@ CASES: list[tuple[type[optim.Optimizer], dict[str, Any], int]] = [
     (optim.Adamax, {}, 1),
     (optim.Adamax, {"foreach": True}, 1),
     (optim.ASGD, {}, 1),
+    (optim.ASGD, {"foreach": True}, 1),
+    (optim.ASGD, {"capturable": True}, 1),
     (optim.LBFGS, {"max_iter": 3, "history_size": 3}, 1),
     (optim.Muon, {}, 1),
     (optim.NAdam, {}, 1),
     (optim.NAdam, {"foreach": True}, 1),
     (optim.RAdam, {}, GROWS),
+    (optim.RAdam, {"capturable": True}, 1),
     (optim.RAdam, {"foreach": True}, 1),
     (optim.RMSprop, {"foreach": True, "centered": True, "momentum": 0.5}, 1),
     (optim.Rprop, {}, 1),
@@ -48,6 +51,8 @@ def train(device: str, kind: type[optim.Optimizer], options: dict[str, Any], ste
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=kind is not optim.Muon).to(device)
     x = torch.randn(5, 4).to(device)
+    if device == "cpu":  # has no use for it, and refuses it
+        options = {name: value for name, value in options.items() if name != "capturable"}
     optimizer = kind(model.parameters(), lr=0.05, **options)  # type: ignore[call-arg]
 
     def closure() -> torch.Tensor:

@@ -98,8 +98,6 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
             names = [a.name for a in op._schema.arguments]
             positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
-            if node.op == "aten.full.default":  # a fill is recorded without its dtype, which its result has
-                keywords["dtype"] = node.outs[0].dtype  # type: ignore[union-attr]
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))

@@ -250,10 +250,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("tensor_of",
         [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
           const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
-          auto alias = new_alias(make_leaf(meta, py::object(buffer).release().ptr()), meta,
-                                 static_cast<c10::DeviceIndex>(device));
-          alias.storage->synced = alias.storage->value;
-          return make_tensor(std::move(alias));
+          return make_tensor(make_leaf(meta, py::object(buffer).release().ptr()), meta,
+                             static_cast<c10::DeviceIndex>(device));
         });
   m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
     return make_placeholder(contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type),

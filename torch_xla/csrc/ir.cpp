@@ -181,10 +181,11 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   static auto& full = op_info("aten::full", "");
   Args args;
   std::vector<int64_t> sizes(meta->sizes.begin(), meta->sizes.end());
-  args.push_back({Arg::Kind::Attr, 0, sizes});
+  args.push_back(attr(sizes));
   args.push_back({is_special_number(number) ? Arg::Kind::Attr : Arg::Kind::Number, 0, number});
-  for (int i = 0; i < 4; ++i) {
-    args.push_back({Arg::Kind::Attr, 0, c10::IValue()});
+  args.push_back(attr(static_cast<int64_t>(meta->dtype)));
+  for (int i = 0; i < 3; ++i) {
+    args.push_back(attr({}));
   }
   auto node = make_node(
       full, std::move(args), {},

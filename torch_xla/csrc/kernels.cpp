@@ -149,6 +149,18 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
 
 void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
 
+// The storage is about to get a leaf as its value, so there is nothing to roll back to. What it was made with, or had
+// at the last barrier, is forgotten unless something was computed with it: the next program may then have that buffer.
+void expect_leaf(Storage& storage, const Value& leaf) {
+  const auto unused = [&](const Value& v) { return !v || v.node.use_count() == (storage.value == v ? 2U : 1U); };
+  if (unused(storage.origin)) {
+    storage.origin = {};
+  }
+  if (unused(storage.synced)) {
+    storage.synced = leaf;
+  }
+}
+
 // A whole storage gets a value that another has. What can be is made a value of its own: a graph then has the same
 // inputs, and gives the same buffers away, in the step that copies a model's weights and in later ones.
 Value cloned(Value value, const StoragePtr& storage) {
@@ -156,8 +168,7 @@ Value cloned(Value value, const StoragePtr& storage) {
   const bool new_born = storage->origin && storage->value == storage->origin;
   if (is_cloneable(node)) {
     value = clone_leaf(value, storage);
-    storage->origin = {};
-    storage->synced = value;
+    expect_leaf(*storage, value);
   } else if (node.fill && !node.leaf()) {
     value = make_fill({node.outs, value.index}, node.args[1].value);
     if (new_born) {
@@ -208,9 +219,7 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   auto leaf = make_leaf(meta, buffer);
   auto& alias = impl_of(self)->alias;
   if (!alias.path.defined()) {
-    // The tensor now is what was copied: nothing is left of the fill it was made with, and nothing to roll back to.
-    alias.storage->origin = {};
-    alias.storage->synced = leaf;
+    expect_leaf(*alias.storage, leaf);
   }
   write_value(self, std::move(leaf));
 }

@@ -24,9 +24,7 @@ struct Placeholder final : Source {
 at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
   auto leaf = make_leaf(meta, nullptr);
   leaf.node->source = c10::make_intrusive<Placeholder>();
-  auto alias = new_alias(std::move(leaf), meta, device);
-  alias.storage->synced = alias.storage->value;
-  return make_tensor(std::move(alias));
+  return make_tensor(std::move(leaf), meta, device);
 }
 
 bool is_placeholder(const at::Tensor& tensor) {

@@ -91,6 +91,12 @@ Alias XlaTensorImpl::rebind(Alias a) {
 
 XlaTensorImpl* impl_of(const at::Tensor& t) { return static_cast<XlaTensorImpl*>(t.unsafeGetTensorImpl()); }
 
+at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device) {
+  auto alias = new_alias(std::move(leaf), meta, device);
+  alias.storage->synced = alias.storage->value;
+  return make_tensor(std::move(alias));
+}
+
 at::Tensor make_tensor(Alias alias) { return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias))); }
 
 void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,

@@ -34,6 +34,8 @@ class XlaTensorImpl final : public c10::TensorImpl {
 inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
 XlaTensorImpl* impl_of(const at::Tensor& t);
 at::Tensor make_tensor(Alias alias);
+// A new tensor of a leaf, as if it had had the value at the last barrier.
+at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device);
 // Makes a tensor address an xla storage; one that is too small grows, as PyTorch's do.
 void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
                  c10::IntArrayRef strides);
