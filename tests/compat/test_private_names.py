@@ -179,16 +179,18 @@ def test_placeholders_are_traced_and_have_no_values(counted: Counting) -> None:
     assert "mul" in _XLAC._get_xla_tensors_text([product])
 
 
-def test_buffers_that_others_need_are_kept() -> None:
+def test_giving_a_buffer_away_leaves_others_theirs() -> None:
     x = torch.randn(7, 3).to("xla")
     values = x.cpu()
-    clone = x.clone()  # shares the buffer
+    clone = x.clone()
     assert _XLAC._set_buffer_donation(x, True)
     y = x + 1
     torch_xla.sync()
-    assert torch.equal(x.cpu(), values) and torch.equal(clone.cpu(), values) and torch.equal(y.cpu(), values + 1)
-    assert not _XLAC._set_buffer_donation(x * 2, True)  # pending
-    assert not _XLAC._set_buffer_donation(x[1:], True)
+    assert torch.equal(clone.cpu(), values) and torch.equal(y.cpu(), values + 1)
+    with pytest.raises(RuntimeError, match=r"\[donation\] got a tensor whose buffer was given"):
+        x.cpu()
+    assert not _XLAC._set_buffer_donation(clone * 2, True)  # pending
+    assert not _XLAC._set_buffer_donation(clone[1:], True)
 
 
 def test_programs_for_some_tensors_take_given_buffers_on_request() -> None:

@@ -70,6 +70,9 @@ class Graph {
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
 
+// The collection that the marks of nodes belong to. Wants the recorder's lock.
+uint64_t latest_epoch();
+
 // Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
 // tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.
 bool give_buffer(const at::Tensor& tensor, bool give);
