@@ -268,6 +268,21 @@ class TestKey:
         assert cut(kept=True)[1] == []
         assert cut(kept=False)[0] != cut(kept=True)[0]
 
+    def test_it_tells_a_further_output_from_a_kept_buffer(self) -> None:
+        def cut(kept: bool) -> _bindings.Graph:
+            x, state = buffers((20_000,), (20_000,))
+            torch_xla.sync()
+            y = x * 2.5
+            state.copy_(y + 1.5)
+            if kept:  # two outputs, and nothing is said of donation
+                return _bindings.Graph.of_tensors([state])
+            del y  # one output, and the only leaf is not donated
+            return _bindings.Graph.of_device(0)
+
+        one, two = cut(kept=False), cut(kept=True)
+        assert (one.num_outputs, two.num_outputs) == (1, 2)
+        assert one.key != two.key
+
     def test_it_tells_devices_apart(self) -> None:
         (x,), (y,) = buffers((4,), device="xla:0"), buffers((4,), device="xla:1")
         assert key(x.sin()) != key(y.sin())

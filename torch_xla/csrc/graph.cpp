@@ -196,6 +196,8 @@ void Graph::order_outputs() {
 }
 
 void Graph::number_leaves() {
+  // Without their lengths, the end of one list could be read as the start of the next.
+  key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
     key.mix(node->op->hash);
     key.mix(node->attrs);
