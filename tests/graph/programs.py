@@ -108,7 +108,7 @@ class Step:
 
 steps = st.builds(
     Step,
-    name=st.sampled_from([*VIEWS, *WRITES, "read", "barrier"]),
+    name=st.sampled_from([*VIEWS, *WRITES, "read", "barrier", "drop"]),
     on=st.integers(0, 1000),
     other=st.integers(0, 1000),
     picks=st.tuples(*[st.integers(0, 1000)] * 4),
@@ -143,6 +143,8 @@ def run(program: list[Step], device: str, barrier: Callable[[], object]) -> list
         try:
             if step.name == "barrier":
                 barrier()
+            elif step.name == "drop":
+                tensors = [t for t in tensors if t is not x] or tensors
             elif step.name == "read":
                 x.detach().tolist()  # it is no use of the gradient's history, which would be checked on xla alone
             elif step.name in VIEWS:
