@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -239,6 +240,32 @@ class TestValues:
         x.add_(1)
         torch_xla.sync()
         assert (x[0].item(), y[0].item()) == (2.5, 1.5)
+
+    def test_of_what_another_thread_computes_and_reads(self) -> None:
+        x = on_xla(1.5)
+        shared: list[torch.Tensor] = []
+        stop = threading.Event()
+        failures: list[Exception] = []
+
+        def clone() -> None:
+            while not stop.is_set():
+                for tensor in list(shared):
+                    try:
+                        tensor.clone().add_(1)
+                    except Exception as error:
+                        failures.append(error)
+
+        thread = threading.Thread(target=clone)
+        thread.start()
+        try:
+            for _ in range(50):
+                shared[:] = [x * 2.5, x * 3.5]
+                torch_xla.sync()
+                assert [t[0].item() for t in shared] == [3.75, 5.25]
+        finally:
+            stop.set()
+            thread.join()
+        assert not failures
 
     def test_a_placeholder_has_none(self) -> None:
         import torch_xla.core.xla_builder as xb

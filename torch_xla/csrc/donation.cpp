@@ -39,7 +39,7 @@ void Graph::find_donations(bool overwritten_too) {
       if (slot >= 0 && !held_once[slot]) {
         held_once[slot] = true;
       } else {
-        s.value.node->pinned = true;  // still a tensor's value, perhaps that of a clone
+        s.value.node->pinned = true;  // still a tensor's value
       }
     }
     if (overwritten_too && s.synced && !(s.synced == s.value)) {

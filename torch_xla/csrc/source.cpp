@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python_hooks.h"
+#include "storage.h"
 
 namespace torch_xla {
 
@@ -11,28 +12,37 @@ void Rest::let_go() { release_object(std::exchange(results, nullptr)); }
 
 void Rest::fetch() {
   const py::sequence arrays = py::handle(results).attr("disassemble_into_single_device_arrays")();
-  size_t next = 0;
-  const auto array = [&] { return py::object(py::reinterpret_borrow<py::sequence>(arrays[next])[0]).release().ptr(); };
+  std::vector<PyObject*> buffers;
+  for (const auto& shards : arrays) {
+    buffers.push_back(py::object(py::reinterpret_borrow<py::sequence>(shards)[0]).release().ptr());
+  }
   std::vector<c10::intrusive_ptr<Source>> done;  // one of them may be the last that keeps this
+  const RecorderLock lock;  // operators on these leaves may be recorded meanwhile, which look where their values are
+  size_t next = 0;
   for (const auto& [layout, members] : packs) {
+    auto* const buffer = buffers.at(next++);
     c10::intrusive_ptr<Pack> pack;
     for (const auto& member : members) {
       if (const auto node = member.lock()) {
         if (!pack.defined()) {
-          pack = c10::make_intrusive<Pack>(array(), layout);
+          pack = c10::make_intrusive<Pack>(buffer, layout);
           pack->leaves = members;
         }
         done.push_back(std::exchange(node->source, pack));
       }
     }
-    ++next;
+    if (!pack.defined()) {
+      release_object(buffer);
+    }
   }
   for (const auto& leaf : leaves) {
+    auto* const buffer = buffers.at(next++);
     if (const auto node = leaf.lock()) {
-      node->buffer = array();
+      node->buffer = buffer;
       done.push_back(std::move(node->source));
+    } else {
+      release_object(buffer);
     }
-    ++next;
   }
 }
 
@@ -40,12 +50,13 @@ void Pack::let_go() { release_object(std::exchange(buffer, nullptr)); }
 
 void Pack::fetch() {
   const auto parts = unpack(buffer, layout->shapes);
+  const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto node = leaves[i].lock();
     if (node.defined() && node->buffer == nullptr) {
       node->buffer = parts[i];
     } else {
-      Py_DECREF(parts[i]);
+      release_object(parts[i]);
     }
   }
 }
