@@ -121,17 +121,19 @@ def _workload(name: str) -> Figures:
     xm.wait_device_ops()
 
     # Recording and the barrier's host time, with the device idle: its threads share the cores on a CPU. So do eager's,
-    # which spin for a while after each step; the two take turns by tens of steps, and medians leave that while out.
+    # which spin for a while after each step: the first three barriers after one take twice as long. The two take turns
+    # by so many steps that medians leave those out.
     record, barrier, execute = [], [], []
+    turn = max(5, min(50, int(BLOCK_SECONDS / timed(eager.step))))
     started = perf_counter()
-    while len(record) < 100 and (len(record) < 10 or perf_counter() - started < 20):
-        for _ in range(10):
+    while len(record) < 4 * turn and (not record or perf_counter() - started < 20):
+        for _ in range(turn):
             start = perf_counter()
             loss = lazy.step()
             record.append(perf_counter() - start)
             barrier.append(timed(torch_xla.sync))
             xm.wait_device_ops()
-        execute += [timed(eager.step) for _ in range(10)]
+        execute += [timed(eager.step) for _ in range(turn)]
     assert loss.device.type == "xla"
     figures["record_ms"] = median(record) * 1e3
     figures["sync_ms"] = median(barrier) * 1e3
