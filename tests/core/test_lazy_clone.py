@@ -20,7 +20,7 @@ STEPS = 5
 
 
 @pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many buffers each call of `backend.copies` copied."""
     calls: list[int] = []
     original = backend.copies
@@ -30,7 +30,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return original(buffers)
 
     monkeypatch.setattr(backend, "copies", copies)
-    yield calls
+    return calls
 
 
 def on_xla(number: float) -> torch.Tensor:
@@ -176,7 +176,9 @@ class TestCopies:
         assert copied == [1]
         assert kept[0].item() == pytest.approx(torch.tensor(3.0).sin().item())
 
-    def test_not_for_one_whose_original_is_gone_but_for_it(self) -> None:
+
+class TestValues:
+    def test_outlive_the_original(self) -> None:
         x = on_xla(1.5)
         y = x.clone()
         del x
@@ -184,8 +186,6 @@ class TestCopies:
         torch_xla.sync()
         assert y[0].item() == 3.0
 
-
-class TestValues:
     def test_buffers_are_apart(self) -> None:
         x = on_xla(1.5)
         y = x.clone()

@@ -105,6 +105,15 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   return make_tensor(std::move(alias));
 }
 
+// The fill that a whole storage gets; a storage that was not written yet is one that was made with it.
+Value fill_for(Storage& storage, const MetaRef& meta, const c10::IValue& number) {
+  auto value = make_fill(meta, number);
+  if (storage.origin && storage.value == storage.origin) {
+    storage.origin = value;
+  }
+  return value;
+}
+
 Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&),
                     const at::Scalar& scalar) {
   auto* const impl = impl_of(self);
@@ -113,12 +122,7 @@ Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Ten
     const RecorderLock lock;
     auto& alias = impl->alias;
     if (!alias.path.defined() && !number.isComplexDouble() && !eager()) {
-      const bool new_born = alias.storage->origin && alias.storage->value == alias.storage->origin;
-      auto value = make_fill(alias.meta, number);
-      if (new_born) {
-        alias.storage->origin = value;
-      }
-      alias.write(std::move(value));
+      alias.write(fill_for(*alias.storage, alias.meta, number));
       return self;
     }
   }
@@ -165,15 +169,13 @@ void expect_leaf(Storage& storage, const Value& leaf) {
 // inputs, and gives the same buffers away, in the step that copies a model's weights and in later ones.
 Value cloned(Value value, const StoragePtr& storage) {
   const auto& node = *value.node;
-  const bool new_born = storage->origin && storage->value == storage->origin;
   if (is_cloneable(node)) {
-    value = clone_leaf(value, storage);
-    expect_leaf(*storage, value);
-  } else if (node.fill && !node.leaf()) {
-    value = make_fill({node.outs, value.index}, node.args[1].value);
-    if (new_born) {
-      storage->origin = value;
-    }
+    auto clone = clone_leaf(value, storage);
+    expect_leaf(*storage, clone);
+    return clone;
+  }
+  if (node.fill && !node.leaf()) {
+    return fill_for(*storage, {node.outs, value.index}, node.args[1].value);
   }
   return value;
 }

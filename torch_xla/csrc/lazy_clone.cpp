@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "placeholder.h"
 #include "python_hooks.h"
@@ -12,8 +13,11 @@ namespace torch_xla {
 namespace {
 
 struct LazyClone final : Source {
-  LazyClone(NodePtr o, const NodePtr& l, const StoragePtr& h)
-      : leaf(l), holder(h), transient(h.defined()), original_(std::move(o)) {}
+  LazyClone(NodePtr o, const NodePtr& l, const StoragePtr& h) : leaf(l), original_(std::move(o)) {
+    if (h.defined()) {
+      holder.emplace(h);
+    }
+  }
   void fetch() override {
     if (auto node = leaf.lock()) {
       fetch_clones({std::move(node)});
@@ -22,8 +26,7 @@ struct LazyClone final : Source {
   const NodePtr* original() const override { return &original_; }
 
   const c10::weak_intrusive_ptr<Node> leaf;
-  const c10::weak_intrusive_ptr<Storage> holder;
-  const bool transient;
+  std::optional<c10::weak_intrusive_ptr<Storage>> holder;
 
  private:
   NodePtr original_;
@@ -76,7 +79,7 @@ void merge_clone(Value& value) {
     return;
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
-  if (clone.transient && clone.holder.expired()) {
+  if (clone.holder && clone.holder->expired()) {
     node.forwards.push_back({*clone.original(), 0});
     node.source.reset();
     resolve(value);

@@ -26,15 +26,6 @@ py::object call(const char* method, const Arguments&... arguments) {
   }
 }
 
-}  // namespace
-
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  return call("upload", cpu, static_cast<int>(device)).release().ptr();
-}
-
-namespace {
-
 py::list as_list(const std::vector<PyObject*>& buffers) {
   py::list list;
   for (auto* const buffer : buffers) {
@@ -52,6 +43,11 @@ std::vector<PyObject*> references(const py::object& list) {
 }
 
 }  // namespace
+
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("upload", cpu, static_cast<int>(device)).release().ptr();
+}
 
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {
   const py::gil_scoped_acquire gil;
