@@ -74,8 +74,7 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
         return
     stats = executable.loaded.get_compiled_memory_stats()
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-    # Of tensors that are gone the graph may still hold values.
-    held = max(sum(kind.nbytes for kind in live_tensors(cut.device)), stats.argument_size_in_bytes)
+    held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
     if held + stats.temp_size_in_bytes + results <= limit:
         return
     needs = f"{in_bytes(stats.temp_size_in_bytes)} for intermediate values and {in_bytes(results)} for results"

@@ -226,6 +226,7 @@ void bind_graph(py::module_& m) {
       .def("provide_fills", &provide_fills)
       .def("execute", &execute)
       .def_property_readonly("fits_host", &Graph::fits_host)
+      .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
       .def("attach_shared",
            [](Graph& g, const std::vector<py::object>& buffers) {
              std::vector<Graph::Result> results(buffers.size());

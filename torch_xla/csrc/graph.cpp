@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_set>
 
 #include "lazy_clone.h"
 #include "op_info.h"
@@ -283,6 +284,17 @@ bool Graph::fits_host() const {
   const bool views = std::all_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->view; });
   return values <= (views ? kViewedValues : kValues) &&
          std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
+}
+
+int64_t Graph::unheld_bytes() const {
+  const RecorderLock lock;
+  std::unordered_set<const Node*> held;
+  for_each_storage(device, [&](const Storage& s) { held.insert(s.value.node.get()); });
+  int64_t bytes = 0;
+  for (const auto& leaf : leaves) {
+    bytes += held.count(leaf.get()) != 0 ? 0 : leaf->meta(0).bytes;
+  }
+  return bytes;
 }
 
 std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {

@@ -46,6 +46,9 @@ class Graph {
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;
 
+  // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
+  int64_t unheld_bytes() const;
+
   // Where an output's value is: a buffer of its own (a new reference, stolen) or a source.
   struct Result {
     PyObject* buffer = nullptr;
