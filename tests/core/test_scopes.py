@@ -53,7 +53,7 @@ torch_xla.sync()
 print(executable.loaded.hlo_modules()[0].to_string())
 pending = [model(x)]
 hlo, text = torch_xla._XLAC._get_xla_tensors_hlo(pending), torch_xla._XLAC._get_xla_tensors_text(pending)
-assert 'op_name="jit(graph)/Model/encoder/layers/0/attn/addmm/dot_general" stack_frame_id=' in hlo, hlo
+assert 'op_name="jit(graph)/Model/encoder/layers/0/attn/linear/dot_general" stack_frame_id=' in hlo, hlo
 assert f"f32[3,4], scope=Model/encoder/layers/1, at {__file__}:13\\n" in text, text
 """
 
@@ -65,9 +65,9 @@ def test_hlo_speaks_of_modules_and_lines(tmp_path):
     names = set(re.findall(r'op_name="jit\(graph\)/([^"]*)"', done.stdout))
     for layer in (0, 1):
         path_of_layer = f"Model/encoder/layers/{layer}"
-        assert {f"{path_of_layer}/attn/addmm/dot_general", f"{path_of_layer}/tanh/tanh"} <= names
+        assert {f"{path_of_layer}/attn/linear/dot_general", f"{path_of_layer}/tanh/tanh"} <= names
         # An operator of the backward pass belongs to the module of its forward operator.
-        assert {f"{path_of_layer}/attn/mm/dot_general", f"{path_of_layer}/tanh_backward/mul"} <= names
+        assert {f"{path_of_layer}/attn/linear_backward/dot_general", f"{path_of_layer}/tanh_backward/mul"} <= names
     assert {"Model/exp/exp", "mul.Tensor/mul"} <= names
     places = set(re.findall(r"function_name_id=(\d+) line=(\d+)", done.stdout))
     files, functions = (

@@ -83,6 +83,19 @@ def test_nll(shape, weighted, reduction):
     check(backward, *args, **TOLERANCE[torch.float32])
 
 
+def test_targets_of_bytes_beside_more_classes_than_they_count():
+    x, target = torch.randn(4, 300), torch.tensor([0, 44, 156, 255], dtype=torch.uint8)
+    weight = torch.rand(300)
+
+    def loss_and_slope(device):
+        logits = x.to(device, copy=True).requires_grad_()
+        loss = torch.nn.functional.cross_entropy(logits, target.to(device), weight.to(device))
+        return loss.detach().cpu(), torch.autograd.grad(loss, logits)[0].cpu()
+
+    for got, expected in zip(loss_and_slope("xla"), loss_and_slope("cpu"), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_nll_with_every_target_ignored():
     target = torch.full((4,), -1)
     for reduction in (0, 1, 2):

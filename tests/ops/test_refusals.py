@@ -60,6 +60,49 @@ def test_refused_at_the_call_as_on_cpu(call):
     assert (torch.ones(2, device="xla") + 1).tolist() == [2.0, 2.0]
 
 
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+
+def _cube(device: str, dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.ones(size, dtype=dtype, device=device)
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    "product": lambda d: _ones(d, F32) @ _ones(d, F64),
+    "product with integers": lambda d: torch.mm(_ones(d, F32), _ones(d, torch.int64)),
+    "large product": lambda d: _cube(d, F32, 900, 900) @ _cube(d, BF16, 900, 900),
+    "product and sum": lambda d: torch.addmm(_ones(d, F32), _ones(d, F32), _ones(d, BF16)),
+    "product into another type": lambda d: torch.mm(_ones(d, F32), _ones(d, F32), out=_ones(d, F64)),
+    "products summed up": lambda d: _ones(d, F32).addbmm(_cube(d, F32, 2, 3, 3), _cube(d, F64, 2, 3, 3)),
+    "layer": lambda d: torch.nn.functional.linear(_ones(d, F32), _ones(d, F64)),
+    "cross product": lambda d: L.cross(_ones(d, F32), _ones(d, BF16)),
+    "convolution": lambda d: torch.conv1d(_cube(d, F32, 2, 3, 8), _cube(d, F64, 4, 3, 3)),
+    "transposed convolution": lambda d: torch.conv_transpose1d(_cube(d, F64, 2, 3, 8), _cube(d, F32, 3, 4, 3)),
+    "attention": lambda d: torch.nn.functional.scaled_dot_product_attention(
+        _cube(d, F32, 1, 2, 3, 4), _cube(d, BF16, 1, 2, 3, 4), _cube(d, BF16, 1, 2, 3, 4)
+    ),
+    "index and values": lambda d: _ones(d, F32).index_put(
+        (torch.zeros(1, dtype=torch.int64, device=d),), _line(d)[:3].double()
+    ),
+    "index that is no index": lambda d: _ones(d, F32).index_copy(0, _line(d)[:1], _ones(d, F32)[:1]),
+    "mask of another shape": lambda d: _ones(d, F32).index_put(
+        (torch.ones(2, dtype=torch.bool, device=d),), _line(d)[:3]
+    ),
+    "bits of floating-point numbers": lambda d: _ones(d, F32) & _ones(d, F32),
+    "uniform integers": lambda d: _ones(d, torch.int64).uniform_(),
+    "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),
+}
+
+
+@pytest.mark.parametrize("call", TYPES.values(), ids=TYPES.keys())
+def test_types_that_an_operator_does_not_take_are_refused_as_on_cpu(call):
+    with pytest.raises(Exception) as expected:
+        call("cpu")
+    with pytest.raises(type(expected.value)) as got:
+        call("xla")
+    assert str(got.value) == str(expected.value)
+
+
 ACCEPTED: dict[str, Callable[[str], Any]] = {
     "even and odd": lambda d: (x := _line(d))[::2].add_(x[1::2]),
     "the same elements": lambda d: (x := _line(d)).add_(x.view(6)),
@@ -67,6 +110,11 @@ ACCEPTED: dict[str, Callable[[str], Any]] = {
     "sum of nothing": lambda d: _empty(d, 0, 3).sum(0),
     "median of nothing": lambda d: _empty(d, 0).median(),
     "division of zeros by data": lambda d: _ones(d, torch.int64) // (_ones(d, torch.int64) + 1),
+    "sum of a double and a single": lambda d: _ones(d, F64) + _ones(d, F32),
+    "norm of half precision with parameters in single": lambda d: torch.native_layer_norm(
+        _ones(d, BF16), [3], _line(d)[:3], _line(d)[3:], 1e-5
+    )[0],
+    "shift of booleans": lambda d: _ones(d, torch.bool) << 1,
     "ceil of half precision": lambda d: _ones(d, torch.float16).ceil(),
 }
 

@@ -62,8 +62,19 @@ def _attention_backward(
     return grad_q, grad_k, ungroup(p.mT @ grad, v), grad_bias
 
 
+def _linear_backward(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    rows = _wide(grad).flatten(0, -2) if grad.ndim > 1 else _wide(grad)[None]
+    grad_x = (rows @ _wide(weight)).view(x.shape) if output_mask[0] else None
+    if not any(output_mask[1:]):
+        return grad_x, None, None
+    return grad_x, rows.mT @ _wide(x).reshape(len(rows), x.shape[-1]), rows.sum(0)
+
+
 # Operators that PyTorch leaves to other devices.
 _WITHOUT_CPU_KERNEL: dict[str, Callable[..., Any]] = {
+    "aten.linear_backward.default": _linear_backward,
     "aten._scaled_dot_product_fused_attention_overrideable.default": _attention,
     "aten._scaled_dot_product_fused_attention_overrideable_backward.default": _attention_backward,
 }

@@ -56,6 +56,9 @@ std::optional<Tensor> four_dims_mask(const std::optional<Tensor>& mask, const Te
 
 Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
               double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  TORCH_CHECK(query.scalar_type() == key.scalar_type() && query.scalar_type() == value.scalar_type(),
+              "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
+              " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
   const auto dims = query.dim();
   const bool alike = dims >= 2 && key.dim() == dims && value.dim() == dims && dims != 4 && !enable_gqa &&
                      is_xla(query) && query.numel() > 0 && key.numel() > 0 && value.numel() > 0 &&

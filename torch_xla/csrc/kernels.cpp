@@ -295,7 +295,7 @@ Tensor another(const Tensor& self, OpInfo& info) {
     alias = impl_of(self)->alias;
     alias.current();  // raises where the value is lost
   }
-  return make_tensor(std::move(alias));
+  return make_view(std::move(alias), self);
 }
 Tensor alias(const Tensor& self) {
   static auto& info = op_info("aten::alias", "");

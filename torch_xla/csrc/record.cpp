@@ -55,7 +55,9 @@ MetaSetPtr inferred_metas(const Call& call) {
   } catch (const c10::NotImplementedError&) {
     return {};
   } catch (...) {
-    raise_as_cpu(call.info, arguments);
+    if (auto metas = infer_metas_as_cpu(call.info, arguments, call.key); metas.defined()) {
+      return metas;
+    }
     throw;
   }
 }
@@ -184,7 +186,13 @@ MetaSetPtr place_known(Call& call, Outcome& outcome) {
 void finish(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   c10::SmallVector<at::Tensor, 2> fresh;
   for (auto& alias : outcome.results) {
-    fresh.push_back(alias.storage.defined() ? make_tensor(std::move(alias)) : at::Tensor());
+    if (!alias.storage.defined()) {
+      fresh.emplace_back();
+    } else if (call.info.view) {
+      fresh.push_back(make_view(std::move(alias), call.stack[call.base].toTensor()));
+    } else {
+      fresh.push_back(make_tensor(std::move(alias)));
+    }
   }
   if (!call.info.view && eager()) {
     std::vector<at::Tensor> touched;

@@ -45,15 +45,54 @@ bool doubtful_aminmax_out(Arguments a) {
   return a[3].toTensor().scalar_type() != type || a[4].toTensor().scalar_type() != type;
 }
 
+bool no_index(const at::Tensor& t) { return t.scalar_type() != at::kLong && t.scalar_type() != at::kInt; }
+
 bool doubtful_index_add(Arguments a) {
   const auto& self = a[0].toTensor();
   const auto& source = a[3].toTensor();
+  if (no_index(a[2].toTensor())) {
+    return true;
+  }
   if (self.dim() != source.dim() || self.dim() == 0) {
     return true;
   }
   const auto dim = a[1].toInt() < 0 ? a[1].toInt() + self.dim() : a[1].toInt();
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (d != dim && self.size(d) != source.size(d)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// PyTorch's Meta kernels of products take any types.
+bool mixes_types(Arguments a) {
+  const auto type = a[0].toTensor().scalar_type();
+  return std::any_of(a.begin() + 1, a.end(),
+                     [&](const IValue& v) { return v.isTensor() && v.toTensor().scalar_type() != type; });
+}
+
+bool any_float(Arguments a) {
+  return std::any_of(a.begin(), a.end(), [](const IValue& v) {
+    return v.isTensor() && v.toTensor().defined() && v.toTensor().is_floating_point();
+  });
+}
+
+bool doubtful_index(Arguments a) { return no_index(a[2].toTensor()); }
+
+// Masks must have the sizes of the dimensions that they stand for.
+bool doubtful_index_put(Arguments a) {
+  const auto& self = a[0].toTensor();
+  int64_t dim = 0;
+  for (const auto& v : a[1].toListRef()) {
+    const bool given = v.isTensor() && v.toTensor().defined();
+    if (given && (v.toTensor().scalar_type() == at::kBool || v.toTensor().scalar_type() == at::kByte)) {
+      for (const auto size : v.toTensor().sizes()) {
+        if (dim == self.dim() || self.size(dim++) != size) {
+          return true;
+        }
+      }
+    } else if (++dim > self.dim() || (given && no_index(v.toTensor()))) {
       return true;
     }
   }
@@ -156,7 +195,8 @@ bool accepted_before(const Hash& key, bool remember) {
 
 Doubt doubt_about(const std::string& name) {
   static const auto* const table = new std::unordered_map<std::string, Doubt>{
-      {"aten.uniform_.default", [](Arguments a) { return a[1].toDouble() > a[2].toDouble(); }},
+      {"aten.uniform_.default",
+       [](Arguments a) { return !a[0].toTensor().is_floating_point() || a[1].toDouble() > a[2].toDouble(); }},
       {"aten.bernoulli_.float", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.bernoulli.p", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.random_.from", [](Arguments a) { return !a[2].isNone() && a[1].toInt() >= a[2].toInt(); }},
@@ -178,16 +218,62 @@ Doubt doubt_about(const std::string& name) {
       {"aten.bucketize.Tensor", [](Arguments a) { return a[1].toTensor().dim() != 1; }},
       {"aten.index_add.default", &doubtful_index_add},
       {"aten.index_add_.default", &doubtful_index_add},
+      {"aten.index_put.default", &doubtful_index_put},
+      {"aten.index_put_.default", &doubtful_index_put},
+      {"aten.put.default", [](Arguments a) { return a[1].toTensor().scalar_type() != at::kLong; }},
+      {"aten.put_.default", [](Arguments a) { return a[1].toTensor().scalar_type() != at::kLong; }},
       {"aten.convolution.default",
        [](Arguments a) { return any_below(a[3], 1) || any_below(a[4], 0) || any_below(a[5], 1); }},
   };
+  // By the operator's name, for all its overloads.
+  static const auto* const families = new std::unordered_map<std::string, Doubt>{
+      {"aten.mm", &mixes_types},
+      {"aten.linear", &mixes_types},
+      {"aten.addmm", &mixes_types},
+      {"aten.addmm_", &mixes_types},
+      {"aten._addmm_activation", &mixes_types},
+      {"aten.linalg_cross", &mixes_types},
+      {"aten.addbmm", &mixes_types},
+      {"aten.addbmm_", &mixes_types},
+      {"aten.bitwise_and", &any_float},
+      {"aten.bitwise_and_", &any_float},
+      {"aten.bitwise_or", &any_float},
+      {"aten.bitwise_or_", &any_float},
+      {"aten.bitwise_xor", &any_float},
+      {"aten.bitwise_xor_", &any_float},
+      {"aten.bitwise_not", &any_float},
+      {"aten.bitwise_not_", &any_float},
+      {"aten.bitwise_left_shift", &any_float},
+      {"aten.bitwise_left_shift_", &any_float},
+      {"aten.bitwise_right_shift", &any_float},
+      {"aten.bitwise_right_shift_", &any_float},
+      {"aten.gcd", &any_float},
+      {"aten.gcd_", &any_float},
+      {"aten.lcm", &any_float},
+      {"aten.lcm_", &any_float},
+      {"aten.index_select", &doubtful_index},
+      {"aten.index_fill", &doubtful_index},
+      {"aten.index_fill_", &doubtful_index},
+      {"aten.index_copy", &doubtful_index},
+      {"aten.index_copy_", &doubtful_index},
+      {"aten.index_reduce", &doubtful_index},
+      {"aten.index_reduce_", &doubtful_index},
+  };
   const auto found = table->find(name);
-  return found == table->end() ? nullptr : found->second;
+  if (found != table->end()) {
+    return found->second;
+  }
+  const auto dot = name.rfind('.');
+  if (name.compare(dot, 6, ".dtype") == 0) {
+    return nullptr;  // made to mix types
+  }
+  const auto family = families->find(name.substr(0, dot));
+  return family == families->end() ? nullptr : family->second;
 }
 
 void raise_if_refused(const OpInfo& info, Arguments arguments) {
   if (info.doubt != nullptr && info.doubt(arguments)) {
-    raise_as_cpu(info, arguments);
+    raise_as_cpu(info, arguments, kAnySize);
   }
   if (!info.written.empty() && overlaps(info, arguments)) {
     const auto key = geometry(info, arguments);
@@ -200,34 +286,47 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
 
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   constexpr size_t kBytes = size_t{1} << 16;
+  constexpr size_t kMixedBytes = size_t{1} << 24;  // between floating-point types: seldom, and mostly a mistake
   size_t bytes = 0;
   bool empty = false;
   bool narrow = false;
   bool unusual = false;
+  bool mixed = false;
+  bool integer = false;
+  auto first = at::ScalarType::Undefined;
   for (const auto& v : arguments) {
     for_each_tensor(v, [&](const at::Tensor& t) {
       const auto type = t.scalar_type();
       bytes += is_xla(t) ? t.storage().nbytes() : 0;
       empty = empty || t.numel() == 0;
       narrow = narrow || (t.element_size() < 4 && at::isFloatingType(type));
-      unusual = unusual || at::isIntegralType(type, true) || at::isComplexType(type);
+      integer = integer || at::isIntegralType(type, true);
+      unusual = unusual || integer || at::isComplexType(type);
+      first = first == at::ScalarType::Undefined ? type : first;
+      mixed = mixed || type != first;
     });
   }
-  const bool runs =
-      !info.seeded && info.name.rfind("aten.", 0) == 0 && info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
-  if (!runs || bytes > kBytes || !(empty || (unusual && !narrow))) {
+  const bool has_kernel = info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  const bool runs = !info.seeded && info.name.rfind("aten.", 0) == 0 &&
+                    (has_kernel || ((mixed || unusual) && !info.view &&
+                                    info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)));
+  if (!runs || bytes > (mixed && !integer ? kMixedBytes : kBytes) || !(empty || mixed || (unusual && !narrow))) {
     return;
   }
   try {
     raise_as_cpu(info, arguments);
-  } catch (const c10::NotImplementedError&) {
-    if (!narrow) {
+  } catch (const c10::NotImplementedError& error) {
+    // Not of an operator that is left to other devices: it lacks more than a type.
+    const bool of_type = std::string(error.what_without_backtrace()).find("not implemented for '") != std::string::npos;
+    if (!narrow && (has_kernel || of_type)) {
       throw;
     }
   } catch (const c10::Error& error) {
     // The kernel ran on zeros, which it may refuse as values.
     const std::string text = error.what_without_backtrace();
-    if (empty || text.find("support") != std::string::npos || text.find("not implemented") != std::string::npos) {
+    const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+    if (empty || (mixed && (says("type") || says("a long tensor") || says("must be long"))) ||
+        (!narrow && (says("support") || says("implemented")))) {
       throw;
     }
   }

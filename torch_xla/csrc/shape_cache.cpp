@@ -40,26 +40,41 @@ struct TooLarge {};
 // Makes CPU tensors of zeros, which are valid indices too. Those of tensors that share memory share theirs.
 class CpuTwins {
  public:
+  explicit CpuTwins(size_t limit) : limit_(limit) {}
+
   at::Tensor operator()(const at::Tensor& t) {
-    constexpr size_t kBytes = size_t{1} << 24;
     if (!t.defined() || !is_xla(t)) {
       return t;
     }
     const auto bytes =
         std::max(at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset()),
                  t.storage().nbytes());
-    if (bytes > kBytes) {
+    if (bytes > limit_) {
       throw TooLarge();
     }
     auto& memory = memory_[t.storage().unsafeGetStorageImpl()];
     if (!memory.defined()) {
-      memory = at::zeros({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+      memory = zeros(bytes);
     }
     return at::empty({0}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU))
         .set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides());
   }
 
  private:
+  static at::Tensor zeros(size_t bytes) {
+    const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCPU);
+    const auto size = static_cast<int64_t>(bytes);
+    if (bytes <= kSmall) {
+      return at::zeros({size}, options);
+    }
+    auto* const pages = std::calloc(bytes, 1);  // those that no one touches take no memory
+    if (pages == nullptr) {
+      throw TooLarge();
+    }
+    return at::from_blob(pages, {size}, &std::free, options);
+  }
+
+  const size_t limit_;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
 };
 
@@ -136,10 +151,16 @@ struct Silence final : c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
-// Runs the CPU kernel on twins of the arguments, and returns these; what the caller records warns by itself.
-std::vector<c10::IValue> call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+// What a kernel returned, and the twins of the arguments that it was called with.
+struct Called {
   torch::jit::Stack stack;
-  CpuTwins twins;
+  std::vector<c10::IValue> given;
+};
+
+// Runs the CPU kernel on twins of the arguments; what the caller records warns by itself.
+Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall) {
+  torch::jit::Stack stack;
+  CpuTwins twins(limit);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
@@ -148,7 +169,7 @@ std::vector<c10::IValue> call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IVal
   }
   std::vector<c10::IValue> given = stack;
   info.op.callBoxed(stack);
-  return given;
+  return {std::move(stack), std::move(given)};
 }
 
 // Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
@@ -158,7 +179,7 @@ void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
   }
   std::vector<c10::IValue> twins;
   try {
-    twins = call_on_cpu(info, arguments);
+    twins = call_on_cpu(info, arguments).given;
   } catch (const TooLarge&) {
     return;
   } catch (const c10::Error&) {
@@ -180,6 +201,45 @@ void remember_metas(const Hash& key, const MetaSetPtr& metas) {
   table().emplace(key, metas);
 }
 
+// The metas of a call that a kernel accepted, under `key`.
+MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key, Called called) {
+  bool resizes = false;
+  bool warns = false;
+  for (const auto position : info.written) {
+    // Some Meta kernels resize what is also read, which no CPU kernel does.
+    const auto& v = arguments[position];
+    TORCH_CHECK((info.is_out[position] && !is_read(arguments, position)) || !v.isTensor() || !v.toTensor().defined() ||
+                    called.given[position].toTensor().sizes() == v.toTensor().sizes(),
+                "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
+                called.given[position].toTensor().sizes());
+    if (info.is_out[position] && v.isTensor() && called.given[position].toTensor().sizes() != v.toTensor().sizes()) {
+      resizes = true;
+      warns = warns || v.toTensor().numel() != 0;
+    }
+  }
+  if (resizes) {
+    take_strides(info, arguments, called.given);
+  }
+  auto set = c10::make_intrusive<MetaSet>();
+  for (size_t r = 0; r < called.stack.size(); ++r) {
+    if (info.return_writes[r] < 0) {
+      add_result(*set, called.stack[r]);
+    }
+  }
+  for (const auto position : info.written) {
+    const auto& v = called.given[position];
+    if (!v.isNone()) {
+      add_result(*set, v);
+    }
+  }
+  set->rehash();
+  if (!warns) {  // PyTorch warns of a resized tensor at every call
+    const RecorderLock lock;
+    remember_metas(key, set);
+  }
+  return set;
+}
+
 }  // namespace
 
 const MetaSetPtr* find_metas(const Hash& key) {
@@ -194,7 +254,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   for (const auto& v : arguments) {
     stack.push_back(twin_argument(v, &meta_twin, c10::DeviceType::Meta));
   }
-  std::vector<c10::IValue> inputs(stack.begin(), stack.end());
+  std::vector<c10::IValue> given(stack.begin(), stack.end());
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     try {
@@ -206,47 +266,22 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
   }
-  bool resizes = false;
-  bool warns = false;
-  for (const auto position : info.written) {
-    // Some Meta kernels resize what is also read, which no CPU kernel does.
-    const auto& v = arguments[position];
-    TORCH_CHECK((info.is_out[position] && !is_read(arguments, position)) || !v.isTensor() || !v.toTensor().defined() ||
-                    inputs[position].toTensor().sizes() == v.toTensor().sizes(),
-                "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
-                inputs[position].toTensor().sizes());
-    if (info.is_out[position] && v.isTensor() && inputs[position].toTensor().sizes() != v.toTensor().sizes()) {
-      resizes = true;
-      warns = warns || v.toTensor().numel() != 0;
-    }
-  }
-  if (resizes) {
-    take_strides(info, arguments, inputs);
-  }
-  auto set = c10::make_intrusive<MetaSet>();
-  for (size_t r = 0; r < stack.size(); ++r) {
-    if (info.return_writes[r] < 0) {
-      add_result(*set, stack[r]);
-    }
-  }
-  for (const auto position : info.written) {
-    const auto& v = inputs[position];
-    if (!v.isNone()) {
-      add_result(*set, v);
-    }
-  }
-  set->rehash();
-  if (!warns) {  // PyTorch warns of a resized tensor at every call
-    const RecorderLock lock;
-    remember_metas(key, set);
-  }
-  return set;
+  return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }
 
-void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes) {
   try {
-    call_on_cpu(info, arguments);
+    call_on_cpu(info, arguments, bytes);
   } catch (const TooLarge&) {
+  }
+}
+
+MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
+  try {
+    auto called = call_on_cpu(info, arguments);
+    return info.view || info.seeded ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
+  } catch (const TooLarge&) {
+    return {};
   }
 }
 

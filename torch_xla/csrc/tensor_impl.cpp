@@ -22,6 +22,13 @@ XlaTensorImpl::XlaTensorImpl(Alias a)
   refresh_metadata();
 }
 
+XlaTensorImpl::XlaTensorImpl(Alias a, c10::DispatchKeySet viewed)
+    : TensorImpl(TensorImpl::VIEW, c10::Storage(a.storage), viewed, c10::scalarTypeToTypeMeta(a.meta->dtype)),
+      alias(std::move(a)) {
+  created.fetch_add(1, std::memory_order_relaxed);
+  refresh_metadata();
+}
+
 XlaTensorImpl::~XlaTensorImpl() { destroyed.fetch_add(1, std::memory_order_relaxed); }
 
 void XlaTensorImpl::refresh_metadata() {
@@ -98,6 +105,10 @@ at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device)
 }
 
 at::Tensor make_tensor(Alias alias) { return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias))); }
+
+at::Tensor make_view(Alias alias, const at::Tensor& viewed) {
+  return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias), viewed.key_set()));
+}
 
 void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
                  c10::IntArrayRef strides) {

@@ -10,6 +10,9 @@ namespace torch_xla {
 class XlaTensorImpl final : public c10::TensorImpl {
  public:
   explicit XlaTensorImpl(Alias alias);
+  // A view of a tensor with these keys, which say whether that is an inference tensor; so is the view then, whatever
+  // mode it is made in.
+  XlaTensorImpl(Alias alias, c10::DispatchKeySet viewed);
   ~XlaTensorImpl() override;
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -34,6 +37,7 @@ class XlaTensorImpl final : public c10::TensorImpl {
 inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
 XlaTensorImpl* impl_of(const at::Tensor& t);
 at::Tensor make_tensor(Alias alias);
+at::Tensor make_view(Alias alias, const at::Tensor& viewed);
 // A new tensor of a leaf, as if it had had the value at the last barrier.
 at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device);
 // Makes a tensor address an xla storage; one that is too small grows, as PyTorch's do.

@@ -178,11 +178,16 @@ def _nll_slope(
     return jnp.where(hit, jnp.expand_dims(slope, dim), jnp.zeros((), x.dtype))
 
 
+def _classes(target: jax.Array) -> jax.Array:
+    """Class numbers in a type that also holds the ignored one, which may be negative, and any number of classes."""
+    return target.astype(jnp.int32) if target.dtype == jnp.uint8 else target
+
+
 @lowers("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def _nll_forward(
     ctx: Context, x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
-    return _nll(x, target, weight, reduction, ignore_index, 0 if x.ndim == 1 else 1)
+    return _nll(x, _classes(target), weight, reduction, ignore_index, 0 if x.ndim == 1 else 1)
 
 
 @lowers("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
@@ -196,7 +201,8 @@ def _nll_backward(
     ignore_index: int,
     total_weight: jax.Array,
 ) -> jax.Array:
-    return _nll_slope(grad, x, target, weight, reduction, ignore_index, total_weight, 0 if x.ndim == 1 else 1)
+    dim = 0 if x.ndim == 1 else 1
+    return _nll_slope(grad, x, _classes(target), weight, reduction, ignore_index, total_weight, dim)
 
 
 # Margin losses over classes.

@@ -20,16 +20,21 @@ def contract(
     b: jax.Array,
     contracting: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    dtype: torch.dtype | None = None,
 ) -> jax.Array:
-    """``lax.dot_general`` that accumulates half types in float32 and returns the accumulator's type."""
-    wide = dtypes.numpy_dtype(dtypes.opmath(dtypes.torch_dtype(a.dtype)))
-    return lax.dot_general(a, b, (contracting, batch), preferred_element_type=wide)
+    """``lax.dot_general`` that accumulates half types in float32.
+
+    It gives `dtype`, by default the accumulator's, for what comes before the one rounding. A plain product asks for its
+    result's: XLA accumulates in float32 all the same, and need not write the accumulators to memory.
+    """
+    dtype = dtypes.opmath(dtypes.torch_dtype(a.dtype)) if dtype is None else dtype
+    return lax.dot_general(a, b, (contracting, batch), preferred_element_type=dtypes.numpy_dtype(dtype))
 
 
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, dtype: torch.dtype | None = None) -> jax.Array:
     """A product over the last dimension of `a` and the last but one of `b` (the last, if `b` is a vector)."""
     batch = tuple(range(a.ndim - 2)) if b.ndim > 2 else ()
-    return contract(a, b, ((a.ndim - 1,), (max(b.ndim - 2, 0),)), (batch, batch))
+    return contract(a, b, ((a.ndim - 1,), (max(b.ndim - 2, 0),)), (batch, batch), dtype)
 
 
 def _accumulate(ctx: Context, x: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.Array:
@@ -46,12 +51,12 @@ def _accumulate(ctx: Context, x: jax.Array, product: jax.Array, beta: Any, alpha
 
 @lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default")
 def _mm(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    return _matmul(a, b)
+    return _matmul(a, b, ctx.meta.dtype)
 
 
 @lowers("aten.mm.dtype", "aten.bmm.dtype")
 def _mm_dtype(ctx: Context, a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
-    return _matmul(a, b)
+    return _matmul(a, b, out_dtype)
 
 
 @lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
@@ -95,18 +100,21 @@ def _outer(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @lowers("aten.dot.default")
 def _dot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    return contract(a, b, ((0,), (0,)))
+    return contract(a, b, ((0,), (0,)), dtype=ctx.meta.dtype)
 
 
 @lowers("aten.vdot.default")
 def _vdot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    return contract(jnp.conj(a), b, ((0,), (0,)))
+    return contract(jnp.conj(a), b, ((0,), (0,)), dtype=ctx.meta.dtype)
 
 
 @lowers("aten.linear.default")
 def _linear(ctx: Context, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-    out = contract(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)))
-    return out if bias is None else out + bias.astype(out.dtype)
+    dimensions = (x.ndim - 1,), (weight.ndim - 1,)
+    if bias is None:
+        return contract(x, weight, dimensions, dtype=ctx.meta.dtype)
+    out = contract(x, weight, dimensions)
+    return out + lax.broadcast_in_dim(bias.astype(out.dtype), out.shape, (out.ndim - 1,))
 
 
 @lowers("aten.linear_backward.default")
@@ -114,16 +122,17 @@ def _linear_backward(
     ctx: Context, x: jax.Array, grad: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     rows = tuple(range(grad.ndim - 1))
-    grad_x = contract(grad, weight, ((grad.ndim - 1,), (0,))) if output_mask[0] else None
-    grad_weight = contract(grad, x, (rows, rows)) if output_mask[1] else None
-    grad_bias = jnp.sum(grad, axis=rows) if output_mask[2] else None
-    return grad_x, grad_weight, grad_bias
+    dtype = dtypes.torch_dtype(x.dtype)
+    grad_x = contract(grad, weight, ((grad.ndim - 1,), (0,)), dtype=dtype) if output_mask[0] else None
+    if not any(output_mask[1:]):
+        return grad_x, None, None
+    # PyTorch's shapes know both or neither of these; XLA leaves out what nobody takes.
+    return grad_x, contract(grad, x, (rows, rows), dtype=dtype), jnp.sum(grad, axis=rows)
 
 
 @lowers("aten.matmul.default")
 def _matmul_broadcast(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    wide = dtypes.numpy_dtype(dtypes.opmath(dtypes.torch_dtype(a.dtype)))
-    return jnp.matmul(a, b, preferred_element_type=wide)
+    return jnp.matmul(a, b, preferred_element_type=dtypes.numpy_dtype(ctx.meta.dtype))
 
 
 @lowers("aten._trilinear.default")
