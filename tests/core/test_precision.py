@@ -115,3 +115,16 @@ def test_half_types_accumulate_in_float32(dtype):
         exact = {"var": results["cpu"]["var"], "norm": torch.tensor(2.0).sqrt()}.get(name, torch.tensor(2.0))
         torch.testing.assert_close(results["xla"][name], exact, rtol=1e-2, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
         assert expected.isfinite()
+
+
+def test_half_types_are_rounded_between_operators() -> None:
+    x = torch.randint(-4, 5, (96, 300)).bfloat16()  # whole numbers: sums are exact until they are rounded
+    y = x.to("xla")
+    torch.testing.assert_close(((y @ y.T) + 1).cpu(), (x @ x.T) + 1, rtol=0, atol=0)
+    weight = torch.randint(-4, 5, (64, 300)).bfloat16()
+    torch.testing.assert_close(
+        (torch.nn.functional.linear(y, weight.to("xla")) * 3).cpu(),
+        torch.nn.functional.linear(x, weight) * 3,
+        rtol=0,
+        atol=0,
+    )

@@ -13,6 +13,8 @@ from torch_xla._core.graph import Graph
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
+# It also keeps half types in float32 between two operators, which PyTorch's CPU kernels round.
+_EXCESS = "xla_allow_excess_precision"
 
 _options: dict[str, Any] = {}
 
@@ -54,10 +56,11 @@ def options() -> dict[str, str | bool | int | float]:
 
 
 def _options_for(graph: Graph) -> dict[str, Any]:
-    """The options of one compile: the user's, and on a CPU one that lets barriers hold."""
+    """The options of one compile: the user's, and on a CPU those that let barriers hold and round as PyTorch does."""
     if backend.jax_device(graph.device).platform != "cpu":
         return _options
-    return {**_options, _DISABLED: ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])}
+    disabled = ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])
+    return {_EXCESS: False, **_options, _DISABLED: disabled}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:

@@ -195,7 +195,7 @@ class ShardingSpec:
 
 
 class XLAPatchedLinear(torch.autograd.Function):
-    """`torch.nn.functional.linear` by einsum, which keeps the dimensions of its input apart."""
+    """`torch.nn.functional.linear`, which keeps the dimensions of its input apart on this device by itself."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -204,22 +204,24 @@ class XLAPatchedLinear(torch.autograd.Function):
             dtype = torch.get_autocast_dtype("xla")
             input, weight = input.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        ctx.save_for_backward(input, weight)
+        ctx.save_for_backward(input, weight, bias)
         with torch.autocast("xla", enabled=False):
-            product = torch.einsum("...n,mn->...m", input, weight)
-        return product if bias is None else product + bias
+            return torch.nn.functional.linear(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradients of those that need one."""
-        (grad,) = grad_outputs
-        input, weight = ctx.saved_tensors
-        with torch.autocast("xla", enabled=False):
-            return (
-                torch.einsum("...m,mn->...n", grad, weight) if ctx.needs_input_grad[0] else None,
-                torch.einsum("...m,...n->mn", grad, input) if ctx.needs_input_grad[1] else None,
-                torch.einsum("...m->m", grad) if ctx.needs_input_grad[2] else None,
-            )
+        tensors: list[Any] = [
+            t if t is None else t.detach().requires_grad_(needed)
+            for t, needed in zip(ctx.saved_tensors, (*ctx.needs_input_grad, False), strict=False)
+        ]
+        input, weight, bias = tensors
+        with torch.enable_grad(), torch.autocast("xla", enabled=False):
+            product = torch.nn.functional.linear(input, weight, bias)
+        wanted = [t for t in tensors if t is not None and t.requires_grad]
+        grads = iter(torch.autograd.grad(product, wanted, grad_outputs))
+        given = [next(grads) if t is not None and t.requires_grad else None for t in tensors]
+        return tuple(given[: len(ctx.needs_input_grad)])
 
 
 def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
