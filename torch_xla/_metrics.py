@@ -25,8 +25,8 @@ _forgotten: dict[str, tuple[int, float]] = {}  # likewise, of durations: calls a
 _forgotten_at = 0.0
 
 
-# Durations that are kept elsewhere: calls, seconds, and the latest samples, as in `Metric`.
-Timing = tuple[int, float, list[tuple[float, float]]]
+# Durations that are kept elsewhere: calls, seconds, the latest samples, and `each`, as in `Metric`.
+Timing = tuple[int, float, list[tuple[float, float]], int]
 
 
 @dataclass(slots=True)
@@ -38,12 +38,14 @@ class Metric:
         count: Number of samples ever added.
         total: Sum of all samples.
         samples: The latest samples as (time in seconds since the epoch, value).
+        each: How many calls each of those stands for, where only some are timed.
     """
 
     unit: str
     count: int = 0
     total: float = 0.0
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    each: int = 1
 
 
 def count(name: str, by: int = 1) -> None:
@@ -69,12 +71,12 @@ def provide_timings(source: Callable[[], dict[str, Timing]]) -> None:
 def _timed_elsewhere() -> dict[str, Metric]:
     found = {}
     for source in _timings:
-        for name, (calls, seconds, samples) in source().items():
+        for name, (calls, seconds, samples, each) in source().items():
             calls_before, seconds_before = _forgotten.get(name, (0, 0.0))
             if calls > calls_before:
                 latest = deque(((when, took) for when, took in samples if when >= _forgotten_at), _SAMPLES)
                 total = max(seconds - seconds_before, 0.0)
-                found[name] = Metric("seconds", calls - calls_before, total, latest)
+                found[name] = Metric("seconds", calls - calls_before, total, latest, each)
     return found
 
 
@@ -189,4 +191,4 @@ def clear_metrics() -> None:
         _metrics.clear()
         _forgotten_at = time.time()
         for source in _timings:
-            _forgotten.update({name: (calls, seconds) for name, (calls, seconds, _) in source().items()})
+            _forgotten.update({name: (calls, seconds) for name, (calls, seconds, *_) in source().items()})

@@ -1,5 +1,6 @@
 """Reports of counters and metrics."""
 
+import re
 import threading
 
 import pytest
@@ -202,6 +203,8 @@ def test_recording_is_counted_and_timed_in_samples():
     calls, total, samples = met.metric_data("LazyTracing")
     assert calls == 256 and total > 0 and len(samples) == 4  # one call in 64 is timed
     assert "LazyTracing" in met.metric_names()
+    (rate,) = re.findall(r"Metric: LazyTracing\n(?:  .*\n)*?  Rate: (\S+) / second", met.metrics_report())
+    assert float(rate) == pytest.approx(256 / (samples[-1][0] - samples[0][0]), rel=1e-4)
     met.clear_metrics()
     assert met.metric_data("LazyTracing") is None and "LazyTracing" not in met.metrics_report()
 

@@ -45,6 +45,9 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "negative power of integers": lambda d: _ones(d, torch.int64) ** -1,
     "LU without pivots": lambda d: L.lu(_ones(d, torch.float32), pivot=False),
     "probability above 1": lambda d: _line(d).bernoulli_(2.0),
+    "a number that does not fit": lambda d: _ones(d, torch.uint8).__setitem__(0, 300),
+    "a complex number for real ones": lambda d: _line(d).fill_(1j),
+    "integers to draw that do not fit": lambda d: _ones(d, torch.int8).random_(0, 300),
     "no integers to draw": lambda d: torch.randint(3, 3, (2,), device=d),
 }
 

@@ -313,7 +313,7 @@ PYBIND11_MODULE(_C, m) {
     py::dict found;
     for (const auto* timing : timings()) {
       const auto snapshot = timing->snapshot();
-      found[py::str(timing->name)] = py::make_tuple(snapshot.calls, snapshot.seconds, snapshot.samples);
+      found[py::str(timing->name)] = py::make_tuple(snapshot.calls, snapshot.seconds, snapshot.samples, timing->every);
     }
     return found;
   });

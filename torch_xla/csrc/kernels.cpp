@@ -136,7 +136,22 @@ void record_fill(Tensor& self, const at::Scalar& value) {
   record(op, &stack);
 }
 
+// Raises as PyTorch does where a number does not fit into a type.
+void check_converts(const at::Scalar& value, at::ScalarType type) {
+  switch (type) {
+#define CONVERTS(ctype, name) \
+  case at::ScalarType::name:  \
+    (void)value.to<ctype>();  \
+    break;
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(CONVERTS)
+#undef CONVERTS
+    default:
+      break;
+  }
+}
+
 Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
+  check_converts(value, self.scalar_type());
   return fill_number(self, c10::IValue(value), &record_fill, value);
 }
 

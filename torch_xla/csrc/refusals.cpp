@@ -99,6 +99,17 @@ bool doubtful_index_put(Arguments a) {
   return false;
 }
 
+at::ScalarType type_of(const IValue& dtype) { return dtype.isNone() ? at::kLong : dtype.toScalarType(); }
+
+// Whether integers from `low` to below `high` may be none, or none that the type has.
+bool doubtful_range(int64_t low, int64_t high, at::ScalarType type) {
+  const auto bits = type == at::kBool ? 1 : 8 * c10::elementSize(type);
+  const bool narrow = at::isIntegralType(type, /*includeBool=*/true) && bits < 64;
+  const bool is_signed = narrow && type != at::kBool && c10::isSignedType(type);
+  const int64_t above = narrow ? int64_t{1} << (is_signed ? bits - 1 : bits) : 0;
+  return low >= high || (narrow && (high > above || low < (is_signed ? -above : 0)));
+}
+
 bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
 
 bool without_pivots(Arguments a) { return !a[1].toBool(); }
@@ -199,9 +210,13 @@ Doubt doubt_about(const std::string& name) {
        [](Arguments a) { return !a[0].toTensor().is_floating_point() || a[1].toDouble() > a[2].toDouble(); }},
       {"aten.bernoulli_.float", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.bernoulli.p", [](Arguments a) { return no_probability(a[1]); }},
-      {"aten.random_.from", [](Arguments a) { return !a[2].isNone() && a[1].toInt() >= a[2].toInt(); }},
-      {"aten.randint.low", [](Arguments a) { return a[0].toInt() >= a[1].toInt(); }},
-      {"aten.randint.default", [](Arguments a) { return a[0].toInt() <= 0; }},
+      {"aten.random_.from",
+       [](Arguments a) {
+         return !a[2].isNone() && doubtful_range(a[1].toInt(), a[2].toInt(), a[0].toTensor().scalar_type());
+       }},
+      {"aten.random_.to", [](Arguments a) { return doubtful_range(0, a[1].toInt(), a[0].toTensor().scalar_type()); }},
+      {"aten.randint.low", [](Arguments a) { return doubtful_range(a[0].toInt(), a[1].toInt(), type_of(a[3])); }},
+      {"aten.randint.default", [](Arguments a) { return doubtful_range(0, a[0].toInt(), type_of(a[2])); }},
       {"aten.pow.Tensor_Scalar", &integer_to_negative},
       {"aten.pow_.Scalar", &integer_to_negative},
       {"aten.linalg_lu.default", &without_pivots},

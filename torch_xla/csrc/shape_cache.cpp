@@ -279,7 +279,11 @@ void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size
 MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   try {
     auto called = call_on_cpu(info, arguments);
-    return info.view || info.seeded ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
+    // Zeros have no imaginary part that could be lost.
+    const bool complex = std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+      return v.isTensor() && v.toTensor().defined() && v.toTensor().is_complex();
+    });
+    return info.view || info.seeded || complex ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
   } catch (const TooLarge&) {
     return {};
   }

@@ -22,7 +22,7 @@ Timing::Snapshot Timing::snapshot() const {
   const std::lock_guard<std::mutex> guard(lock_);
   Snapshot found{calls_.load(std::memory_order_relaxed), 0, {}};
   if (timed_ > 0) {
-    found.seconds = every_ == 1 ? seconds_ : seconds_ / static_cast<double>(timed_) * static_cast<double>(found.calls);
+    found.seconds = every == 1 ? seconds_ : seconds_ / static_cast<double>(timed_) * static_cast<double>(found.calls);
   }
   const auto kept = std::min<uint64_t>(timed_, ring_.size());
   for (auto i = timed_ - kept; i < timed_; ++i) {

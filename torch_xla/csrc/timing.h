@@ -14,12 +14,12 @@ namespace torch_xla {
 class Timing {
  public:
   // One call in `every`, a power of two, is timed.
-  Timing(std::string name, uint64_t every) : name(std::move(name)), every_(every) {}
+  Timing(std::string name, uint64_t every) : name(std::move(name)), every(every) {}
   Timing(const Timing&) = delete;
   Timing& operator=(const Timing&) = delete;
 
   // Counts a call; whether it is one that is timed.
-  bool begin() { return (calls_.fetch_add(1, std::memory_order_relaxed) & (every_ - 1)) == 0; }
+  bool begin() { return (calls_.fetch_add(1, std::memory_order_relaxed) & (every - 1)) == 0; }
   void end(std::chrono::steady_clock::time_point start);
 
   struct Snapshot {
@@ -30,9 +30,9 @@ class Timing {
   Snapshot snapshot() const;
 
   const std::string name;
+  const uint64_t every;
 
  private:
-  const uint64_t every_;
   std::atomic<uint64_t> calls_{0};
   mutable std::mutex lock_;
   uint64_t timed_ = 0;

@@ -109,8 +109,8 @@ def _metric_lines(name: str, metric: _metrics.Metric) -> list[str]:
     lines = [f"Metric: {name}", f"  TotalSamples: {metric.count}", f"  Accumulator: {show(metric.total)}"]
     seconds = samples[-1][0] - samples[0][0] if samples else 0.0
     if seconds > 0:
-        lines.append(f"  ValueRate: {show(sum(value for _, value in samples) / seconds)} / second")
-        lines.append(f"  Rate: {len(samples) / seconds:g} / second")
+        lines.append(f"  ValueRate: {show(metric.each * sum(value for _, value in samples) / seconds)} / second")
+        lines.append(f"  Rate: {metric.each * len(samples) / seconds:g} / second")
     if samples:
         values = sorted(value for _, value in samples)
         parts = [
