@@ -11,6 +11,8 @@ from probes import cut_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import torch_xla
+
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 Shape = tuple[int, ...]
@@ -24,8 +26,9 @@ def examples(shape: Shape, bias: bool, dtype: torch.dtype = torch.float64) -> li
 
 
 def same(function: Callable[..., object], tensors: list[Tensor], **tolerance: float) -> None:
-    """Compares with the CPU, strides included."""
+    """Compares with the CPU, strides included; by a compiled program, where small values would be computed there."""
     expected, got = (function(*(t.to(device, copy=True) for t in tensors)) for device in ("cpu", "xla"))
+    torch_xla.sync()
     flat_expected, flat_got = (torch.utils._pytree.tree_leaves(result) for result in (expected, got))
     assert len(flat_expected) == len(flat_got)
     for one, other in zip(flat_expected, flat_got, strict=True):
@@ -136,6 +139,15 @@ def test_shapes_that_are_no_layer() -> None:
     same(lambda x, w: F.linear(x, w), [torch.randint(9, (3, 5)), torch.randint(9, (4, 5))])
     same(lambda *t: F.linear(*t), examples((2, 5), True, torch.complex64), rtol=1e-5, atol=1e-5)
     same(lambda *t: gradients(*t)[1:], examples((2, 5), True, torch.complex128))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 4), (1, 4)], ids=str)
+def test_biases_of_any_shape_without_autograd(shape: Shape) -> None:
+    def layer(*tensors: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return F.linear(*(t.clone() for t in tensors))
+
+    same(layer, [torch.ones(3, 5), torch.ones(4, 5), torch.rand(shape)])
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -50,10 +50,7 @@ bool no_index(const at::Tensor& t) { return t.scalar_type() != at::kLong && t.sc
 bool doubtful_index_add(Arguments a) {
   const auto& self = a[0].toTensor();
   const auto& source = a[3].toTensor();
-  if (no_index(a[2].toTensor())) {
-    return true;
-  }
-  if (self.dim() != source.dim() || self.dim() == 0) {
+  if (no_index(a[2].toTensor()) || self.dim() != source.dim() || self.dim() == 0) {
     return true;
   }
   const auto dim = a[1].toInt() < 0 ? a[1].toInt() + self.dim() : a[1].toInt();
@@ -240,39 +237,26 @@ Doubt doubt_about(const std::string& name) {
       {"aten.convolution.default",
        [](Arguments a) { return any_below(a[3], 1) || any_below(a[4], 0) || any_below(a[5], 1); }},
   };
-  // By the operator's name, for all its overloads.
+  // By the operator's name, for all its overloads and for those that write to their first argument.
   static const auto* const families = new std::unordered_map<std::string, Doubt>{
       {"aten.mm", &mixes_types},
       {"aten.linear", &mixes_types},
       {"aten.addmm", &mixes_types},
-      {"aten.addmm_", &mixes_types},
       {"aten._addmm_activation", &mixes_types},
       {"aten.linalg_cross", &mixes_types},
       {"aten.addbmm", &mixes_types},
-      {"aten.addbmm_", &mixes_types},
       {"aten.bitwise_and", &any_float},
-      {"aten.bitwise_and_", &any_float},
       {"aten.bitwise_or", &any_float},
-      {"aten.bitwise_or_", &any_float},
       {"aten.bitwise_xor", &any_float},
-      {"aten.bitwise_xor_", &any_float},
       {"aten.bitwise_not", &any_float},
-      {"aten.bitwise_not_", &any_float},
       {"aten.bitwise_left_shift", &any_float},
-      {"aten.bitwise_left_shift_", &any_float},
       {"aten.bitwise_right_shift", &any_float},
-      {"aten.bitwise_right_shift_", &any_float},
       {"aten.gcd", &any_float},
-      {"aten.gcd_", &any_float},
       {"aten.lcm", &any_float},
-      {"aten.lcm_", &any_float},
       {"aten.index_select", &doubtful_index},
       {"aten.index_fill", &doubtful_index},
-      {"aten.index_fill_", &doubtful_index},
       {"aten.index_copy", &doubtful_index},
-      {"aten.index_copy_", &doubtful_index},
       {"aten.index_reduce", &doubtful_index},
-      {"aten.index_reduce_", &doubtful_index},
   };
   const auto found = table->find(name);
   if (found != table->end()) {
@@ -282,7 +266,7 @@ Doubt doubt_about(const std::string& name) {
   if (name.compare(dot, 6, ".dtype") == 0) {
     return nullptr;  // made to mix types
   }
-  const auto family = families->find(name.substr(0, dot));
+  const auto family = families->find(name.substr(0, name[dot - 1] == '_' ? dot - 1 : dot));
   return family == families->end() ? nullptr : family->second;
 }
 
@@ -301,7 +285,6 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
 
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   constexpr size_t kBytes = size_t{1} << 16;
-  constexpr size_t kMixedBytes = size_t{1} << 24;  // between floating-point types: seldom, and mostly a mistake
   size_t bytes = 0;
   bool empty = false;
   bool narrow = false;
@@ -325,21 +308,23 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   const bool runs = !info.seeded && info.name.rfind("aten.", 0) == 0 &&
                     (has_kernel || ((mixed || unusual) && !info.view &&
                                     info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)));
-  if (!runs || bytes > (mixed && !integer ? kMixedBytes : kBytes) || !(empty || mixed || (unusual && !narrow))) {
+  // Floating-point types are mixed seldom, and mostly by mistake.
+  if (!runs || bytes > (mixed && !integer ? kSmall : kBytes) || !(empty || mixed || (unusual && !narrow))) {
     return;
   }
+  std::string text;
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   try {
     raise_as_cpu(info, arguments);
   } catch (const c10::NotImplementedError& error) {
+    text = error.what_without_backtrace();
     // Not of an operator that is left to other devices: it lacks more than a type.
-    const bool of_type = std::string(error.what_without_backtrace()).find("not implemented for '") != std::string::npos;
-    if (!narrow && (has_kernel || of_type)) {
+    if (!narrow && (has_kernel || says("not implemented for '"))) {
       throw;
     }
   } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
     // The kernel ran on zeros, which it may refuse as values.
-    const std::string text = error.what_without_backtrace();
-    const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
     if (empty || (mixed && (says("type") || says("a long tensor") || says("must be long"))) ||
         (!narrow && (says("support") || says("implemented")))) {
       throw;

@@ -110,11 +110,9 @@ def _vdot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @lowers("aten.linear.default")
 def _linear(ctx: Context, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-    dimensions = (x.ndim - 1,), (weight.ndim - 1,)
-    if bias is None:
-        return contract(x, weight, dimensions, dtype=ctx.meta.dtype)
-    out = contract(x, weight, dimensions)
-    return out + lax.broadcast_in_dim(bias.astype(out.dtype), out.shape, (out.ndim - 1,))
+    dtype = ctx.meta.dtype if bias is None else None
+    out = contract(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)), dtype=dtype)
+    return out if bias is None else out + jnp.broadcast_to(bias.astype(out.dtype), out.shape)
 
 
 @lowers("aten.linear_backward.default")
