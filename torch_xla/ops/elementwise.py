@@ -11,6 +11,7 @@ import torch
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, Lifted, Rule, lowers
 
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
@@ -80,7 +81,7 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
         quotient = lax.div(x, y)
         return jnp.where(crosses, quotient - 1, quotient) if jnp.issubdtype(x.dtype, jnp.signedinteger) else quotient
     # The quotient of what is left after the remainder is a whole number up to rounding; make it one.
-    quotient = (x - remainder) / y
+    quotient = divide(x - remainder, y)
     quotient = jnp.where(crosses, quotient - 1, quotient)
     floor = lax.floor(quotient)
     floor = jnp.where(quotient - floor > 0.5, floor + 1, floor)
@@ -88,12 +89,13 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y == 0, x / y, jnp.where(quotient == 0, signed_zero, floor))
 
 
-def _trunc_divide(x: jax.Array, y: jax.Array, dtype: torch.dtype) -> jax.Array:
+def _trunc_divide(x: jax.Array, y: jax.Array, dtype: torch.dtype, by_one: bool) -> jax.Array:
     if not dtypes.is_floating(x):
         return lax.div(x, y)
-    quotient = x / y
-    if dtype in (torch.float16, torch.bfloat16):
-        # Rounded to the result's type before it is cut. XLA would skip a cast there and back.
+    quotient = divide(x, y)
+    if dtype in (torch.float16, torch.bfloat16) and not by_one:
+        # Rounded to the result's type before it is cut, unless there is one divisor for all. XLA would skip a cast
+        # there and back.
         info = jnp.finfo(dtypes.numpy_dtype(dtype))
         quotient = lax.reduce_precision(quotient, info.nexp, info.nmant)
     return jnp.trunc(quotient)
@@ -107,11 +109,12 @@ def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def _div_mode(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None) -> jax.Array:
     if rounding_mode is None:
-        return lax.div(*dtypes.promote(x, y, floating=True))
+        return divide(*dtypes.promote(x, y, floating=True))
+    by_one = getattr(y, "size", 1) == 1
     x, y = dtypes.promote(x, y)
     if x.dtype == jnp.bool_:
         x, y = x.astype(jnp.int8), y.astype(jnp.int8)
-    return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y, ctx.meta.dtype)
+    return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y, ctx.meta.dtype, by_one)
 
 
 # Powers.
@@ -246,7 +249,7 @@ for _name, _overloads, _fn in _PROMOTED:
 _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("atan2", _DEFAULT, _arctan2),
     ("copysign", _TENSOR_SCALAR, jnp.copysign),
-    ("div", _TENSOR_SCALAR, lax.div),
+    ("div", _TENSOR_SCALAR, divide),
     ("hypot", _DEFAULT, jnp.hypot),
     ("ldexp", ("Tensor",), lambda x, y: x * lax.exp2(y)),
     ("logaddexp", _DEFAULT, logaddexp),
@@ -306,4 +309,4 @@ def _addcmul(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: A
 @lowers("aten.addcdiv.default")
 def _addcdiv(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: Any) -> jax.Array:
     x, a, b = dtypes.promote(x, a, b, floating=True)
-    return x + _scaled(a, value) / b
+    return x + divide(_scaled(a, value), b)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, lowers
 
 _NONE, _MEAN = 0, 1
@@ -22,12 +23,12 @@ def _reduce(loss: jax.Array, reduction: int) -> jax.Array:
     total = jnp.sum(loss, dtype=loss.dtype)
     if reduction != _MEAN:
         return total
-    return total / loss.size if loss.size else jnp.full_like(total, math.nan)
+    return divide(total, loss.size) if loss.size else jnp.full_like(total, math.nan)
 
 
 def _spread(grad: jax.Array, x: jax.Array, reduction: int) -> jax.Array:
     """The derivative with respect to each element's loss."""
-    return grad / x.size if reduction == _MEAN and x.size else grad
+    return divide(grad, x.size) if reduction == _MEAN and x.size else grad
 
 
 # Distances.

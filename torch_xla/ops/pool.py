@@ -15,6 +15,7 @@ from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import ints
+from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, lowers
 
 # Up to so many positions a window is read as that many strided slices, which XLA fuses into one loop.
@@ -248,7 +249,7 @@ def _avg_pool(x: jax.Array, w: _Window, count_include_pad: bool, divisor: int | 
         total = functools.reduce(lax.add, [w.read(padded, position) for position in w.positions()])
     if jnp.issubdtype(total.dtype, jnp.integer):
         return lax.div(total, jnp.broadcast_to(jnp.asarray(counts, total.dtype), total.shape))
-    return total / jnp.asarray(counts, total.dtype)
+    return divide(total, jnp.asarray(counts, total.dtype))
 
 
 def _avg_pool_rule(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, Rule, lowers
 
 Unary = Callable[[jax.Array], jax.Array]
@@ -135,8 +136,8 @@ def _round_decimals(ctx: Context, x: jax.Array, *, decimals: int) -> jax.Array:
     wide = dtypes.widen(x)
     scale = 10.0 ** abs(decimals)
     if decimals < 0:
-        return lax.round(wide / scale, lax.RoundingMethod.TO_NEAREST_EVEN) * scale
-    return lax.round(wide * scale, lax.RoundingMethod.TO_NEAREST_EVEN) / scale
+        return lax.round(divide(wide, scale), lax.RoundingMethod.TO_NEAREST_EVEN) * scale
+    return divide(lax.round(wide * scale, lax.RoundingMethod.TO_NEAREST_EVEN), scale)
 
 
 @lowers("aten.nan_to_num.default")
