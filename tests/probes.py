@@ -91,9 +91,9 @@ def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     keys: list[str] = []
     find = cache.find
 
-    def spy(key: str, device: int) -> object:
-        keys.append(key)
-        return find(key, device)
+    def spy(cut: _bindings.Graph) -> object:
+        keys.append(cut.key)
+        return find(cut)
 
     monkeypatch.setattr(cache, "find", spy)
     return keys

@@ -8,6 +8,7 @@ import torch_xla._C as _C
 
 Graph = _C.Graph
 Packing = _C.Packing
+Sharing = _C.Sharing
 
 # Graphs and values.
 has_pending = _C.has_pending

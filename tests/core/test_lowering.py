@@ -14,7 +14,7 @@ import torch
 from probes import cut_of, here, sampled
 
 import torch_xla
-from torch_xla import _bindings
+from torch_xla import _XLAC, _bindings
 from torch_xla._core import cache, lowering
 from torch_xla._core.sync import graph_text
 from torch_xla.core import xla_model as xm
@@ -113,6 +113,26 @@ class TestProgram:
         text = graph_text([], "stablehlo")
         assert len(re.findall(r"tf\.aliasing_output|jax\.buffer_donor", text)) == 1
         torch_xla.sync()
+
+    def test_an_overwritten_input_is_paired_with_what_takes_its_place(self) -> None:
+        x, y = (torch.randn(5000).to("xla") for _ in range(2))  # too large for a pack
+        torch_xla.sync()
+        z = x * y
+        y.mul_(2.5)
+        x.mul_(2.5)
+        main = next(line for line in graph_text([], "stablehlo").splitlines() if "@main(" in line)
+        assert re.findall(r"tf\.aliasing_output = (\d)", main) == ["1", "0"], main
+        torch_xla.sync()
+        torch.testing.assert_close(z.cpu(), x.cpu() / 2.5 * (y.cpu() / 2.5))
+
+    def test_an_overwritten_input_without_a_successor_is_given_away(self, x: torch.Tensor) -> None:
+        torch_xla.sync()
+        assert _XLAC._set_buffer_donation(x, True)
+        y = x.sin()
+        assert graph_text([], "stablehlo").count("jax.buffer_donor") == 1
+        torch_xla.sync()
+        torch.testing.assert_close(y.cpu(), torch.linspace(0, 1, 6).reshape(2, 3).sin())
+        assert _XLAC._is_placecholder(x)
 
     def test_an_input_that_a_rule_ignores_stays_an_input(
         self, x: torch.Tensor, rule: Callable[[str, Any], None]

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _config, _metrics
+from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import backend, compiler, scopes
 from torch_xla._core.compiler import Executable
 from torch_xla.ops import precision
@@ -71,16 +71,21 @@ def clear() -> None:
     _executables.clear()
 
 
-def find(key: str, device: int) -> Executable | None:
-    """The executable of a graph, or None; counts what it found."""
+def find(cut: _bindings.Graph) -> Executable | None:
+    """The executable of a graph, or None; counts what it found.
+
+    Args:
+        cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
+            differ here, that is none for this graph.
+    """
     _initialize_from_environment()
-    entry = _entry(key, device)
+    entry = _entry(cut)
     executable = _executables.get(entry)
-    if executable is not None:
+    if executable is not None and (executable.sharing is None or cut.share_as(executable.sharing)):
         _executables.move_to_end(entry)
         _metrics.count("CachedCompile")
         return executable
-    executable = _load(key, device)
+    executable = _load(cut)
     if executable is not None:
         _metrics.count("PersistentCacheHit")
         _store(entry, executable)
@@ -89,13 +94,14 @@ def find(key: str, device: int) -> Executable | None:
     return executable
 
 
-def add(key: str, device: int, executable: Executable) -> None:
+def add(cut: _bindings.Graph, executable: Executable) -> None:
     """Remembers a newly compiled graph."""
     _metrics.count("UncachedCompile")
-    _store(_entry(key, device), executable)
+    executable.sharing = cut.sharing
+    _store(_entry(cut), executable)
     # A program that calls back into this process cannot run in another.
     if _folder is not None and not _readonly and not executable.waits:
-        _save(key, device, executable)
+        _save(cut, executable)
 
 
 def _store(entry: _Entry, executable: Executable) -> None:
@@ -130,9 +136,9 @@ def _maps() -> tuple[int, int]:
         return 1 << 62, 0
 
 
-def _entry(key: str, device: int) -> _Entry:
+def _entry(cut: _bindings.Graph) -> _Entry:
     """The graph, and what beside it decides the program within a process."""
-    return key, device, precision.current(), str(sorted(compiler.options().items())), scopes.on()
+    return cut.key, cut.device, precision.current(), str(sorted(compiler.options().items())), scopes.on()
 
 
 @functools.cache
@@ -149,11 +155,11 @@ def _identity() -> bytes:
     return digest.digest()
 
 
-def _file(key: str, device: int) -> Path:
+def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
-    target = backend.jax_device(device)
+    target = backend.jax_device(cut.device)
     digest = hashlib.sha256(_identity())
-    digest.update(f"{_entry(key, device)} {target.platform} {target.device_kind}".encode())
+    digest.update(f"{_entry(cut)} {cut.sharing.places} {target.platform} {target.device_kind}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())
     return _folder / f"{digest.hexdigest()}.xla"
@@ -168,10 +174,10 @@ def _cpu_features() -> bytes:
     return next((line.encode() for line in lines if line.startswith(("flags", "Features"))), b"")
 
 
-def _save(key: str, device: int, executable: Executable) -> None:
+def _save(cut: _bindings.Graph, executable: Executable) -> None:
     """Writes to a file of another name first: a process killed here leaves nothing under the real one."""
     payload = executable.loaded.serialize()
-    path = _file(key, device)
+    path = _file(cut)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
@@ -181,10 +187,10 @@ def _save(key: str, device: int, executable: Executable) -> None:
         _metrics.count("PersistentCacheWriteFailed")
 
 
-def _load(key: str, device: int) -> Executable | None:
+def _load(cut: _bindings.Graph) -> Executable | None:
     if _folder is None:
         return None
-    path = _file(key, device)
+    path = _file(cut)
     try:
         content = path.read_bytes()
     except OSError:
@@ -195,11 +201,11 @@ def _load(key: str, device: int) -> Executable | None:
         return None
     from jaxlib import xla_client
 
-    target = backend.jax_device(device)
+    target = backend.jax_device(cut.device)
     try:
         devices = xla_client.DeviceList((target,))
         loaded = target.client.deserialize_executable(payload, devices)
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None
-    return Executable(loaded.execute_sharded, loaded)
+    return Executable(loaded.execute_sharded, loaded, sharing=cut.sharing)

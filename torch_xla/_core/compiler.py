@@ -29,6 +29,7 @@ class Executable:
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
         packing: Which of its buffers hold several leaves; known from its first run on.
+        sharing: Which of the graph's numbers it takes as one.
         numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
     """
 
@@ -37,6 +38,7 @@ class Executable:
     waits: bool = False
     keep: Any = None
     packing: _bindings.Packing | None = None
+    sharing: _bindings.Sharing | None = None
     numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
 
 
@@ -73,7 +75,7 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
     lowered = lowering.lower(graph, name)
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
-        lowered = lowering.lower(replace(graph, donated=()), name)
+        lowered = lowering.lower(replace(graph, donated=(), successors=()), name)
     return lowered
 
 

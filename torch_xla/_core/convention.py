@@ -18,7 +18,7 @@ from torch_xla._core.graph import Graph
 from torch_xla.ops import dtypes
 
 # Which vector a number of this type travels in, and the vectors' dtypes.
-VECTORS = {float: 0, int: 1, complex: 2}
+_VECTORS = {float: 0, int: 1, complex: 2}
 _VECTOR_DTYPES = (np.float64, np.int64, np.complex128)
 
 Numbers = tuple[Any, Any, Any]
@@ -29,7 +29,7 @@ class Convention:
 
     Attributes:
         buffers: Shape and dtype of each input.
-        donated: Indices of the inputs that the program may overwrite.
+        aliases: For each input that the program may overwrite the result that takes its place, or None.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -42,7 +42,7 @@ class Convention:
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
         singles = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
         self._prompt_outputs, self._late_outputs = singles[: graph.prompt], singles[graph.prompt :]
-        self._counts = _number_counts(graph)
+        self._sizes = _vector_sizes(graph)
 
         self.buffers: list[tuple[tuple[int, ...], Any]] = [
             (graph.leaves[i].shape, dtypes.numpy_dtype(graph.leaves[i].dtype)) for i in self._singles
@@ -50,11 +50,24 @@ class Convention:
         for leaves in self._packs:
             size = sum(math.prod(graph.leaves[i].shape) for i in leaves)
             self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
-        self.buffers += [((n,), dtype) for n, dtype in zip(self._counts, _VECTOR_DTYPES, strict=True) if n]
+        self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
+        self.aliases = self._aliases(graph)
+
+    def _aliases(self, graph: Graph) -> dict[int, int | None]:
+        first = len(self._state_packs)
+        results = {output: first + i for i, output in enumerate(self._prompt_outputs)}
+        first += len(self._prompt_outputs) + len(self._late_packs)
+        results |= {output: first + i for i, output in enumerate(self._late_outputs)}
+        inputs = {leaf: i for i, leaf in enumerate(self._singles)}
+
+        aliases: dict[int, int | None] = {}
+        for leaf, output in zip(graph.donated, graph.successors, strict=True):
+            if leaf in inputs:
+                aliases[inputs[leaf]] = results.get(output) if _fits(graph, leaf, output) else None
         donated = set(graph.donated)
-        self.donated = [i for i, leaf in enumerate(self._singles) if leaf in donated]
-        self.donated += [len(self._singles) + k for k, leaves in enumerate(self._packs) if donated & set(leaves)]
+        aliases |= {len(inputs) + k: k for k, leaves in enumerate(self._packs) if donated & set(leaves)}
+        return aliases
 
     def arguments(self, inputs: Sequence[Any]) -> tuple[list[Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
@@ -69,7 +82,7 @@ class Convention:
                 end = start + math.prod(shape)
                 values[leaf] = pack[start:end].reshape(shape)
                 start = end
-        floats, ints, complexes = (next(given) if n else None for n in self._counts)
+        floats, ints, complexes = (next(given) if n else None for n in self._sizes)
         return values, (floats, ints, complexes)
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -82,10 +95,22 @@ class Convention:
         return (*joined(self._state_packs), *prompt, *joined(self._late_packs), *late)
 
 
-def _number_counts(graph: Graph) -> tuple[int, int, int]:
-    counts = [0, 0, 0]
-    for node in graph.nodes:
-        for number in node.numbers():
-            counts[VECTORS[type(number.value)]] += 1
-        counts[VECTORS[int]] += 2 * node.seeded
-    return (counts[0], counts[1], counts[2])
+def _fits(graph: Graph, leaf: int, output: int) -> bool:
+    """Whether an output can be where a leaf was."""
+    if output < 0:
+        return False
+    node, result = graph.outputs[output]
+    return graph.nodes[node].outs[result] == graph.leaves[leaf]
+
+
+def number_places(graph: Graph) -> list[tuple[int, int]]:
+    """Vector and index of each number of the nodes, seed and offset included."""
+    kinds = [k for node in graph.nodes for k in (*(type(n.value) for n in node.numbers()), *[int] * 2 * node.seeded)]
+    return [(_VECTORS[kind], index) for kind, index in zip(kinds, graph.numbers, strict=True)]
+
+
+def _vector_sizes(graph: Graph) -> list[int]:
+    sizes = [0] * len(_VECTOR_DTYPES)
+    for vector, index in number_places(graph):
+        sizes[vector] = max(sizes[vector], index + 1)
+    return sizes

@@ -92,9 +92,12 @@ class Graph:
         leaves: Shape and dtype of each input buffer.
         outputs: (node, result) pairs.
         donated: Indices of the leaves whose buffers the program may overwrite.
+        successors: For each of them the output that its tensor has instead, or -1.
         packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
         prompt: How many of the outputs that travel alone come before the packs without leaves.
         leaf_frames: The user's line that made each leaf, if known.
+        numbers: For each number of the nodes, seed and offset included, its index in the vector of its type. Equal ones
+            may have one place.
     """
 
     key: str
@@ -103,9 +106,11 @@ class Graph:
     leaves: tuple[Meta, ...]
     outputs: tuple[tuple[int, int], ...]
     donated: tuple[int, ...]
+    successors: tuple[int, ...] = ()
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     prompt: int = 0
     leaf_frames: tuple[str | None, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 def describe(cut: _bindings.Graph) -> Graph:
@@ -118,9 +123,11 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
+        successors=tuple(cut.successors),
         packs=tuple(packing.packs),
         prompt=packing.prompt,
         leaf_frames=tuple(cut.leaf_frames),
+        numbers=cut.sharing.places,
     )
 
 

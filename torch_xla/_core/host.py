@@ -15,13 +15,13 @@ from torch_xla._core import backend, graph, interpreter
 _CAPACITY = 64
 
 # Graphs without inputs have the same results every time.
-_constants: OrderedDict[tuple[str, bytes], list[Any]] = OrderedDict()
+_constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = OrderedDict()
 
 
 def run(cut: _bindings.Graph) -> bool:
     """Computes a cut graph and gives its results to the tensors; False where PyTorch has no CPU kernel for it."""
     numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
-    key = (cut.key, numbers)
+    key = (cut.key, cut.sharing.places, numbers)
     buffers = _constants.get(key)
     if buffers is None:
         described = graph.describe(cut)

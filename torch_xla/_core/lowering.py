@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 from jax.extend import source_info_util
+from jax.extend.mlir import ir
 
 from torch_xla import _fallbacks, _metrics
 from torch_xla._core import backend, scopes
 from torch_xla._core.composites import MARKS, Region, boundary, plan
-from torch_xla._core.convention import VECTORS, Convention
+from torch_xla._core.convention import Convention, number_places
 from torch_xla._core.graph import Graph, Node, fill_template
 from torch_xla.ops import precision
 from torch_xla.ops.call import call, find_overload
@@ -68,19 +69,15 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
         LoweringError: A node could not be lowered.
     """
     steps = _steps(graph)
+    places = number_places(graph)
 
     def program(leaves: list[Any], numbers: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         values = dict(enumerate(leaves))
         results: Results = {}
-        taken = [0, 0, 0]
-
-        def take(kind: type) -> Any:
-            vector = VECTORS[kind]
-            taken[vector] += 1
-            return numbers[vector][taken[vector] - 1]
-
+        found = {place: numbers[place[0]][place[1]] for place in places}
+        rest = (found[place] for place in places)
         given = [
-            ([take(type(n.value)) for n in node.numbers()], (take(int), take(int)) if node.seeded else None)
+            ([next(rest) for _ in node.numbers()], (next(rest), next(rest)) if node.seeded else None)
             for node in graph.nodes
         ]
         for step in steps:
@@ -101,13 +98,37 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
             return convention.results(program(*convention.arguments(inputs)))
 
         flat.__name__ = name
-        jitted = jax.jit(flat, donate_argnums=convention.donated, keep_unused=True, out_shardings=sharding)
+        jitted = jax.jit(flat, keep_unused=True, out_shardings=sharding)
         stage = jitted.trace(
             *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
         ).lower()
+    module = stage.compiler_ir("stablehlo")
     if not isinstance(steps, range):
-        name_meanings(stage.compiler_ir("stablehlo"))
+        name_meanings(module)
+    _say_aliases(module, convention.aliases)
     return Lowered(stage, _has_callback(stage))
+
+
+def _say_aliases(module: Any, aliases: dict[int, int | None]) -> None:
+    """Says which inputs the program may overwrite, and with which results.
+
+    JAX would pair them with results of the same type in their order, and XLA copy both where the tensors are others.
+    """
+    with module.context:
+        name = ir.StringAttr.get("main")
+        main = next(f for f in module.body.operations if f.attributes["sym_name"] == name)
+        attributes = [_items(ir.DictAttr(given)) for given in main.arg_attrs]
+        for slot, result in aliases.items():
+            if result is None:
+                attributes[slot]["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            else:
+                index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
+                attributes[slot]["tf.aliasing_output"] = index
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(given) for given in attributes])
+
+
+def _items(attributes: Any) -> dict[str, Any]:
+    return {attributes[k].name: attributes[k].attr for k in range(len(attributes))}
 
 
 def _steps(graph: Graph) -> Sequence[int | Region]:

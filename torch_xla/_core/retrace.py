@@ -38,8 +38,8 @@ class Difference:
     """One thing in which a graph differs from a known one.
 
     Attributes:
-        kind: ``"input"``, ``"constant"``, ``"inserted"``, ``"removed"``, ``"result"``, ``"wiring"``, ``"outputs"`` or
-            ``"donation"``.
+        kind: ``"input"``, ``"constant"``, ``"inserted"``, ``"removed"``, ``"result"``, ``"wiring"``, ``"outputs"``,
+            ``"donation"`` or ``"numbers"``.
         text: What it is, in words.
         frame: The user's line that made it, ``file:line in function``, if known.
     """
@@ -228,6 +228,8 @@ def compare(graph: Graph, known: Graph) -> list[Difference]:
         found = _outputs(graph, known)
     if not found and graph.donated != known.donated:
         found = _donation(graph, known)
+    if not found and graph.numbers != known.numbers:
+        found = _numbers(graph, known)
     return found[:_SHOWN]
 
 
@@ -356,6 +358,20 @@ def _outputs(graph: Graph, known: Graph) -> list[Difference]:
         text = f"the result of {_ops([known.nodes[slot]])} is no longer kept over the barrier"
         found.append(Difference("outputs", text, known.nodes[slot].frame))
     return found or [Difference("outputs", "results are needed in another order")]
+
+
+def _numbers(graph: Graph, known: Graph) -> list[Difference]:
+    """The first number that was one with others and is not equal to them any more."""
+    owners = [(node, n) for node in graph.nodes for n in [*node.numbers(), *[None] * 2 * node.seeded]]
+    first: dict[tuple[type, int], tuple[int, Number]] = {}
+    for (node, number), new, old in zip(owners, graph.numbers, known.numbers, strict=True):
+        if number is None:
+            continue
+        place, other = first.setdefault((type(number.value), old), (new, number))
+        if place != new:
+            text = f"numbers of {_ops([node])} that were equal are {other.value} and {number.value}"
+            return [Difference("numbers", f"{text}; each is an input of its own from now on", node.frame)]
+    return []
 
 
 def _donation(graph: Graph, known: Graph) -> list[Difference]:

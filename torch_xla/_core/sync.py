@@ -120,7 +120,7 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
         if reading and cut.fits_host and host.run(cut):
             return
         with _timeline.span("look up"):
-            executable = cache.find(key, cut.device)
+            executable = cache.find(cut)
         if executable is None:
             described = graph.describe(cut)
             if _config.XLA_VERIFY_GRAPHS.get():
@@ -134,7 +134,7 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
             analysis.before_compile(described, cause, name)
             executable = compiler.compile_lowered(described, lowered, name or "graph")
             analysis.after_compile(executable)
-            cache.add(key, cut.device, executable)
+            cache.add(cut, executable)
         memory.before_run(executable, cut, region.name())
         analysis.before_run(cut, cause, region.name())
         outputs = cut.num_outputs

@@ -100,20 +100,24 @@ py::list leaf_locations(const Graph& graph) {
 }
 
 // The numbers of the graph as one vector per type: float64, int64, complex128.
-py::tuple packed_numbers(const Graph& graph) {
-  std::vector<double> floats;
-  std::vector<int64_t> ints;
-  std::vector<std::complex<double>> complexes;
-  for (const auto& n : graph.numbers) {
+py::tuple packed_numbers(Graph& graph) {
+  const auto& sharing = graph.sharing();
+  const auto size = [&](NumberSlot::Type type) { return sharing.sizes[static_cast<size_t>(type)]; };
+  std::vector<double> floats(size(NumberSlot::Type::Float));
+  std::vector<int64_t> ints(size(NumberSlot::Type::Int));
+  std::vector<std::complex<double>> complexes(size(NumberSlot::Type::Complex));
+  for (size_t i = 0; i < graph.numbers.size(); ++i) {
+    const auto& n = graph.numbers[i];
+    const auto place = sharing.places[i];
     switch (n.type) {
       case NumberSlot::Type::Float:
-        floats.push_back(n.number.real());
+        floats[place] = n.number.real();
         break;
       case NumberSlot::Type::Int:
-        ints.push_back(n.integer);
+        ints[place] = n.integer;
         break;
       case NumberSlot::Type::Complex:
-        complexes.emplace_back(n.number.real(), n.number.imag());
+        complexes[place] = {n.number.real(), n.number.imag()};
         break;
     }
   }
@@ -164,6 +168,9 @@ void resize_storage(const at::Storage& storage, int64_t bytes) {
 }
 
 void bind_graph(py::module_& m) {
+  py::class_<Sharing>(m, "Sharing").def_property_readonly("places", [](const Sharing& sharing) {
+    return py::tuple(py::cast(sharing.places));
+  });
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
       .def_property_readonly("prompt", [](const Packing& packing) { return packing.prompt; })
@@ -195,6 +202,16 @@ void bind_graph(py::module_& m) {
                                }
                                return indices;
                              })
+      .def_property_readonly("successors",
+                             [](const Graph& g) {
+                               py::list outputs;
+                               for (size_t i = 0; i < g.donated.size(); ++i) {
+                                 if (g.donated[i]) {
+                                   outputs.append(g.successors[i]);
+                                 }
+                               }
+                               return outputs;
+                             })
       .def_property_readonly("outputs",
                              [](const Graph& g) {
                                py::list outputs;
@@ -221,6 +238,8 @@ void bind_graph(py::module_& m) {
                              })
       .def("describe_nodes", &describe_nodes)
       .def("leaf_locations", &leaf_locations)
+      .def_property_readonly("sharing", &Graph::sharing, py::return_value_policy::copy)
+      .def("share_as", &Graph::share_as)
       .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)

@@ -204,7 +204,9 @@ void Graph::number_leaves() {
     key.mix(node->attrs);
     key.mix(node->outs->value);
     const bool constant = node->op->static_numbers.load(std::memory_order_relaxed);
+    uint64_t position = 0;
     for (const auto& arg : node->args) {
+      ++position;
       if (arg.kind != Arg::Kind::Number) {
         continue;
       }
@@ -219,6 +221,7 @@ void Graph::number_leaves() {
       } else if (arg.value.isDouble()) {
         slot.type = NumberSlot::Type::Float;
         slot.number = arg.value.toDouble();
+        slot.role = node->op->hash.lo + position;
       } else {
         slot.type = NumberSlot::Type::Complex;
         slot.number = arg.value.toComplexDouble();
@@ -227,7 +230,7 @@ void Graph::number_leaves() {
     }
     if (node->seeded) {
       for (const auto word : node->seed) {
-        numbers.push_back({NumberSlot::Type::Int, word, {}});
+        numbers.push_back({NumberSlot::Type::Int, word, {}, 0});
       }
     }
     for (const auto& input : node->inputs) {
@@ -256,6 +259,19 @@ void Graph::number_leaves() {
     output.node->output = true;
   }
   key.mix(static_cast<uint64_t>(device));
+}
+
+const Sharing& Graph::sharing() {
+  if (!sharing_) {
+    sharing_.emplace(numbers);
+  }
+  return *sharing_;
+}
+
+bool Graph::share_as(const Sharing& known) {
+  const bool holds = known.holds(numbers);
+  sharing_ = holds ? known : known.unbroken(numbers);
+  return holds;
 }
 
 std::vector<NodePtr> Graph::fills() const {

@@ -2,20 +2,15 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "sharing.h"
 #include "source.h"
 #include "storage.h"
 
 namespace torch_xla {
-
-// One argument number that is an input of the program.
-struct NumberSlot {
-  enum class Type : uint8_t { Int, Float, Complex } type;
-  int64_t integer = 0;
-  c10::complex<double> number;
-};
 
 class Graph {
  public:
@@ -39,6 +34,11 @@ class Graph {
   std::vector<Value> outputs;
   size_t prompt = 0;  // how many of them come first
   std::vector<NumberSlot> numbers;
+
+  // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
+  // hold.
+  const Sharing& sharing();
+  bool share_as(const Sharing& known);
 
   // Leaves that still need a buffer, filled with one number each.
   std::vector<NodePtr> fills() const;
@@ -69,6 +69,7 @@ class Graph {
   void take_given();
   void clear();
 
+  std::optional<Sharing> sharing_;
   std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };

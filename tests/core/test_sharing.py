@@ -1,0 +1,167 @@
+"""Equal numbers of an optimizer or of equal layers travel as one, so that XLA compiles equal kernels once."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_xla
+from torch_xla import _bindings
+from torch_xla._core import cache
+from torch_xla.debug import retrace
+
+
+@pytest.fixture(autouse=True)
+def idle() -> None:
+    gc.collect()
+    torch_xla.sync(wait=True)
+    cache.clear()
+
+
+def state(count: int) -> list[Tensor]:
+    made = [torch.arange(6.0).to("xla") + k for k in range(count)]
+    torch_xla.sync()
+    return made
+
+
+def pending() -> list[float]:
+    """The floating-point numbers of what is pending, as its program gets them."""
+    return _bindings.Graph.of_device(0, barrier=False).packed_numbers()[0].tolist()
+
+
+def scale(tensors: list[Tensor], *factors: float) -> None:
+    for i, tensor in enumerate(tensors):
+        tensor.mul_(factors[i % len(factors)])
+    torch_xla.sync()
+
+
+class TestWhichTravelAsOne:
+    def test_equal_ones(self) -> None:
+        tensors = state(8)
+        for i, tensor in enumerate(tensors):
+            tensor.mul_(0.5 if i % 2 else 0.25)
+        assert pending() == [0.25, 0.5]
+
+    def test_four_at_least(self) -> None:
+        tensors = state(3)
+        for tensor in tensors:
+            tensor.mul_(0.5)
+        assert pending() == [0.5] * 3
+
+    def test_not_those_of_other_operators_or_arguments(self) -> None:
+        tensors = state(4)
+        for tensor in tensors:
+            tensor.mul_(0.5).div_(0.5).sub_(tensor, alpha=0.5)
+        assert pending() == [0.5] * 3
+
+    def test_not_zeros(self) -> None:
+        tensors = state(4)
+        for tensor in tensors:
+            tensor.mul_(0.0)
+        assert pending() == [0.0] * 4
+
+    def test_not_whole_numbers(self) -> None:
+        tensors = state(4)
+        for tensor in tensors:
+            tensor.mul_(7)
+        assert _bindings.Graph.of_device(0, barrier=False).packed_numbers()[1].tolist() == [7] * 4
+
+    def test_those_of_an_optimizer(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).to("xla")
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        torch_xla.sync()
+        model(torch.ones(2, 4, device="xla")).sum().backward()
+        optimizer.step()
+        assert len(pending()) == 2 + 7  # of the gradient of a sum, and of an update
+        torch_xla.sync()
+
+
+class TestWhenTheyDiffer:
+    def test_another_program_once(self, compiles) -> None:
+        tensors = state(6)
+        expected = [tensor.cpu() for tensor in tensors]
+        steps = [(0.5,), (0.75,), (0.5, 0.25, 2.0), (0.25,), (4.0, 0.5), (0.125, 4.0, 2.0, 8.0)]
+        with compiles(1):
+            for factors in steps[:2]:
+                scale(tensors, *factors)
+        with compiles(1):
+            for factors in steps[2:]:
+                scale(tensors, *factors)
+        for factors in steps:
+            expected = [e * factors[i % len(factors)] for i, e in enumerate(expected)]
+        assert all(t.cpu().equal(e) for t, e in zip(tensors, expected, strict=True))
+
+    def test_only_those_that_differ(self) -> None:
+        tensors = state(4)
+        for factors, expected in (((3.0, 3.0), [3.0, 0.5]), ((3.0, 2.0), [3.0, 0.5, 2.0, 3.0, 2.0])):
+            for tensor, factor in zip(tensors, factors * 2, strict=True):
+                tensor.mul_(factor).add_(0.5)
+            cut = _bindings.Graph.of_device(0, barrier=False)
+            cache.find(cut)
+            assert cut.packed_numbers()[0].tolist() == expected
+            del cut
+            torch_xla.sync()
+
+    def test_equal_by_accident_does_no_harm(self, compiles) -> None:
+        tensors = state(5)
+        with compiles(1):
+            scale(tensors, 0.5, 0.25, 2.0, 4.0, 3.0)
+            scale(tensors, 0.5)
+            scale(tensors, 0.5, 0.25, 2.0, 4.0, 3.0)
+
+    def test_it_is_told_why(self, capfd: pytest.CaptureFixture[str]) -> None:
+        retrace.clear()
+        tensors = state(5)
+        for factors in ((0.5,), (0.5, 0.25)):
+            scale(tensors, *factors)
+        found = retrace.records()[-1]
+        (difference,) = found.differences
+        assert difference.kind == "numbers"
+        assert difference.text.startswith("numbers of aten.mul.Tensor that were equal are 0.5 and 0.25; each is")
+        assert str(difference) in capfd.readouterr().err
+
+    def test_a_schedule_that_begins_at_zero(self, compiles) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).to("xla")
+        groups = [{"params": layer.parameters(), "lr": 0.1 * (i + 1)} for i, layer in enumerate(model)]
+        optimizer = torch.optim.SGD(groups)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step, 3) / 3)
+        x = torch.ones(2, 3).to("xla")
+        torch_xla.sync()
+        with compiles(1):
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                schedule.step()
+                torch_xla.sync()
+
+    def test_each_program_is_kept_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles) -> None:
+        monkeypatch.setattr(cache, "_folder", None)
+        monkeypatch.setattr(cache, "_readonly", False)
+        cache.clear()
+        cache.initialize(str(tmp_path))
+
+        def program() -> list[Tensor]:
+            tensors = state(5)
+            for factors in ((0.5,), (0.5, 0.25), (2.0,), (0.25, 3.0)):
+                scale(tensors, *factors)
+            return [t.cpu() for t in tensors]
+
+        with compiles():
+            expected = program()
+        cache.clear()
+        with compiles(0):
+            got = program()
+        assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+        cache.clear()
+
+    def test_values_on_the_host(self) -> None:
+        for factors in ((3.0, 3.0, 3.0, 3.0, 5.0), (3.0, 5.0, 5.0, 5.0, 5.0)):
+            made = [torch.ones((), device="xla") * factor for factor in factors]
+            assert torch.stack(made).tolist() == list(factors)

@@ -1,0 +1,96 @@
+#include "sharing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "hash.h"
+
+namespace torch_xla {
+
+namespace {
+
+// Numbers of one role that are equal now may differ later, which costs a compile: two weights of a loss, say. So many
+// equal ones are an optimizer's or a layer's setting.
+constexpr uint32_t kFewest = 4;
+
+bool identical(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
+
+// A schedule may begin at zero for all.
+bool may_share(const NumberSlot& n) { return n.role != 0 && n.number.real() != 0; }
+
+}  // namespace
+
+Sharing::Sharing(const std::vector<NumberSlot>& numbers) {
+  struct Class {
+    uint32_t count = 0;
+    int64_t place = -1;
+  };
+  std::unordered_map<Hash, Class, HashHasher> classes;
+  const auto class_of = [&](const NumberSlot& n) -> Class& {
+    Hash hash;
+    hash.mix(n.role);
+    hash.mix(n.number.real());
+    return classes[hash];
+  };
+  for (const auto& n : numbers) {
+    if (may_share(n)) {
+      ++class_of(n).count;
+    }
+  }
+  places.reserve(numbers.size());
+  for (const auto& n : numbers) {
+    auto* const shared = may_share(n) ? &class_of(n) : nullptr;
+    if (shared == nullptr || shared->count < kFewest) {
+      add(n.type, sizes[static_cast<size_t>(n.type)]);
+      continue;
+    }
+    if (shared->place < 0) {
+      shared->place = sizes[static_cast<size_t>(n.type)];
+    }
+    add(n.type, static_cast<uint32_t>(shared->place));
+  }
+}
+
+void Sharing::add(NumberSlot::Type type, uint32_t place) {
+  places.push_back(place);
+  auto& size = sizes[static_cast<size_t>(type)];
+  size = std::max(size, place + 1);
+}
+
+std::vector<bool> Sharing::broken(const std::vector<NumberSlot>& numbers) const {
+  std::vector<const NumberSlot*> first(sizes[static_cast<size_t>(NumberSlot::Type::Float)], nullptr);
+  std::vector<bool> found(first.size(), false);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i].type != NumberSlot::Type::Float) {
+      continue;
+    }
+    auto*& one = first[places[i]];
+    if (one == nullptr) {
+      one = &numbers[i];
+    } else if (!identical(one->number.real(), numbers[i].number.real())) {
+      found[places[i]] = true;
+    }
+  }
+  return found;
+}
+
+bool Sharing::holds(const std::vector<NumberSlot>& numbers) const {
+  const auto found = broken(numbers);
+  return std::find(found.begin(), found.end(), true) == found.end();
+}
+
+Sharing Sharing::unbroken(const std::vector<NumberSlot>& numbers) const {
+  const auto apart = broken(numbers);
+  Sharing result;
+  std::unordered_map<uint32_t, uint32_t> moved;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto type = numbers[i].type;
+    const auto next = result.sizes[static_cast<size_t>(type)];
+    const bool alone = type != NumberSlot::Type::Float || apart[places[i]];
+    result.add(type, alone ? next : moved.try_emplace(places[i], next).first->second);
+  }
+  return result;
+}
+
+}  // namespace torch_xla

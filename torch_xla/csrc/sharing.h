@@ -1,0 +1,39 @@
+// Which numbers of a graph travel as one: an optimizer gives each of hundreds of operators the same learning rate, and
+// XLA compiles kernels that read equal places of a vector once.
+#pragma once
+#include <c10/util/complex.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace torch_xla {
+
+// One argument number that is an input of the program.
+struct NumberSlot {
+  enum class Type : uint8_t { Int, Float, Complex } type;
+  int64_t integer = 0;
+  c10::complex<double> number;
+  uint64_t role = 0;  // the operator and the argument; 0 is none
+};
+
+class Sharing {
+ public:
+  // By the values that the numbers have now.
+  explicit Sharing(const std::vector<NumberSlot>& numbers);
+
+  // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
+  bool holds(const std::vector<NumberSlot>& numbers) const;
+  // The same without what does not hold here.
+  Sharing unbroken(const std::vector<NumberSlot>& numbers) const;
+
+  std::vector<uint32_t> places;     // per number: where it is in the vector of its type
+  std::array<uint32_t, 3> sizes{};  // of the vectors, by type
+
+ private:
+  Sharing() = default;
+  void add(NumberSlot::Type type, uint32_t place);
+  std::vector<bool> broken(const std::vector<NumberSlot>& numbers) const;
+};
+
+}  // namespace torch_xla
