@@ -66,3 +66,18 @@ def test_gradients_of_a_pool() -> None:
         torch_xla.sync()
         grads.append(leaf.grad)
     assert torch.equal(grads[1].cpu(), grads[0])
+
+
+@pytest.mark.parametrize("n", [41, 47, 97, 768])
+def test_equal_values_are_their_mean(n: int) -> None:
+    x = torch.ones(2, 3, n)
+    normalizations: list[Program] = [
+        lambda x: F.layer_norm(x, (n,)),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.group_norm(x, 3),
+        lambda x: F.adaptive_avg_pool1d(x, 1) - 1,
+        lambda x: x.var(2),
+    ]
+    results = [normalize(x.to("xla")) for normalize in normalizations]
+    torch_xla.sync()
+    assert [result.count_nonzero().item() for result in results] == [0] * len(results)

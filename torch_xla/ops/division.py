@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,3 +24,9 @@ def divide(x: jax.Array, y: Any) -> jax.Array:
     if dtypes.is_complex(x):
         return x / y
     return x / jnp.where(x != x, x, y)
+
+
+def mean(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The mean over some dimensions, which are kept. That of equal values is their value."""
+    total = jnp.sum(x, axis=tuple(axes), keepdims=True)
+    return divide(total, x.size // max(total.size, 1))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, lowers
 
 _SUM, _MEAN, _MAX = range(3)
@@ -110,7 +111,7 @@ def _dense_backward(
         rows = rows * dtypes.widen(per_sample_weights)[:, None]
     if mode == _MEAN:
         sizes = jnp.maximum(jnp.take(bag_size, bag, mode="clip"), 1)
-        rows = rows / sizes[:, None].astype(rows.dtype)
+        rows = divide(rows, sizes[:, None].astype(rows.dtype))
     indices = indices.astype(np.int64)
     if scale_grad_by_freq:
         counts = jnp.zeros((num_weights,), rows.dtype).at[indices].add(1, mode="drop")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
 from torch_xla.ops.registry import Context, lowers
 
@@ -20,15 +20,15 @@ Three = tuple[MaybeArray, MaybeArray, MaybeArray]
 
 def _moments(x: jax.Array, dims: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance over `dims`, kept as dimensions of size 1."""
-    mean = jnp.mean(x, axis=tuple(dims), keepdims=True)
+    mean = division.mean(x, dims)
     # Two passes: E[x^2] - E[x]^2 cancels where the mean is large.
-    return mean, jnp.mean(jnp.square(x - mean), axis=tuple(dims), keepdims=True)
+    return mean, division.mean(jnp.square(x - mean), dims)
 
 
 def _normalize_grad(grad: jax.Array, normalized: jax.Array, rstd: jax.Array, dims: Sequence[int]) -> jax.Array:
     """Gradient of ``(x - mean) * rstd`` by ``x``, given the gradient of its result and the result."""
-    mean_grad = jnp.mean(grad, axis=tuple(dims), keepdims=True)
-    mean_dot = jnp.mean(grad * normalized, axis=tuple(dims), keepdims=True)
+    mean_grad = division.mean(grad, dims)
+    mean_dot = division.mean(grad * normalized, dims)
     return rstd * (grad - mean_grad - normalized * mean_dot)
 
 
@@ -80,7 +80,7 @@ def _rms_norm(
         eps = float(jnp.finfo(dtypes.widen(x).dtype).eps)
     x = dtypes.widen(x)
     dims = tuple(range(x.ndim - len(shape), x.ndim))
-    rstd = lax.rsqrt(jnp.mean(jnp.square(x), axis=dims, keepdims=True) + eps)
+    rstd = lax.rsqrt(division.mean(jnp.square(x), dims) + eps)
     out = x * rstd
     return (out if weight is None else out * dtypes.widen(weight)), rstd
 
@@ -100,7 +100,7 @@ def _rms_norm_backward(
     dims = tuple(range(len(rows), x.ndim))
     normalized = x * rstd
     scaled = grad if weight is None else grad * dtypes.widen(weight)
-    grad_x = rstd * (scaled - normalized * jnp.mean(scaled * normalized, axis=dims, keepdims=True))
+    grad_x = rstd * (scaled - normalized * division.mean(scaled * normalized, dims))
     grad_weight = jnp.sum(grad * normalized, axis=rows) if output_mask[1] and weight is not None else None
     return (grad_x if output_mask[0] else None), grad_weight
 

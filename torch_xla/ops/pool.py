@@ -323,7 +323,7 @@ def _adaptive_avg(x: jax.Array, out: Sequence[int]) -> jax.Array:
         windows, valid, _ = _adaptive_windows(x, d, o)
         windows = jnp.where(_across(valid, d, windows.ndim), windows, jnp.zeros((), x.dtype))
         counts = valid.sum(axis=1).reshape([-1 if i == d else 1 for i in range(x.ndim)])
-        x = jnp.sum(windows, axis=d + 1) / counts.astype(x.dtype)
+        x = divide(jnp.sum(windows, axis=d + 1), counts.astype(x.dtype))
     return x
 
 
