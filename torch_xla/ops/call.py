@@ -53,7 +53,8 @@ _FAMILIES = (
 
 
 @functools.cache
-def _load_rules() -> None:
+def load_rules() -> None:
+    """Imports the rules, once."""
     for family in _FAMILIES:
         importlib.import_module(f"torch_xla.ops.{family}")
 
@@ -68,7 +69,7 @@ def way_of(name: str) -> str:
     """How an operator is lowered: ``"rule"``, ``"decomposition"`` or ``"callback"``."""
     from torch_xla.ops import decompositions
 
-    _load_rules()
+    load_rules()
     if rule_for(name) is not None:
         return "rule"
     if decompositions.find(find_overload(name)) is not None:
@@ -101,7 +102,7 @@ def call(
     """
     from torch_xla.ops import decompositions, fallback
 
-    _load_rules()
+    load_rules()
     name = str(op)
     rule = rule_for(name)
     if rule is not None:
