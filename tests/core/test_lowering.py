@@ -125,6 +125,17 @@ class TestProgram:
         torch_xla.sync()
         torch.testing.assert_close(z.cpu(), x.cpu() / 2.5 * (y.cpu() / 2.5))
 
+    def test_several_overwritten_inputs_with_one_successor(self) -> None:
+        tensors = [torch.randn(5000).to("xla") for _ in range(3)]
+        torch_xla.sync()
+        expected = tensors[0].cpu() * 2.5
+        total = tensors[0] + tensors[1] + tensors[2]
+        tensors[0].mul_(2.5)
+        for tensor in tensors[1:]:
+            tensor.copy_(tensors[0])
+        torch_xla.sync()
+        assert all(tensor.cpu().equal(expected) for tensor in tensors) and total.isfinite().all()
+
     def test_an_overwritten_input_without_a_successor_is_given_away(self, x: torch.Tensor) -> None:
         torch_xla.sync()
         assert _XLAC._set_buffer_donation(x, True)

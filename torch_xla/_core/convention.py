@@ -63,8 +63,8 @@ class Convention:
 
         aliases: dict[int, int | None] = {}
         for leaf, output in zip(graph.donated, graph.successors, strict=True):
-            if leaf in inputs:
-                aliases[inputs[leaf]] = results.get(output) if _fits(graph, leaf, output) else None
+            if leaf in inputs:  # several may have one successor, which takes the place of the first
+                aliases[inputs[leaf]] = results.pop(output, None) if _fits(graph, leaf, output) else None
         donated = set(graph.donated)
         aliases |= {len(inputs) + k: k for k, leaves in enumerate(self._packs) if donated & set(leaves)}
         return aliases
