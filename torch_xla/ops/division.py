@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from torch_xla.ops import dtypes
 
@@ -15,15 +17,30 @@ def divide(x: jax.Array, y: Any) -> jax.Array:
     """``x / y``, rounded once.
 
     XLA multiplies by the reciprocal of a divisor that is constant or broadcast, so that 41 / 41 is 0.99999994 and its
-    whole part 0. It leaves a divisor alone that depends on the dividend; where that is NaN, any gives the same.
+    whole part 0.
 
     Args:
         x: Real or complex floating-point values.
-        y: Divisors of the same type that broadcast to the shape of `x`.
+        y: Divisors of the same type, or a number.
     """
+    y = jnp.asarray(y, x.dtype)
     if dtypes.is_complex(x):
         return x / y
+    if x.dtype != jnp.float32 or y.size == np.prod(np.broadcast_shapes(x.shape, y.shape)) > 1:
+        return _kept_apart(x, y)
+    return lax.platform_dependent(x, y, cpu=_in_double, default=_kept_apart)
+
+
+def _kept_apart(x: jax.Array, y: jax.Array) -> jax.Array:
+    # XLA leaves a divisor alone that depends on the dividend; where that is NaN, any gives the same.
     return x / jnp.where(x != x, x, y)
+
+
+def _in_double(x: jax.Array, y: jax.Array) -> jax.Array:
+    # No quotient of 24-bit numbers is as near to the middle of two others as the errors of this product are large. And
+    # XLA keeps what a division gives in memory if it is used twice, but not what a product gives.
+    reciprocal = 1 / y.astype(jnp.float64)
+    return (x.astype(jnp.float64) * reciprocal).astype(jnp.float32)
 
 
 def mean(x: jax.Array, axes: Sequence[int]) -> jax.Array:

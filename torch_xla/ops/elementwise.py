@@ -81,7 +81,7 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
         quotient = lax.div(x, y)
         return jnp.where(crosses, quotient - 1, quotient) if jnp.issubdtype(x.dtype, jnp.signedinteger) else quotient
     # The quotient of what is left after the remainder is a whole number up to rounding; make it one.
-    quotient = divide(x - remainder, y)
+    quotient = (x - remainder) / y
     quotient = jnp.where(crosses, quotient - 1, quotient)
     floor = lax.floor(quotient)
     floor = jnp.where(quotient - floor > 0.5, floor + 1, floor)
@@ -89,11 +89,9 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y == 0, x / y, jnp.where(quotient == 0, signed_zero, floor))
 
 
-def _trunc_divide(x: jax.Array, y: jax.Array, dtype: torch.dtype, by_one: bool) -> jax.Array:
-    if not dtypes.is_floating(x):
-        return lax.div(x, y)
+def _whole_part(x: jax.Array, y: jax.Array, dtype: torch.dtype) -> jax.Array:
     quotient = divide(x, y)
-    if dtype in (torch.float16, torch.bfloat16) and not by_one:
+    if dtype in (torch.float16, torch.bfloat16) and y.size != 1:
         # Rounded to the result's type before it is cut, unless there is one divisor for all. XLA would skip a cast
         # there and back.
         info = jnp.finfo(dtypes.numpy_dtype(dtype))
@@ -106,15 +104,23 @@ def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where((remainder != 0) & ((remainder < 0) != (y < 0)), remainder + y, remainder)
 
 
+@lowers("aten.div.Tensor", "aten.div.Scalar")
+def _div(ctx: Context, x: Any, y: Any) -> jax.Array:
+    dtype = dtypes.compute_type(x, y, floating=True)
+    return divide(dtypes.cast(x, dtype), dtypes.cast(y, dtype))
+
+
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def _div_mode(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None) -> jax.Array:
     if rounding_mode is None:
-        return divide(*dtypes.promote(x, y, floating=True))
-    by_one = getattr(y, "size", 1) == 1
+        return _div(ctx, x, y)
+    wide = dtypes.compute_type(x, y)
+    if rounding_mode == "trunc" and wide.is_floating_point:
+        return _whole_part(dtypes.cast(x, wide), dtypes.cast(y, wide), ctx.meta.dtype)
     x, y = dtypes.promote(x, y)
     if x.dtype == jnp.bool_:
         x, y = x.astype(jnp.int8), y.astype(jnp.int8)
-    return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y, ctx.meta.dtype, by_one)
+    return _floor_divide(x, y) if rounding_mode == "floor" else lax.div(x, y)
 
 
 # Powers.
@@ -249,7 +255,6 @@ for _name, _overloads, _fn in _PROMOTED:
 _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("atan2", _DEFAULT, _arctan2),
     ("copysign", _TENSOR_SCALAR, jnp.copysign),
-    ("div", _TENSOR_SCALAR, divide),
     ("hypot", _DEFAULT, jnp.hypot),
     ("ldexp", ("Tensor",), lambda x, y: x * lax.exp2(y)),
     ("logaddexp", _DEFAULT, logaddexp),
@@ -308,5 +313,6 @@ def _addcmul(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: A
 
 @lowers("aten.addcdiv.default")
 def _addcdiv(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: Any) -> jax.Array:
-    x, a, b = dtypes.promote(x, a, b, floating=True)
+    dtype = dtypes.compute_type(x, a, b, floating=True)
+    x, a, b = (dtypes.cast(operand, dtype) for operand in (x, a, b))
     return x + divide(_scaled(a, value), b)
