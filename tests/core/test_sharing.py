@@ -52,11 +52,11 @@ class TestWhichTravelAsOne:
             tensor.mul_(0.5)
         assert pending() == [0.5] * 3
 
-    def test_not_those_of_other_operators_or_arguments(self) -> None:
+    def test_not_those_of_other_operators_or_in_other_places(self) -> None:
         tensors = state(4)
         for tensor in tensors:
-            tensor.mul_(0.5).div_(0.5).sub_(tensor, alpha=0.5)
-        assert pending() == [0.5] * 3
+            tensor.mul_(0.5).div_(0.5).mul_(0.5).sub_(tensor, alpha=0.5)
+        assert pending() == [0.5] * 4
 
     def test_not_zeros(self) -> None:
         tensors = state(4)
@@ -135,6 +135,22 @@ class TestWhenTheyDiffer:
         torch_xla.sync()
         with compiles(1):
             for _ in range(5):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                schedule.step()
+                torch_xla.sync()
+
+    def test_settings_that_are_equal_by_chance(self, compiles) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))).to("xla")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01, betas=(0.9, 0.999))
+        assert 1 - 0.1 * 0.01 == 0.999  # both are factors of `mul_`
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        x = torch.ones(2, 3).to("xla")
+        torch_xla.sync()
+        with compiles(1):
+            for _ in range(4):
                 optimizer.zero_grad()
                 model(x).sum().backward()
                 optimizer.step()

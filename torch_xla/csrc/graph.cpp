@@ -204,9 +204,8 @@ void Graph::number_leaves() {
     key.mix(node->attrs);
     key.mix(node->outs->value);
     const bool constant = node->op->static_numbers.load(std::memory_order_relaxed);
-    uint64_t position = 0;
-    for (const auto& arg : node->args) {
-      ++position;
+    for (size_t i = 0; i < node->args.size(); ++i) {
+      const auto& arg = node->args[i];
       if (arg.kind != Arg::Kind::Number) {
         continue;
       }
@@ -215,13 +214,14 @@ void Graph::number_leaves() {
         continue;
       }
       NumberSlot slot;
+      slot.node = node->slot;
+      slot.position = static_cast<uint32_t>(i);
       if (arg.value.isInt()) {
         slot.type = NumberSlot::Type::Int;
         slot.integer = arg.value.toInt();
       } else if (arg.value.isDouble()) {
         slot.type = NumberSlot::Type::Float;
         slot.number = arg.value.toDouble();
-        slot.role = node->op->hash.lo + position;
       } else {
         slot.type = NumberSlot::Type::Complex;
         slot.number = arg.value.toComplexDouble();
@@ -230,7 +230,7 @@ void Graph::number_leaves() {
     }
     if (node->seeded) {
       for (const auto word : node->seed) {
-        numbers.push_back({NumberSlot::Type::Int, word, {}, 0});
+        numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, 0});
       }
     }
     for (const auto& input : node->inputs) {
@@ -262,9 +262,31 @@ void Graph::number_leaves() {
 }
 
 const Sharing& Graph::sharing() {
-  if (!sharing_) {
-    sharing_.emplace(numbers);
+  if (sharing_) {
+    return *sharing_;
   }
+  // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
+  std::vector<Hash> roles;
+  roles.reserve(nodes.size());
+  for (const auto& node : nodes) {
+    auto& role = roles.emplace_back(node->op->hash);
+    for (size_t i = 0; i < node->inputs.size(); ++i) {
+      role.mix(static_cast<uint64_t>(node->inputs[i].node->leaf()));
+    }
+  }
+  std::vector<uint64_t> readers(nodes.size(), 0);
+  for (const auto& node : nodes) {
+    for (size_t i = 0; i < node->inputs.size(); ++i) {
+      const auto& input = *node->inputs[i].node;
+      if (!input.leaf()) {
+        readers.at(input.slot) += (node->op->hash.lo | 1) * (i + 1);
+      }
+    }
+  }
+  for (size_t i = 0; i < roles.size(); ++i) {
+    roles[i].mix(readers[i]);
+  }
+  sharing_.emplace(numbers, roles);
   return *sharing_;
 }
 

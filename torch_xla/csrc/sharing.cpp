@@ -4,8 +4,6 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "hash.h"
-
 namespace torch_xla {
 
 namespace {
@@ -17,19 +15,19 @@ constexpr uint32_t kFewest = 4;
 bool identical(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 // A schedule may begin at zero for all.
-bool may_share(const NumberSlot& n) { return n.role != 0 && n.number.real() != 0; }
+bool may_share(const NumberSlot& n) { return n.type == NumberSlot::Type::Float && n.number.real() != 0; }
 
 }  // namespace
 
-Sharing::Sharing(const std::vector<NumberSlot>& numbers) {
+Sharing::Sharing(const std::vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
   struct Class {
     uint32_t count = 0;
     int64_t place = -1;
   };
   std::unordered_map<Hash, Class, HashHasher> classes;
   const auto class_of = [&](const NumberSlot& n) -> Class& {
-    Hash hash;
-    hash.mix(n.role);
+    auto hash = roles.at(n.node);
+    hash.mix(static_cast<uint64_t>(n.position));
     hash.mix(n.number.real());
     return classes[hash];
   };

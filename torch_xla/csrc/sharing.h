@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "hash.h"
+
 namespace torch_xla {
 
 // One argument number that is an input of the program.
@@ -14,13 +16,14 @@ struct NumberSlot {
   enum class Type : uint8_t { Int, Float, Complex } type;
   int64_t integer = 0;
   c10::complex<double> number;
-  uint64_t role = 0;  // the operator and the argument; 0 is none
+  uint32_t node = 0;      // whose argument it is
+  uint32_t position = 0;  // which one
 };
 
 class Sharing {
  public:
-  // By the values that the numbers have now.
-  explicit Sharing(const std::vector<NumberSlot>& numbers);
+  // By the values that the numbers have now; `roles` tells what must be equal too, per node.
+  Sharing(const std::vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
 
   // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
   bool holds(const std::vector<NumberSlot>& numbers) const;
