@@ -29,14 +29,32 @@ def state(count: int) -> list[Tensor]:
 
 
 def pending() -> list[float]:
-    """The floating-point numbers of what is pending, as its program gets them."""
-    return _bindings.Graph.of_device(0, barrier=False).packed_numbers()[0].tolist()
+    """The real numbers of what is pending, as its program gets them."""
+    floats, ints, _ = _bindings.Graph.of_device(0, barrier=False).packed_numbers()
+    return floats.tolist() + ints.tolist()
 
 
 def scale(tensors: list[Tensor], *factors: float) -> None:
     for i, tensor in enumerate(tensors):
         tensor.mul_(factors[i % len(factors)])
     torch_xla.sync()
+
+
+def layers(count: int) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(count))).to("xla")
+    torch_xla.sync()
+    return model
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    x = torch.ones(2, 3).to("xla")
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        schedule.step()
+        torch_xla.sync()
 
 
 class TestWhichTravelAsOne:
@@ -46,11 +64,12 @@ class TestWhichTravelAsOne:
             tensor.mul_(0.5 if i % 2 else 0.25)
         assert pending() == [0.25, 0.5]
 
-    def test_four_at_least(self) -> None:
-        tensors = state(3)
+    @pytest.mark.parametrize(("count", "number"), [(3, 0.5), (4, 0.0), (4, 7)], ids=["few", "zeros", "whole numbers"])
+    def test_not_these(self, count: int, number: float) -> None:
+        tensors = state(count)
         for tensor in tensors:
-            tensor.mul_(0.5)
-        assert pending() == [0.5] * 3
+            tensor.mul_(number)
+        assert pending() == [number] * count
 
     def test_not_those_of_other_operators_or_in_other_places(self) -> None:
         tensors = state(4)
@@ -58,24 +77,10 @@ class TestWhichTravelAsOne:
             tensor.mul_(0.5).div_(0.5).mul_(0.5).sub_(tensor, alpha=0.5)
         assert pending() == [0.5] * 4
 
-    def test_not_zeros(self) -> None:
-        tensors = state(4)
-        for tensor in tensors:
-            tensor.mul_(0.0)
-        assert pending() == [0.0] * 4
-
-    def test_not_whole_numbers(self) -> None:
-        tensors = state(4)
-        for tensor in tensors:
-            tensor.mul_(7)
-        assert _bindings.Graph.of_device(0, barrier=False).packed_numbers()[1].tolist() == [7] * 4
-
     def test_those_of_an_optimizer(self) -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).to("xla")
+        model = layers(5)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        torch_xla.sync()
-        model(torch.ones(2, 4, device="xla")).sum().backward()
+        model(torch.ones(2, 3, device="xla")).sum().backward()
         optimizer.step()
         assert len(pending()) == 2 + 7  # of the gradient of a sum, and of an update
         torch_xla.sync()
@@ -126,36 +131,20 @@ class TestWhenTheyDiffer:
         assert str(difference) in capfd.readouterr().err
 
     def test_a_schedule_that_begins_at_zero(self, compiles) -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).to("xla")
+        model = layers(4)
         groups = [{"params": layer.parameters(), "lr": 0.1 * (i + 1)} for i, layer in enumerate(model)]
         optimizer = torch.optim.SGD(groups)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step, 3) / 3)
-        x = torch.ones(2, 3).to("xla")
-        torch_xla.sync()
         with compiles(1):
-            for _ in range(5):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-                schedule.step()
-                torch_xla.sync()
+            train(model, optimizer, schedule)
 
     def test_settings_that_are_equal_by_chance(self, compiles) -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))).to("xla")
+        model = layers(3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01, betas=(0.9, 0.999))
         assert 1 - 0.1 * 0.01 == 0.999  # both are factors of `mul_`
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        x = torch.ones(2, 3).to("xla")
-        torch_xla.sync()
         with compiles(1):
-            for _ in range(4):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-                schedule.step()
-                torch_xla.sync()
+            train(model, optimizer, schedule)
 
     def test_each_program_is_kept_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles) -> None:
         monkeypatch.setattr(cache, "_folder", None)

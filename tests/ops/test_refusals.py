@@ -22,12 +22,8 @@ def _line(device: str) -> torch.Tensor:
     return torch.arange(6.0, device=device)
 
 
-def _ones(device: str, dtype: torch.dtype) -> torch.Tensor:
-    return torch.ones(3, 3, dtype=dtype, device=device)
-
-
-def _cube(device: str, dtype: torch.dtype, *size: int) -> torch.Tensor:
-    return torch.ones(size, dtype=dtype, device=device)
+def _ones(device: str, dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.ones(size or (3, 3), dtype=dtype, device=device)
 
 
 REFUSED: dict[str, Callable[[str], Any]] = {
@@ -57,16 +53,16 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     # Types that an operator does not take.
     "product": lambda d: _ones(d, F32) @ _ones(d, F64),
     "product with integers": lambda d: torch.mm(_ones(d, F32), _ones(d, torch.int64)),
-    "large product": lambda d: _cube(d, F32, 900, 900) @ _cube(d, BF16, 900, 900),
+    "large product": lambda d: _ones(d, F32, 900, 900) @ _ones(d, BF16, 900, 900),
     "product and sum": lambda d: torch.addmm(_ones(d, F32), _ones(d, F32), _ones(d, BF16)),
     "product into another type": lambda d: torch.mm(_ones(d, F32), _ones(d, F32), out=_ones(d, F64)),
-    "products summed up": lambda d: _ones(d, F32).addbmm(_cube(d, F32, 2, 3, 3), _cube(d, F64, 2, 3, 3)),
+    "products summed up": lambda d: _ones(d, F32).addbmm(_ones(d, F32, 2, 3, 3), _ones(d, F64, 2, 3, 3)),
     "layer": lambda d: torch.nn.functional.linear(_ones(d, F32), _ones(d, F64)),
     "cross product": lambda d: L.cross(_ones(d, F32), _ones(d, BF16)),
-    "convolution": lambda d: torch.conv1d(_cube(d, F32, 2, 3, 8), _cube(d, F64, 4, 3, 3)),
-    "transposed convolution": lambda d: torch.conv_transpose1d(_cube(d, F64, 2, 3, 8), _cube(d, F32, 3, 4, 3)),
+    "convolution": lambda d: torch.conv1d(_ones(d, F32, 2, 3, 8), _ones(d, F64, 4, 3, 3)),
+    "transposed convolution": lambda d: torch.conv_transpose1d(_ones(d, F64, 2, 3, 8), _ones(d, F32, 3, 4, 3)),
     "attention": lambda d: torch.nn.functional.scaled_dot_product_attention(
-        _cube(d, F32, 1, 2, 3, 4), _cube(d, BF16, 1, 2, 3, 4), _cube(d, BF16, 1, 2, 3, 4)
+        _ones(d, F32, 1, 2, 3, 4), _ones(d, BF16, 1, 2, 3, 4), _ones(d, BF16, 1, 2, 3, 4)
     ),
     "index and values": lambda d: _ones(d, F32).index_put(
         (torch.zeros(1, dtype=torch.int64, device=d),), _line(d)[:3].double()

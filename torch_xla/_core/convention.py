@@ -35,13 +35,17 @@ class Convention:
     def __init__(self, graph: Graph) -> None:
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
-        self._state_packs = [outputs for leaves, outputs in graph.packs if leaves]
-        self._late_packs = [outputs for leaves, outputs in graph.packs if not leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
         singles = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
-        self._prompt_outputs, self._late_outputs = singles[: graph.prompt], singles[graph.prompt :]
+        # An output, or those of a pack.
+        self._results: list[int | tuple[int, ...]] = [
+            *(outputs for leaves, outputs in graph.packs if leaves),
+            *singles[: graph.prompt],
+            *(outputs for leaves, outputs in graph.packs if not leaves),
+            *singles[graph.prompt :],
+        ]
         self._sizes = _vector_sizes(graph)
 
         self.buffers: list[tuple[tuple[int, ...], Any]] = [
@@ -55,12 +59,8 @@ class Convention:
         self.aliases = self._aliases(graph)
 
     def _aliases(self, graph: Graph) -> dict[int, int | None]:
-        first = len(self._state_packs)
-        results = {output: first + i for i, output in enumerate(self._prompt_outputs)}
-        first += len(self._prompt_outputs) + len(self._late_packs)
-        results |= {output: first + i for i, output in enumerate(self._late_outputs)}
         inputs = {leaf: i for i, leaf in enumerate(self._singles)}
-
+        results = {result: i for i, result in enumerate(self._results)}
         aliases: dict[int, int | None] = {}
         for leaf, output in zip(graph.donated, graph.successors, strict=True):
             if leaf in inputs:  # several may have one successor, which takes the place of the first
@@ -87,12 +87,10 @@ class Convention:
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What the program returns for a value per output."""
-
-        def joined(packs: Sequence[Sequence[int]]) -> list[Any]:
-            return [jnp.concatenate([outputs[i].reshape(-1) for i in members]) for members in packs]
-
-        prompt, late = ([outputs[i] for i in which] for which in (self._prompt_outputs, self._late_outputs))
-        return (*joined(self._state_packs), *prompt, *joined(self._late_packs), *late)
+        return tuple(
+            outputs[result] if isinstance(result, int) else jnp.concatenate([outputs[i].reshape(-1) for i in result])
+            for result in self._results
+        )
 
 
 def _fits(graph: Graph, leaf: int, output: int) -> bool:
@@ -105,7 +103,8 @@ def _fits(graph: Graph, leaf: int, output: int) -> bool:
 
 def number_places(graph: Graph) -> list[tuple[int, int]]:
     """Vector and index of each number of the nodes, seed and offset included."""
-    kinds = [k for node in graph.nodes for k in (*(type(n.value) for n in node.numbers()), *[int] * 2 * node.seeded)]
+    numbers = [number for node in graph.nodes for number in node.number_inputs()]
+    kinds = [int if number is None else type(number.value) for number in numbers]
     return [(_VECTORS[kind], index) for kind, index in zip(kinds, graph.numbers, strict=True)]
 
 

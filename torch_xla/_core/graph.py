@@ -80,6 +80,10 @@ class Node:
         """The placeholders for numbers, in order."""
         return [arg for arg in self.args if isinstance(arg, Number)]
 
+    def number_inputs(self) -> list[Number | None]:
+        """What it takes from the vectors of numbers, in order: its numbers, then None for seed and offset."""
+        return [*self.numbers(), *[None] * 2 * self.seeded]
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -123,7 +127,7 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
-        successors=tuple(cut.successors),
+        successors=tuple(cut.successors[leaf] for leaf in cut.donated),
         packs=tuple(packing.packs),
         prompt=packing.prompt,
         leaf_frames=tuple(cut.leaf_frames),

@@ -362,7 +362,7 @@ def _outputs(graph: Graph, known: Graph) -> list[Difference]:
 
 def _numbers(graph: Graph, known: Graph) -> list[Difference]:
     """The first number that was one with others and is not equal to them any more."""
-    owners = [(node, n) for node in graph.nodes for n in [*node.numbers(), *[None] * 2 * node.seeded]]
+    owners = [(node, number) for node in graph.nodes for number in node.number_inputs()]
     first: dict[tuple[type, int], tuple[int, Number]] = {}
     for (node, number), new, old in zip(owners, graph.numbers, known.numbers, strict=True):
         if number is None:

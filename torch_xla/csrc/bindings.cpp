@@ -202,16 +202,7 @@ void bind_graph(py::module_& m) {
                                }
                                return indices;
                              })
-      .def_property_readonly("successors",
-                             [](const Graph& g) {
-                               py::list outputs;
-                               for (size_t i = 0; i < g.donated.size(); ++i) {
-                                 if (g.donated[i]) {
-                                   outputs.append(g.successors[i]);
-                                 }
-                               }
-                               return outputs;
-                             })
+      .def_readonly("successors", &Graph::successors)
       .def_property_readonly("outputs",
                              [](const Graph& g) {
                                py::list outputs;

@@ -29,7 +29,7 @@ class Graph {
   std::vector<NodePtr> nodes;       // in recording order
   std::vector<NodePtr> leaves;      // in order of first use
   std::vector<bool> donated;        // per leaf: no one needs its buffer after the run
-  std::vector<int32_t> successors;  // per donated leaf: the output that the tensor has instead, or -1
+  std::vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
   // First what tensors held before too, and single values; then the rest; each in recording order.
   std::vector<Value> outputs;
   size_t prompt = 0;  // how many of them come first

@@ -190,6 +190,12 @@ def promote(*operands: Any, floating: bool = False) -> list[jax.Array]:
     return broadcast(*operands, dtype=compute_type(*operands, floating=floating))
 
 
+def convert(*operands: Any, floating: bool = False) -> list[jax.Array]:
+    """As `promote`, each operand in its own shape."""
+    dtype = compute_type(*operands, floating=floating)
+    return [cast(x, dtype) for x in operands]
+
+
 def broadcast(*operands: Any, dtype: torch.dtype) -> list[jax.Array]:
     """Operands as arrays of `dtype`, broadcast to one shape."""
     arrays = [cast(x, dtype) for x in operands]

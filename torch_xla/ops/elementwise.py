@@ -106,17 +106,16 @@ def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @lowers("aten.div.Tensor", "aten.div.Scalar")
 def _div(ctx: Context, x: Any, y: Any) -> jax.Array:
-    dtype = dtypes.compute_type(x, y, floating=True)
-    return divide(dtypes.cast(x, dtype), dtypes.cast(y, dtype))
+    return divide(*dtypes.convert(x, y, floating=True))
 
 
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def _div_mode(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None) -> jax.Array:
     if rounding_mode is None:
         return _div(ctx, x, y)
-    wide = dtypes.compute_type(x, y)
-    if rounding_mode == "trunc" and wide.is_floating_point:
-        return _whole_part(dtypes.cast(x, wide), dtypes.cast(y, wide), ctx.meta.dtype)
+    if rounding_mode == "trunc" and ctx.meta.dtype.is_floating_point:
+        x, y = dtypes.convert(x, y)
+        return _whole_part(x, y, ctx.meta.dtype)
     x, y = dtypes.promote(x, y)
     if x.dtype == jnp.bool_:
         x, y = x.astype(jnp.int8), y.astype(jnp.int8)
@@ -313,6 +312,5 @@ def _addcmul(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: A
 
 @lowers("aten.addcdiv.default")
 def _addcdiv(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: Any) -> jax.Array:
-    dtype = dtypes.compute_type(x, a, b, floating=True)
-    x, a, b = (dtypes.cast(operand, dtype) for operand in (x, a, b))
+    x, a, b = dtypes.convert(x, a, b, floating=True)
     return x + divide(_scaled(a, value), b)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ def _reduce(loss: jax.Array, reduction: int) -> jax.Array:
     total = jnp.sum(loss, dtype=loss.dtype)
     if reduction != _MEAN:
         return total
-    return divide(total, loss.size) if loss.size else jnp.full_like(total, math.nan)
+    return divide(total, loss.size)
 
 
 def _spread(grad: jax.Array, x: jax.Array, reduction: int) -> jax.Array:

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla.ops import dtypes
-from torch_xla.ops.division import divide
+from torch_xla.ops import division, dtypes
 from torch_xla.ops.registry import Context, lowers
 
 Dims = int | Sequence[int] | None
@@ -61,7 +60,7 @@ def _nansum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any)
 def _mean(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
     dims = axes(x, dim)
     total = _sum(ctx, x, dims if x.ndim else None, keepdim, dtype=dtype)
-    return divide(total, _promised(ctx, jnp.asarray(_size(x, dims))))
+    return division.divide(total, _promised(ctx, jnp.asarray(_size(x, dims))))
 
 
 @lowers("aten.mean.default")
@@ -217,12 +216,13 @@ def _moments(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> tuple[j
     x = dtypes.widen(x)
     dims = axes(x, dim)
     size = _size(x, dims)
-    total = jnp.sum(x, axis=dims, keepdims=True)
-    mean = divide(total, size) if size else total * math.nan
+    mean = division.mean(x, dims)
     distance = x - mean
     squares = (distance * lax.conj(distance)).real if dtypes.is_complex(x) else distance * distance
     count = dtypes.cast(1 if correction is None else correction, dtypes.dtype_of(squares))
-    variance = divide(jnp.sum(squares, axis=dims, keepdims=keepdim), lax.max(size - count, jnp.zeros_like(count)))
+    variance = division.divide(
+        jnp.sum(squares, axis=dims, keepdims=keepdim), lax.max(size - count, jnp.zeros_like(count))
+    )
     return variance, mean if keepdim else jnp.squeeze(mean, dims)
 
 
