@@ -15,9 +15,9 @@ class Packing:
 
     def __init__(self, graph: Graph) -> None: ...
     @property
-    def prompt(self) -> int: ...
-    @property
     def packs(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]: ...
+    def result_metas(self, graph: Graph) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each result of the program: the packs, then the outputs that travel alone."""
 
 class Sharing:
     """Which equal numbers travel as one: for each its index in the vector of its type."""

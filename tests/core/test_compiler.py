@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from probes import cut_of, python
+from probes import python
 
 import torch_xla
-from torch_xla._core import cache, compiler, patience
+from torch_xla import _bindings
+from torch_xla._core import cache, compiler, graph, patience
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -114,8 +115,9 @@ class TestTheUsersJax:
 def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
     x = torch.linspace(0, 1, 6).to("xla")
     for y, waits in ((x.sin(), False), (torch.special.airy_ai(x), True)):
-        graph = cut_of(y)
-        assert compiler.compile_lowered(graph, compiler.lower(graph, "graph"), "graph").waits == waits
+        cut = _bindings.Graph.of_tensors([y], live=False)
+        lowered = compiler.lower(graph.describe(cut), "graph")
+        assert compiler.compile_lowered(cut, lowered, "graph").waits == waits
 
 
 class TestSlowCompiles:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import deque
 from collections.abc import Iterator
 
+import jax
 import pytest
 import torch
 
@@ -121,3 +123,20 @@ def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> 
     with _config.XLA_MEMORY_LIMIT_MB.override((needed >> 20) + 1):
         torch_xla.sync()
     assert y.shape == (2, 2**18) and kept.shape == (1024, 1024)
+
+
+def test_what_is_dropped_is_given_back_at_once() -> None:
+    def bytes_alive() -> int:
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    gc.collect()
+    before = bytes_alive()
+    for _ in range(2):
+        x = torch.ones(1000).to("xla")
+        assert bytes_alive() == before + 4000
+        del x
+        assert bytes_alive() == before
+    thread = threading.Thread(target=lambda: torch.ones(1000).to("xla"))
+    thread.start()
+    thread.join()
+    assert bytes_alive() == before

@@ -81,7 +81,7 @@ def find(cut: _bindings.Graph) -> Executable | None:
     _initialize_from_environment()
     entry = _entry(cut)
     executable = _executables.get(entry)
-    if executable is not None and (executable.sharing is None or cut.share_as(executable.sharing)):
+    if executable is not None and cut.share_as(executable.sharing):
         _executables.move_to_end(entry)
         _metrics.count("CachedCompile")
         return executable
@@ -97,7 +97,6 @@ def find(cut: _bindings.Graph) -> Executable | None:
 def add(cut: _bindings.Graph, executable: Executable) -> None:
     """Remembers a newly compiled graph."""
     _metrics.count("UncachedCompile")
-    executable.sharing = cut.sharing
     _store(_entry(cut), executable)
     # A program that calls back into this process cannot run in another.
     if _folder is not None and not _readonly and not executable.waits:
@@ -208,4 +207,4 @@ def _load(cut: _bindings.Graph) -> Executable | None:
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None
-    return Executable(loaded.execute_sharded, loaded, sharing=cut.sharing)
+    return compiler.executable(loaded, cut)

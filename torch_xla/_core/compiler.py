@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import torch
 
 from torch_xla import _bindings, _metrics
 from torch_xla._core import backend, lowering, patience
 from torch_xla._core.graph import Graph
+from torch_xla._core.launch import launcher
+from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
@@ -24,22 +28,29 @@ class Executable:
     """A compiled graph.
 
     Attributes:
-        run: Takes the input buffers as a list, starts the program, returns the results' handle.
         loaded: XLA's executable.
+        run: Starts it, as `launcher` tells.
+        packing: Which of its buffers hold several leaves.
+        sharing: Which of the graph's numbers it takes as one.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
-        packing: Which of its buffers hold several leaves; known from its first run on.
-        sharing: Which of the graph's numbers it takes as one.
         numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
     """
 
-    run: Any
     loaded: Any
+    run: Callable[..., tuple[Any, ...] | None]
+    packing: _bindings.Packing
+    sharing: _bindings.Sharing
     waits: bool = False
     keep: Any = None
-    packing: _bindings.Packing | None = None
-    sharing: _bindings.Sharing | None = None
     numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
+
+
+def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:
+    """What XLA compiled a cut graph to, ready to run."""
+    packing = _bindings.Packing(cut)
+    results = [*(Meta(*meta) for meta in packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
+    return Executable(loaded, launcher(loaded, results, cut.device), packing, cut.sharing, waits, keep)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:
@@ -57,9 +68,9 @@ def options() -> dict[str, str | bool | int | float]:
     return dict(_options)
 
 
-def _options_for(graph: Graph) -> dict[str, Any]:
+def _options_for(device: int) -> dict[str, Any]:
     """The options of one compile: the user's, and on a CPU those that let barriers hold and round as PyTorch does."""
-    if backend.jax_device(graph.device).platform != "cpu":
+    if backend.jax_device(device).platform != "cpu":
         return _options
     disabled = ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])
     return {_EXCESS: False, **_options, _DISABLED: disabled}
@@ -72,15 +83,20 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
         StaticNumbers: An operator must be recorded with its numbers as constants.
         LoweringError: A node could not be lowered.
     """
-    lowered = lowering.lower(graph, name)
+    lowered = lowering.lower(graph, name, token=True)
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
-        lowered = lowering.lower(replace(graph, donated=(), successors=()), name)
+        lowered = lowering.lower(replace(graph, donated=(), successors=()), name, token=True)
     return lowered
 
 
-def compile_lowered(graph: Graph, lowered: lowering.Lowered, name: str) -> Executable:
+def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) -> Executable:
     """Compiles a lowered graph.
+
+    Args:
+        cut: The graph as the recorder knows it.
+        lowered: What `lower` gave for its description.
+        name: What it is called on a terminal.
 
     Raises:
         RuntimeError: Compiling failed.
@@ -88,13 +104,12 @@ def compile_lowered(graph: Graph, lowered: lowering.Lowered, name: str) -> Execu
 
     def compile() -> jax.stages.Compiled:
         with backend.x64():
-            return lowered.stage.compile(compiler_options=_options_for(graph) or None)
+            return lowered.stage.compile(compiler_options=_options_for(cut.device) or None)
 
     stage = _metrics.stage("CompileTime")
     _metrics.count("CreateCompileHandles")
     count = _metrics.counter("UncachedCompile") or 0
     with _metrics.timed(stage):
-        compiled = patience.call(compile, f"compiling {name}: {len(graph.nodes)} operators, graph {count + 1}")
-    _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(graph.donated), "count")
-    loaded: Any = compiled.runtime_executable()
-    return Executable(loaded.execute_sharded, loaded, waits=lowered.has_callback, keep=compiled)
+        compiled = patience.call(compile, f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}")
+    _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(cut.donated), "count")
+    return executable(compiled.runtime_executable(), cut, waits=lowered.has_callback, keep=compiled)

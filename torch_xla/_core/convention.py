@@ -1,8 +1,9 @@
 """The calling convention: which buffers a program takes and gives.
 
 It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number. It
-gives those packs again, then the outputs that are wanted at once, then those that may never be: packs of new values and
-single ones. A client's cost per buffer is that of copying kilobytes.
+gives those packs again, then packs of new values, then the outputs that travel alone, and last, if it is to be started,
+a token to wait for: the others may be overwritten by the next program while someone waits. A client's cost per buffer
+is that of copying kilobytes.
 """
 
 from __future__ import annotations
@@ -32,19 +33,17 @@ class Convention:
         aliases: For each input that the program may overwrite the result that takes its place, or None.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, token: bool = False) -> None:
+        self._token = token
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
-        singles = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
         # An output, or those of a pack.
         self._results: list[int | tuple[int, ...]] = [
-            *(outputs for leaves, outputs in graph.packs if leaves),
-            *singles[: graph.prompt],
-            *(outputs for leaves, outputs in graph.packs if not leaves),
-            *singles[graph.prompt :],
+            *(outputs for _, outputs in graph.packs),
+            *(i for i in range(len(graph.outputs)) if i not in packed_outputs),
         ]
         self._sizes = _vector_sizes(graph)
 
@@ -87,10 +86,11 @@ class Convention:
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What the program returns for a value per output."""
-        return tuple(
+        results = tuple(
             outputs[result] if isinstance(result, int) else jnp.concatenate([outputs[i].reshape(-1) for i in result])
             for result in self._results
         )
+        return (*results, jnp.zeros((), bool)) if self._token else results
 
 
 def _fits(graph: Graph, leaf: int, output: int) -> bool:

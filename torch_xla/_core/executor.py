@@ -10,6 +10,7 @@ from typing import Any
 from torch_xla import _bindings, _metrics, _timeline
 from torch_xla._core import backend
 from torch_xla._core.compiler import Executable
+from torch_xla._core.launch import undisturbed
 
 # Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
 _AHEAD = 2
@@ -28,13 +29,11 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
     device = cut.device
-    if executable.packing is None:
-        executable.packing = _bindings.Packing(cut)
     numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
     if len(queue) >= _AHEAD:
         _wait(device, _AHEAD - 1)
-    with _metrics.timed(_metrics.stage("ExecuteTime")) as start:
+    with undisturbed(), _metrics.timed(_metrics.stage("ExecuteTime")) as start:
         token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
     queue.append(token)
     _timeline.launched(device, cut.key, start, executable, token)

@@ -98,7 +98,6 @@ class Graph:
         donated: Indices of the leaves whose buffers the program may overwrite.
         successors: For each of them the output that its tensor has instead, or -1.
         packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
-        prompt: How many of the outputs that travel alone come before the packs without leaves.
         leaf_frames: The user's line that made each leaf, if known.
         numbers: For each number of the nodes, seed and offset included, its index in the vector of its type. Equal ones
             may have one place.
@@ -112,7 +111,6 @@ class Graph:
     donated: tuple[int, ...]
     successors: tuple[int, ...] = ()
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    prompt: int = 0
     leaf_frames: tuple[str | None, ...] = ()
     numbers: tuple[int, ...] = ()
 
@@ -129,7 +127,6 @@ def describe(cut: _bindings.Graph) -> Graph:
         donated=tuple(cut.donated),
         successors=tuple(cut.successors[leaf] for leaf in cut.donated),
         packs=tuple(packing.packs),
-        prompt=packing.prompt,
         leaf_frames=tuple(cut.leaf_frames),
         numbers=cut.sharing.places,
     )

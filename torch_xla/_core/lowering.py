@@ -57,12 +57,13 @@ class LoweringError(RuntimeError):
     """A node could not be lowered; names the operator and, if known, the user's line."""
 
 
-def lower(graph: Graph, name: str = "graph") -> Lowered:
+def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
     """Lowers a graph; `convention.py` tells what its program takes and gives.
 
     Args:
         graph: The graph.
         name: Name of the module in dumps and profiles.
+        token: Whether it gives a token too, as `launch.py` wants.
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
@@ -93,7 +94,7 @@ def lower(graph: Graph, name: str = "graph") -> Lowered:
     with backend.x64(), exact, _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
-        convention = Convention(graph)
+        convention = Convention(graph, token)
 
         def flat(*inputs: Any) -> tuple[Any, ...]:
             return convention.results(program(*convention.arguments(inputs)))

@@ -132,7 +132,7 @@ def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) ->
             lowered = compiler.lower(described, name or "graph")
             retrace.note(described, _bindings.user_frame(), name)
             analysis.before_compile(described, cause, name)
-            executable = compiler.compile_lowered(described, lowered, name or "graph")
+            executable = compiler.compile_lowered(cut, lowered, name or "graph")
             analysis.after_compile(executable)
             cache.add(cut, executable)
         memory.before_run(executable, cut, region.name())

@@ -173,13 +173,33 @@ void bind_graph(py::module_& m) {
   });
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
-      .def_property_readonly("prompt", [](const Packing& packing) { return packing.prompt; })
-      .def_property_readonly("packs", [](const Packing& packing) {
-        py::list packs;
-        for (const auto& [leaves, outputs] : packing.packs) {
-          packs.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+      .def_property_readonly(
+          "packs",
+          [](const Packing& packing) {
+            py::list packs;
+            for (const auto& [leaves, outputs] : packing.packs) {
+              packs.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+            }
+            return packs;
+          })
+      .def("result_metas", [](const Packing& packing, const Graph& g) {
+        py::list metas;
+        const auto meta = [&](uint32_t output) -> const Meta& {
+          return g.outputs[output].node->meta(g.outputs[output].index);
+        };
+        for (const auto& pack : packing.packs) {
+          int64_t size = 0;
+          for (const auto output : pack.outputs) {
+            size += meta(output).numel();
+          }
+          metas.append(py::make_tuple(py::make_tuple(size), dtype_object(meta(pack.outputs[0]).dtype)));
         }
-        return packs;
+        for (uint32_t i = 0; i < packing.results.size(); ++i) {
+          if (packing.results[i].pack < 0) {
+            metas.append(describe_meta(meta(i)));
+          }
+        }
+        return metas;
       });
   py::class_<Graph>(m, "Graph")
       .def_static(

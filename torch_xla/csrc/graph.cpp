@@ -174,26 +174,7 @@ void Graph::collect(std::vector<Value> roots) {
     return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
   });
   outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
-  order_outputs();
   number_leaves();
-}
-
-// The state of a loop comes first: it is needed for the next step. What was made in this one, such as gradients, mostly
-// dies with it, and is fetched only if someone asks.
-void Graph::order_outputs() {
-  for_each_storage(device, [&](Storage& s) {
-    if (s.synced && s.value.node->epoch == epoch && !s.value.node->leaf()) {
-      s.value.node->pinned = true;  // a mark, taken off again below
-    }
-  });
-  const auto first = std::stable_partition(outputs.begin(), outputs.end(), [](const Value& v) {
-    return v.node->pinned || v.node->meta(v.index).numel() <= 1;
-  });
-  prompt = static_cast<size_t>(first - outputs.begin());
-  for (const auto& v : outputs) {
-    v.node->pinned = false;
-  }
-  key.mix(static_cast<uint64_t>(prompt));
 }
 
 void Graph::number_leaves() {

@@ -30,9 +30,7 @@ class Graph {
   std::vector<NodePtr> leaves;      // in order of first use
   std::vector<bool> donated;        // per leaf: no one needs its buffer after the run
   std::vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
-  // First what tensors held before too, and single values; then the rest; each in recording order.
-  std::vector<Value> outputs;
-  size_t prompt = 0;  // how many of them come first
+  std::vector<Value> outputs;       // in recording order
   std::vector<NumberSlot> numbers;
 
   // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
@@ -63,7 +61,6 @@ class Graph {
  private:
   Graph() = default;
   void collect(std::vector<Value> roots);
-  void order_outputs();
   void number_leaves();
   void find_donations(bool overwritten_too);
   void take_given();

@@ -245,8 +245,20 @@ void release_object(PyObject* object) {
     return;
   }
   auto& queue = released();
-  const std::lock_guard<std::mutex> lock(queue.mutex);
-  queue.objects.push_back(object);
+  bool first;
+  {
+    const std::lock_guard<std::mutex> lock(queue.mutex);
+    first = queue.objects.empty();
+    queue.objects.push_back(object);
+  }
+  if (first) {
+    Py_AddPendingCall(
+        [](void*) {
+          drain_released();
+          return 0;
+        },
+        nullptr);
+  }
 }
 
 void drain_released() {

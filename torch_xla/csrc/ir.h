@@ -158,7 +158,8 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number);
 
 void hash_attr(Hash& hash, const c10::IValue& value);
 
-// Releases a Python object from any thread: at once where the GIL is held, else at the next `drain_released`.
+// Releases a Python object from any thread: at once where the GIL is held, else when the main thread next runs Python
+// code, or at the next `drain_released`. PyTorch drops tensors without the GIL, and their memory is wanted back.
 void release_object(PyObject* object);
 void drain_released();
 

@@ -36,7 +36,6 @@ Packing::Packing(const Graph& graph) : leaves(graph.leaves.size()), results(grap
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].pack < 0) {
       results[i].index = single++;
-      prompt += i < graph.prompt ? 1 : 0;
     }
   }
 }
@@ -67,13 +66,12 @@ void Packing::form(const Graph& graph) {
   for (auto& [dtype, pack] : state) {
     close(graph, pack, 2);
   }
-  prompt_packs = packs.size();
   // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
   // inputs of the next step perhaps, and would have to be taken out of the pack again.
   std::map<at::ScalarType, Members> gradients;
-  for (auto i = static_cast<uint32_t>(graph.prompt); i < predecessors.size(); ++i) {
+  for (uint32_t i = 0; i < predecessors.size(); ++i) {
     const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
-    if (predecessors[i] < 0 && shapes.count(meta.value) > 0) {
+    if (predecessors[i] < 0 && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];
       pack.outputs.push_back(i);
       close(graph, pack, kMembers);

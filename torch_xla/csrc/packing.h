@@ -28,11 +28,6 @@ class Packing {
   std::vector<std::shared_ptr<const Pack::Layout>> layouts;
   std::vector<Place> leaves;   // per leaf
   std::vector<Place> results;  // per output
-  // What is handed out at once: the program gives so many packs first, then so many single outputs, then the rest.
-  size_t prompt_packs = 0;
-  size_t prompt = 0;
-  bool prompt_pack(const Place& place) const { return place.pack >= 0 && place.pack < int64_t(prompt_packs); }
-  bool prompt_single(const Place& place) const { return place.pack < 0 && place.index < prompt; }
 
   // The program's buffers: single leaves, then packs; new references. Wants the GIL, not the recorder's lock.
   std::vector<PyObject*> gather(const Graph& graph) const;

@@ -6,65 +6,44 @@ namespace torch_xla {
 
 namespace {
 
-// The results of one run as they are handed out: those that the next step takes at once, the rest when asked for.
-class Results {
- public:
-  Results(py::object handle, const Packing& packing) : handle_(std::move(handle)), packing_(packing) {
-    arrays_ = handle_.attr("disassemble_prefix_into_single_device_arrays")(packing.prompt_packs + packing.prompt);
-    for (size_t k = 0; k < packing.prompt_packs; ++k) {
-      packs_.push_back(c10::make_intrusive<Pack>(array(k), packing.layouts[k]));
+// For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
+// it how (launch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
+py::tuple start(const py::object& run, const py::tuple& arguments) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), arguments.ptr()));
+    if (!results) {
+      throw py::error_already_set();
+    }
+    if (!results.is_none()) {
+      return results;
     }
   }
+  TORCH_CHECK(false, "[run] JAX did not start a program that it was told how to start; please report this");
+}
 
-  Graph::Result at(size_t output) {
-    const auto& place = packing_.results[output];
-    if (packing_.prompt_pack(place)) {
-      return {nullptr, packs_[place.pack]};
-    }
-    if (packing_.prompt_single(place)) {
-      return {array(packs_.size() + place.index), {}};
-    }
-    if (!rest.defined()) {
-      rest = c10::make_intrusive<Rest>(Py_NewRef(handle_.ptr()));
-    }
-    return {nullptr, rest};
+// Gives the results to the tensors; the last is the token, which stays.
+void attach(Graph& graph, const Packing& packing, const py::tuple& results) {
+  const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i))); };
+  std::vector<c10::intrusive_ptr<Pack>> packs;
+  for (size_t k = 0; k < packing.packs.size(); ++k) {
+    packs.push_back(c10::make_intrusive<Pack>(array(k), packing.layouts[k]));
   }
-
-  // Tells the sources which leaves are theirs.
-  void note(const std::vector<NodePtr>& attached) {
-    const auto fill = [&](Rest::Leaves& leaves, const Packing::Members& members) {
-      for (const auto output : members.outputs) {
-        leaves.emplace_back(attached[output]);
-      }
-    };
-    for (size_t k = 0; k < packs_.size(); ++k) {
-      fill(packs_[k]->leaves, packing_.packs[k]);
-    }
-    if (!rest.defined()) {
-      return;
-    }
-    for (size_t k = packs_.size(); k < packing_.packs.size(); ++k) {
-      fill(rest->packs.emplace_back(packing_.layouts[k], Rest::Leaves()).second, packing_.packs[k]);
-    }
-    for (size_t i = 0; i < attached.size(); ++i) {
-      if (packing_.results[i].pack < 0 && !packing_.prompt_single(packing_.results[i])) {
-        rest->leaves.emplace_back(attached[i]);
-      }
+  std::vector<Graph::Result> found;
+  found.reserve(graph.outputs.size());
+  for (const auto& place : packing.results) {
+    if (place.pack >= 0) {
+      found.push_back({nullptr, packs[place.pack]});
+    } else {
+      found.push_back({array(packs.size() + place.index), {}});
     }
   }
-
-  c10::intrusive_ptr<Rest> rest;
-
- private:
-  PyObject* array(size_t i) const {
-    return py::object(py::reinterpret_borrow<py::sequence>(arrays_[i])[0]).release().ptr();
+  const auto attached = graph.attach(std::move(found));
+  for (size_t k = 0; k < packs.size(); ++k) {
+    for (const auto output : packing.packs[k].outputs) {
+      packs[k]->leaves.emplace_back(attached[output]);
+    }
   }
-
-  py::object handle_;
-  const Packing& packing_;
-  py::sequence arrays_;
-  std::vector<c10::intrusive_ptr<Pack>> packs_;
-};
+}
 
 }  // namespace
 
@@ -76,32 +55,20 @@ py::object execute(Graph& graph, const py::object& run, const Packing& packing, 
     const Timed timed(gathering_time());
     buffers = packing.gather(graph);
   }
-  py::list arguments(buffers.size() + numbers.size());
+  py::tuple arguments(buffers.size() + numbers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
   }
   for (size_t i = 0; i < numbers.size(); ++i) {
     arguments[buffers.size() + i] = numbers[i];
   }
-  py::object handle = run(arguments, py::arg("with_tokens") = true);
-  py::object token = handle.attr("consume_token")();
+  const py::tuple results = start(run, arguments);
+  py::object token = results[results.size() - 1];
   if (wait) {
     token.attr("block_until_ready")();
   }
   const Timed timed(attaching_time());
-  // What is left of the run before this one is fetched now, so that one living result does not keep its dead siblings.
-  static auto* const previous = new c10::weak_intrusive_ptr<Rest>(c10::intrusive_ptr<Rest>());
-  if (const auto rest = previous->lock()) {
-    rest->fetch();
-  }
-  Results results(std::move(handle), packing);
-  std::vector<Graph::Result> found;
-  found.reserve(graph.outputs.size());
-  for (size_t i = 0; i < graph.outputs.size(); ++i) {
-    found.push_back(results.at(i));
-  }
-  results.note(graph.attach(std::move(found)));
-  *previous = c10::weak_intrusive_ptr<Rest>(results.rest);
+  attach(graph, packing, results);
   return token;
 }
 

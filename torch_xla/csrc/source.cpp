@@ -8,44 +8,6 @@
 
 namespace torch_xla {
 
-void Rest::let_go() { release_object(std::exchange(results, nullptr)); }
-
-void Rest::fetch() {
-  const py::sequence arrays = py::handle(results).attr("disassemble_into_single_device_arrays")();
-  std::vector<PyObject*> buffers;
-  for (const auto& shards : arrays) {
-    buffers.push_back(py::object(py::reinterpret_borrow<py::sequence>(shards)[0]).release().ptr());
-  }
-  std::vector<c10::intrusive_ptr<Source>> done;  // one of them may be the last that keeps this
-  const RecorderLock lock;  // operators on these leaves may be recorded meanwhile, which look where their values are
-  size_t next = 0;
-  for (const auto& [layout, members] : packs) {
-    auto* const buffer = buffers.at(next++);
-    c10::intrusive_ptr<Pack> pack;
-    for (const auto& member : members) {
-      if (const auto node = member.lock()) {
-        if (!pack.defined()) {
-          pack = c10::make_intrusive<Pack>(buffer, layout);
-          pack->leaves = members;
-        }
-        done.push_back(std::exchange(node->source, pack));
-      }
-    }
-    if (!pack.defined()) {
-      release_object(buffer);
-    }
-  }
-  for (const auto& leaf : leaves) {
-    auto* const buffer = buffers.at(next++);
-    if (const auto node = leaf.lock()) {
-      node->buffer = buffer;
-      done.push_back(std::move(node->source));
-    } else {
-      release_object(buffer);
-    }
-  }
-}
-
 void Pack::let_go() { release_object(std::exchange(buffer, nullptr)); }
 
 void Pack::fetch() {
@@ -83,23 +45,23 @@ int64_t Pack::start_of(const Node& leaf) const {
 }
 
 void fetch_buffer(const NodePtr& leaf) {
-  while (leaf->buffer == nullptr && leaf->source.defined()) {  // what was left of a run may be a pack
+  if (leaf->buffer == nullptr && leaf->source.defined()) {
     const auto source = leaf->source;
     source->fetch();
   }
 }
 
 Location locate(const NodePtr& leaf) {
-  while (leaf->buffer == nullptr && leaf->source.defined()) {
-    const auto source = leaf->source;
-    if (const auto* const original = source->original()) {
-      return locate(*original);
-    }
-    if (const auto* pack = source->pack()) {
-      return {pack->buffer, pack->start_of(*leaf)};
-    }
-    source->fetch();
+  if (leaf->buffer != nullptr || !leaf->source.defined()) {
+    return {leaf->buffer, -1};
   }
+  if (const auto* const original = leaf->source->original()) {
+    return locate(*original);
+  }
+  if (const auto* const pack = leaf->source->pack()) {
+    return {pack->buffer, pack->start_of(*leaf)};
+  }
+  fetch_buffer(leaf);  // says why there is none
   return {leaf->buffer, -1};
 }
 

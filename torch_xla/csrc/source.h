@@ -32,20 +32,6 @@ struct Pack final : Source {
   const std::shared_ptr<const Layout> layout;
 };
 
-// Results of a run that were not handed to Python one by one, because most of them (gradients, say) die unread.
-struct Rest final : Source {
-  explicit Rest(PyObject* stolen_results) : results(stolen_results) {}
-  ~Rest() override { let_go(); }
-  void release_resources() override { let_go(); }
-  void let_go();
-  void fetch() override;
-
-  using Leaves = std::vector<c10::weak_intrusive_ptr<Node>>;
-  PyObject* results;  // JAX's handle of the run: the packs, then the leaves that travel alone
-  std::vector<std::pair<std::shared_ptr<const Pack::Layout>, Leaves>> packs;
-  Leaves leaves;
-};
-
 // Sees to it that a leaf has a buffer of its own. Wants the GIL, not the recorder's lock.
 void fetch_buffer(const NodePtr& leaf);
 

@@ -1,0 +1,74 @@
+"""Launching: how JAX starts a compiled program from C++.
+
+This is how JAX calls its own compiled functions. It makes an array per result in 1 us, where the executable's own
+method takes 2 to 4, and runs no Python code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import jax
+from jax._src import tree_util
+from jax._src.interpreters import pxla
+from jaxlib import _jax
+
+from torch_xla._core import backend
+from torch_xla.ops import dtypes
+from torch_xla.ops.registry import Meta
+
+
+def launcher(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., tuple[Any, ...] | None]:
+    """A function that starts a program.
+
+    Args:
+        loaded: XLA's executable.
+        results: Shape and dtype of each of its results.
+        device: Index of its device.
+
+    Returns:
+        Takes the input buffers and gives the results, without waiting for them; or gives None, without having started
+        anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
+    """
+    sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(device))
+    avals = [jax.core.ShapedArray(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in results]
+    structure = tree_util.dispatch_registry.flatten((0,) * len(avals))[1]
+
+    def prepare(*buffers: Any) -> tuple[None, pxla.MeshExecutableFastpathData, bool]:
+        for i, buffer in enumerate(buffers):
+            if buffer.is_deleted():
+                raise RuntimeError(f"[run] input {i}, {buffer.aval}, is gone: something outside torch_xla deleted it")
+        how = pxla.MeshExecutableFastpathData(
+            xla_executable=loaded,
+            out_pytree_def=structure,
+            in_shardings=[sharding] * len(buffers),
+            out_shardings=[sharding] * len(avals),
+            out_avals=avals,
+            out_committed=[True] * len(avals),
+            kept_var_bitvec=[True] * len(buffers),
+            in_device_local_layouts=[None] * len(buffers),
+            const_args=[],
+        )
+        return None, how, False
+
+    keys = pxla.JitGlobalCppCacheKeys()
+    return _jax.pjit("torch_xla", None, prepare, [], [], keys, tree_util.dispatch_registry, pxla.cc_shard_arg)
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def undisturbed() -> AbstractContextManager[Any]:
+    """A scope in which JAX's debugging switches do not reach our programs.
+
+    Without its jit they would not start; its search for NaN would raise when their inputs are gone.
+    """
+    config: Any = jax.config
+    if not (config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs):
+        return _NOTHING
+    scope = ExitStack()
+    for switch in (jax.disable_jit, jax.debug_nans, jax.debug_infs):
+        scope.enter_context(switch(False))
+    return scope
