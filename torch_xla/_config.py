@@ -1,8 +1,8 @@
 """Every environment variable the package reads: name, type, default, meaning.
 
-An option is read from the environment at each `Option.get`, so a script may set it after the import and before its
-first use; options with ``once=True`` sit on a hot path and keep what the first read found. A value that does not parse
-raises `ValueError` with the accepted ones. `Option.override` replaces a value for a block, in every thread.
+An option is read from the environment at each `Option.get`, so a script may set it after the import and change it. A
+value that does not parse raises `ValueError` with the accepted ones. `Option.override` replaces a value for a block, in
+every thread.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ _UNSET: Any = object()
 
 _options: dict[str, Option[Any]] = {}
 
+# Every barrier asks for several variables that are not set, and `os.environ` raises and catches an error for each; the
+# dictionary behind it answers in a twentieth of that time.
+_variables: Any = getattr(os.environ, "_data", os.environ)
+_encoded: Callable[[str], Any] = getattr(os.environ, "encodekey", str)
+
 
 class Option(Generic[T]):
     """One environment variable.
@@ -33,16 +38,13 @@ class Option(Generic[T]):
         doc: What it does, in one sentence.
     """
 
-    def __init__(
-        self, name: str, kind: str, default: T, doc: str, parse: Callable[[str], T], *, once: bool = False
-    ) -> None:
+    def __init__(self, name: str, kind: str, default: T, doc: str, parse: Callable[[str], T]) -> None:
         self.name = name
+        self._key = _encoded(name)
         self.kind = kind
         self.default = default
         self.doc = doc
         self._parse = parse
-        self._once = once
-        self._value: Any = _UNSET
         self._override: Any = _UNSET
         if name in _options:
             raise ValueError(message("config", f"{name} is declared twice", do="declare it in one place"))
@@ -56,13 +58,7 @@ class Option(Generic[T]):
         """
         if self._override is not _UNSET:
             return self._override
-        if self._value is not _UNSET:
-            return self._value
-        raw = os.environ.get(self.name)
-        value = self.default if raw is None else self.parse(raw)
-        if self._once:
-            self._value = value
-        return value
+        return self.parse(os.environ[self.name]) if self._key in _variables else self.default
 
     def parse(self, raw: str) -> T:
         """Reads a value from text; `ValueError` names the accepted ones."""
@@ -75,11 +71,10 @@ class Option(Generic[T]):
 
     def is_set(self) -> bool:
         """Whether the environment, or an override, gives a value."""
-        return self._override is not _UNSET or self.name in os.environ
+        return self._override is not _UNSET or self._key in _variables
 
     def set(self, value: T | None) -> None:
         """Writes the value into the environment, for this process and its children; None removes it."""
-        self._value = _UNSET
         if value is None:
             os.environ.pop(self.name, None)
         else:
@@ -96,7 +91,7 @@ class Option(Generic[T]):
             self._override = saved
 
 
-def _bool(name: str, default: bool, doc: str, **kwargs: Any) -> Option[bool]:
+def _bool(name: str, default: bool, doc: str) -> Option[bool]:
     def parse(raw: str) -> bool:
         low = raw.lower()
         if low in _TRUE:
@@ -105,12 +100,10 @@ def _bool(name: str, default: bool, doc: str, **kwargs: Any) -> Option[bool]:
             return False
         raise ValueError(raw)
 
-    return Option(
-        name, "a switch: '1', 'true', 'yes', 'on' or '0', 'false', 'no', 'off'", default, doc, parse, **kwargs
-    )
+    return Option(name, "a switch: '1', 'true', 'yes', 'on' or '0', 'false', 'no', 'off'", default, doc, parse)
 
 
-def _int(name: str, default: int, doc: str, low: int = 0, high: int | None = None, **kwargs: Any) -> Option[int]:
+def _int(name: str, default: int, doc: str, low: int = 0, high: int | None = None) -> Option[int]:
     def parse(raw: str) -> int:
         value = int(raw)
         if value < low or (high is not None and value > high):
@@ -118,7 +111,7 @@ def _int(name: str, default: int, doc: str, low: int = 0, high: int | None = Non
         return value
 
     kind = f"a whole number of {low} or more" if high is None else f"a whole number from {low} to {high}"
-    return Option(name, kind, default, doc, parse, **kwargs)
+    return Option(name, kind, default, doc, parse)
 
 
 def _float(name: str, default: float, doc: str, low: float, high: float) -> Option[float]:
@@ -131,8 +124,8 @@ def _float(name: str, default: float, doc: str, low: float, high: float) -> Opti
     return Option(name, f"a number from {low} to {high}", default, doc, parse)
 
 
-def _text(name: str, default: str | None, doc: str, **kwargs: Any) -> Option[str | None]:
-    return Option(name, "text", default, doc, lambda raw: raw or None, **kwargs)
+def _text(name: str, default: str | None, doc: str) -> Option[str | None]:
+    return Option(name, "text", default, doc, lambda raw: raw or None)
 
 
 def _choice(name: str, choices: tuple[str, ...], default: str, doc: str) -> Option[str]:
@@ -198,9 +191,9 @@ PT_XLA_DEBUG_FILE = _text("PT_XLA_DEBUG_FILE", None, "File to which the analyses
 PT_XLA_DEBUG_MAX_FRAME = _int("PT_XLA_DEBUG_MAX_FRAME", 8, "Python frames shown in an analysis.")
 
 # Barrier and metrics.
-XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait for the device.", once=True)
+XLA_SYNC_WAIT = _bool("XLA_SYNC_WAIT", False, "Makes every torch_xla.sync() wait for the device.")
 XLA_METRICS_FILE = _text(
-    "XLA_METRICS_FILE", None, "File (or STDOUT, STDERR) to which each barrier appends the metrics report.", once=True
+    "XLA_METRICS_FILE", None, "File (or STDOUT, STDERR) to which each barrier appends the metrics report."
 )
 XLA_METRICS_PERCENTILES: Option[tuple[float, ...]] = Option(
     "XLA_METRICS_PERCENTILES",

@@ -6,8 +6,9 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch_xla import _capture, _timeline
 
@@ -128,18 +129,27 @@ def stage(name: str) -> str:
     return f"EagerOp{name}" if getattr(_eager, "on", False) else name
 
 
-@contextmanager
-def timed(name: str) -> Iterator[float]:
-    """Adds the block's duration in seconds to a metric, also when it raises; gives its start."""
-    row = _capture.Row(name) if _capture.on else nullcontext()
-    start = time.perf_counter()
-    try:
-        with row:
-            yield start
-    finally:
+class timed:
+    """Adds a block's duration in seconds to a metric, also when it raises; gives its start."""
+
+    __slots__ = ("_name", "_row", "_start")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._row = _capture.Row(name) if _capture.on else None
+
+    def __enter__(self) -> float:
+        if self._row is not None:
+            self._row.__enter__()
+        self._start = time.perf_counter()
+        return self._start
+
+    def __exit__(self, *error: Any) -> None:
         end = time.perf_counter()
-        add_sample(name, end - start)
-        _timeline.add(name, start, end)
+        if self._row is not None:
+            self._row.__exit__(*error)
+        add_sample(self._name, end - self._start)
+        _timeline.add(self._name, self._start, end)
 
 
 def waited(start: float) -> None:

@@ -67,14 +67,15 @@ def test_writing_into_the_environment(monkeypatch):
     assert not _config.XLA_IR_DEBUG.is_set()
 
 
-def test_hot_options_are_read_once(monkeypatch):
-    option = _config._int("TEST_ONLY_HOT", 1, "A test.", once=True)
-    assert option.get() == 1
-    monkeypatch.setenv("TEST_ONLY_HOT", "2")
-    assert option.get() == 1
-    option.set(3)
-    assert option.get() == 3
-    monkeypatch.setattr(_config, "_options", {k: v for k, v in _config._options.items() if k != "TEST_ONLY_HOT"})
+def test_a_variable_may_be_set_and_removed_at_any_time(monkeypatch):
+    option = _config.XLA_METRICS_FILE
+    monkeypatch.delenv(option.name, raising=False)
+    assert option.get() is None and not option.is_set()
+    for path in ("one", "other"):
+        monkeypatch.setenv(option.name, path)
+        assert option.get() == path and option.is_set()
+    monkeypatch.delenv(option.name)
+    assert option.get() is None and not option.is_set()
 
 
 def test_a_name_is_declared_once():

@@ -171,7 +171,12 @@ Value make_leaf(MetaRef meta, PyObject* stolen_buffer) {
   if (meta.set->metas.size() == 1) {
     node->outs = std::move(meta.set);
   } else {
-    node->outs = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
+    auto& singles = meta.set->singles;
+    singles.resize(meta.set->metas.size());
+    if (!singles[meta.index].defined()) {
+      singles[meta.index] = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
+    }
+    node->outs = singles[meta.index];
   }
   node->buffer = stolen_buffer;
   node->frame = recorded_frame();

@@ -11,6 +11,7 @@
 
 #include "frame.h"
 #include "hash.h"
+#include "pool.h"
 #include "scope.h"
 
 typedef struct _object PyObject;
@@ -46,6 +47,7 @@ struct MetaSet final : c10::intrusive_ptr_target {
   c10::SmallVector<int32_t, 4> returns;
   std::vector<int64_t> numbers;
   Hash value;
+  std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once one was a leaf
 
   void rehash();
 };
@@ -96,7 +98,7 @@ struct Source : c10::intrusive_ptr_target {
   virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
 };
 
-struct Node final : c10::intrusive_ptr_target {
+struct Node final : c10::intrusive_ptr_target, Pooled<Node> {
   OpInfo* op = nullptr;  // null for a leaf
   Args args;
   Inputs inputs;
@@ -152,6 +154,7 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, con
 void hash_arg(Hash& hash, const Arg& arg);
 // The sequence number the next node will get.
 uint64_t node_sequence();
+// Wants the recorder's lock if `meta` is one of several.
 Value make_leaf(MetaRef meta, PyObject* stolen_buffer);
 // The value of a tensor made from nothing: `number` everywhere.
 Value make_fill(const MetaRef& meta, const c10::IValue& number);

@@ -26,7 +26,7 @@ class RecorderLock {
 
 // It is PyTorch's storage at once, so that all who compare storages, sizes or addresses see aliases as they are. No one
 // can read at its address: that is a number no other living storage has, and null for no bytes, as on CPU.
-struct Storage final : c10::StorageImpl {
+struct Storage final : c10::StorageImpl, Pooled<Storage> {
   Storage(Value value, MetaRef meta, c10::DeviceIndex device);
   ~Storage() override { let_go(); }
   // A storage that is gone may wait for its weak references, but its value must not.

@@ -7,7 +7,7 @@
 
 namespace torch_xla {
 
-class XlaTensorImpl final : public c10::TensorImpl {
+class XlaTensorImpl final : public c10::TensorImpl, public Pooled<XlaTensorImpl> {
  public:
   explicit XlaTensorImpl(Alias alias);
   // A view of a tensor with these keys, which say whether that is an inference tensor; so is the view then, whatever
