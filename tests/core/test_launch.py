@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
+from jax._src.interpreters import pxla
 
 import torch_xla
 from torch_xla import _bindings
@@ -91,7 +93,7 @@ class TestSettingsOfJax:
         assert nothing.isnan().all()
 
 
-def test_an_input_that_was_deleted_outside(x: torch.Tensor) -> None:
+def test_an_input_that_was_deleted_outside(x: torch.Tensor, compiles: Callable[[int], Any]) -> None:
     kept = torch.ones(6).to("xla")
     torch_xla.sync()
     _bindings.buffer_of(x).delete()
@@ -100,4 +102,24 @@ def test_an_input_that_was_deleted_outside(x: torch.Tensor) -> None:
         torch_xla.sync()
     with pytest.raises(RuntimeError, match="had no value"):
         result.cpu()
-    assert (kept + 1).tolist() == [2] * 6
+    again = torch.zeros(6).to("xla") + kept
+    with compiles(0):
+        torch_xla.sync()
+    assert again.tolist() == [1] * 6
+
+
+def test_an_interrupt_while_it_is_prepared(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, compiles: Callable[[int], Any]
+) -> None:
+    def interrupt(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    x.mul_(0.125)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pxla, "MeshExecutableFastpathData", interrupt)
+        torch_xla.sync()
+    with compiles(0):
+        for _ in range(3):
+            torch_xla.sync()
+            x.mul_(0.125)
+    torch.testing.assert_close(x.cpu(), torch.linspace(0, 1, 6) / 4096)

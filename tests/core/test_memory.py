@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla import _config
+from torch_xla import _bindings, _config
 from torch_xla._core import backend, executor, memory
 from torch_xla.debug import memory as public
 
@@ -58,8 +58,12 @@ def test_a_graph_over_the_limit_raises_and_stays_pending(limited: torch.device) 
     assert f"4.0 MiB: float32[1024, 1024], made at {__file__}:" in text
     assert f"8.0 MiB: float32[2048, 1024] of aten.cat.default, at {__file__}:" in text
     assert "what to try:" in text
+    with pytest.raises(torch.OutOfMemoryError):
+        torch_xla.sync()
     # With room for it, the same graph runs.
     with _config.XLA_MEMORY_LIMIT_MB.override(0):
+        torch_xla.sync()
+        assert not _bindings.has_pending(3)
         torch.testing.assert_close(y.cpu(), torch.cat([torch.ones(1024, 1024).sin(), torch.ones(1024, 1024).cos()]))
     z = torch.ones(3).to(limited) + 1
     assert z.tolist() == [2, 2, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,28 +29,39 @@ class Executable:
 
     Attributes:
         loaded: XLA's executable.
-        run: Starts it, as `launcher` tells.
+        device: Index of its device.
+        results: Shape and dtype of each of its results.
         packing: Which of its buffers hold several leaves.
         sharing: Which of the graph's numbers it takes as one.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
         numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
+        run: Starts it, as `launcher` tells.
     """
 
     loaded: Any
-    run: Callable[..., tuple[Any, ...] | None]
+    device: int
+    results: Sequence[Meta]
     packing: _bindings.Packing
     sharing: _bindings.Sharing
     waits: bool = False
     keep: Any = None
     numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
+    run: Callable[..., tuple[Any, ...] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Makes `run` anew; the first is of no use any more where JAX could not be told how to start it."""
+        self.run = launcher(self.loaded, self.results, self.device)
 
 
 def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:
     """What XLA compiled a cut graph to, ready to run."""
     packing = _bindings.Packing(cut)
     results = [*(Meta(*meta) for meta in packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
-    return Executable(loaded, launcher(loaded, results, cut.device), packing, cut.sharing, waits, keep)
+    return Executable(loaded, cut.device, results, packing, cut.sharing, waits, keep)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:

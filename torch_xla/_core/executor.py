@@ -33,8 +33,12 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     queue = _in_flight.setdefault(device, deque())
     if len(queue) >= _AHEAD:
         _wait(device, _AHEAD - 1)
-    with undisturbed(), _metrics.timed(_metrics.stage("ExecuteTime")) as start:
-        token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
+    try:
+        with undisturbed(), _metrics.timed(_metrics.stage("ExecuteTime")) as start:
+            token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
+    except BaseException:  # an interrupt, say
+        executable.renew()
+        raise
     queue.append(token)
     _timeline.launched(device, cut.key, start, executable, token)
 

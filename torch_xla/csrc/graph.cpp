@@ -78,7 +78,9 @@ void fill_to_leaf(Storage& s) {
   s.origin = {};
 }
 
-std::array<uint64_t, kMaxDevices> last_cut{};  // the node sequence at each device's latest barrier
+// The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
+// did not fit into memory, is still to come.
+std::array<uint64_t, kMaxDevices> last_cut{};
 
 }  // namespace
 
@@ -90,7 +92,7 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
   const RecorderLock lock;
   if (barrier) {
     forget_views(device, graph.forgotten_);
-    last_cut[device] = node_sequence();
+    graph.cut_at_ = node_sequence();
   }
   ++epoch;
   std::vector<Value> roots;
@@ -108,6 +110,9 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
   }
   graph.collect(std::move(roots));
   graph.find_donations(true);
+  if (graph.outputs.empty()) {
+    graph.settle();
+  }
   return graph;
 }
 
@@ -324,6 +329,7 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
   attached.reserve(outputs.size());
   {
     const RecorderLock lock;
+    settle();
     take_given();
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
@@ -370,6 +376,7 @@ void Graph::abandon(const std::string& error) {
   std::vector<Value> old;
   {
     const RecorderLock lock;
+    settle();
     ++epoch;
     for (const auto& node : nodes) {
       node->epoch = epoch;
@@ -389,6 +396,12 @@ void Graph::abandon(const std::string& error) {
     });
   }
   clear();
+}
+
+void Graph::settle() {
+  if (cut_at_ != 0) {
+    last_cut[device] = cut_at_;
+  }
 }
 
 void Graph::clear() {

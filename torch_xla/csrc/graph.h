@@ -64,8 +64,10 @@ class Graph {
   void number_leaves();
   void find_donations(bool overwritten_too);
   void take_given();
+  void settle();
   void clear();
 
+  uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
   std::optional<Sharing> sharing_;
   std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
