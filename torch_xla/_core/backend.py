@@ -226,11 +226,21 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
 def put(array: Any, index: int) -> jax.Array:
     """Moves a NumPy array to a device; the array must not be changed afterwards."""
     import jax
+    from jax._src.interpreters import pxla
 
     device = jax_device(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
-    with _metrics.timed("TransferToDeviceTime"), x64():
-        return jax.device_put(array, device)
+    with _metrics.timed("TransferToDeviceTime"):
+        # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
+        aval = jax.core.ShapedArray(array.shape, array.dtype)
+        return pxla.batched_device_put(aval, _sharding(index), [array], [device], enable_x64=True)
+
+
+@functools.cache
+def _sharding(index: int) -> Any:
+    import jax
+
+    return jax.sharding.SingleDeviceSharding(jax_device(index))
 
 
 def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int) -> jax.Array:
