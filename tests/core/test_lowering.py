@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from probes import cut_of, here, sampled
 import torch_xla
 from torch_xla import _XLAC, _bindings
 from torch_xla._core import cache, lowering
+from torch_xla._core.convention import Convention
 from torch_xla._core.sync import graph_text
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import registry
@@ -286,3 +288,28 @@ def test_lowering_is_timed_once_per_graph(x: torch.Tensor) -> None:
             y = x * (i + 2.5)
             torch_xla.sync()
     assert y.shape == x.shape
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_collected_again_afterwards(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, enabled: bool, fails: bool
+) -> None:
+    seen = []
+
+    def look() -> None:
+        seen.append(gc.isenabled())
+        if fails:
+            raise ValueError("no")
+
+    cache.clear()
+    y = x.sinc() + x.cos()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no") if fails else nullcontext():
+            patch.setattr(lowering, "Convention", lambda *given: look() or Convention(*given))
+            torch_xla.sync()
+        assert seen == [False] and gc.isenabled() == enabled
+        assert y.shape == x.shape
+    finally:
+        gc.enable()

@@ -6,10 +6,11 @@ function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s.
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,7 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
-    with backend.x64(), exact, _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with backend.x64(), exact, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
         convention = Convention(graph, token)
@@ -109,6 +110,18 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
         name_meanings(module)
     _say_aliases(module, convention.aliases)
     return Lowered(stage, _has_callback(stage))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A scope without garbage collections: most of what tracing makes dies soon, and a full one takes 0.3 s."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _say_aliases(module: Any, aliases: dict[int, int | None]) -> None:
