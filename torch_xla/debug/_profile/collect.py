@@ -22,7 +22,7 @@ from torch_xla.debug._profile.report import Report
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
 # are longer than many steps.
-_SAMPLE_SECONDS = 1e-3
+_SAMPLE_SECONDS = 2e-3  # each look takes the GIL from a step that may be as short
 _SWITCH_SECONDS = 5e-4
 # How often all live tensors are counted, beside the 1st, 2nd, 4th, 8th … barrier.
 _COUNT_SECONDS = 0.25
@@ -128,7 +128,7 @@ def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
 
 
 class _Sampler:
-    """Looks every millisecond where a thread is."""
+    """Looks 500 times a second where a thread is."""
 
     def __init__(self, samples: list[Sample], thread: int) -> None:
         self._samples, self._watched = samples, thread
