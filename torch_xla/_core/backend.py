@@ -233,11 +233,12 @@ def put(array: Any, index: int) -> jax.Array:
     with _metrics.timed("TransferToDeviceTime"):
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
-        return pxla.batched_device_put(aval, _sharding(index), [array], [device], enable_x64=True)
+        return pxla.batched_device_put(aval, sharding(index), [array], [device], enable_x64=True)
 
 
 @functools.cache
-def _sharding(index: int) -> Any:
+def sharding(index: int) -> jax.sharding.SingleDeviceSharding:
+    """Where buffers of a device are, as JAX says it."""
     import jax
 
     return jax.sharding.SingleDeviceSharding(jax_device(index))

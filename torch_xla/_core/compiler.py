@@ -11,8 +11,8 @@ import torch
 
 from torch_xla import _bindings, _metrics
 from torch_xla._core import backend, lowering, patience
+from torch_xla._core.dispatch import starter
 from torch_xla._core.graph import Graph
-from torch_xla._core.launch import launcher
 from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
@@ -36,7 +36,7 @@ class Executable:
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         keep: Whatever must live as long as the executable.
         numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
-        run: Starts it, as `launcher` tells.
+        run: Starts it, as `starter` tells.
     """
 
     loaded: Any
@@ -54,7 +54,7 @@ class Executable:
 
     def renew(self) -> None:
         """Makes `run` anew; the first is of no use any more where JAX could not be told how to start it."""
-        self.run = launcher(self.loaded, self.results, self.device)
+        self.run = starter(self.loaded, self.results, self.device)
 
 
 def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:

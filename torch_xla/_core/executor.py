@@ -10,7 +10,7 @@ from typing import Any
 from torch_xla import _bindings, _metrics, _timeline
 from torch_xla._core import backend
 from torch_xla._core.compiler import Executable
-from torch_xla._core.launch import undisturbed
+from torch_xla._core.dispatch import undisturbed
 
 # Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
 _AHEAD = 2

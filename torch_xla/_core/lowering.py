@@ -64,7 +64,7 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
     Args:
         graph: The graph.
         name: Name of the module in dumps and profiles.
-        token: Whether it gives a token too, as `launch.py` wants.
+        token: Whether it gives a token too, as `dispatch.py` wants.
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
@@ -94,7 +94,7 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
     exact = jax.default_matmul_precision(precision.current().products)
     with backend.x64(), exact, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(graph.device))
+        sharding = backend.sharding(graph.device)
         convention = Convention(graph, token)
 
         def flat(*inputs: Any) -> tuple[Any, ...]:

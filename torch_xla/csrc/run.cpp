@@ -7,7 +7,7 @@ namespace torch_xla {
 namespace {
 
 // For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
-// it how (launch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
+// it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
 py::tuple start(const py::object& run, const py::tuple& arguments) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), arguments.ptr()));

@@ -1,4 +1,4 @@
-"""Launching: how JAX starts a compiled program from C++.
+"""Dispatch: how JAX starts a compiled program from C++.
 
 This is how JAX calls its own compiled functions. It makes an array per result in 1 us, where the executable's own
 method takes 2 to 4, and runs no Python code.
@@ -20,7 +20,7 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
 
 
-def launcher(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., tuple[Any, ...] | None]:
+def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., tuple[Any, ...] | None]:
     """A function that starts a program.
 
     Args:
@@ -32,7 +32,7 @@ def launcher(loaded: Any, results: Sequence[Meta], device: int) -> Callable[...,
         Takes the input buffers and gives the results, without waiting for them; or gives None, without having started
         anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
     """
-    sharding = jax.sharding.SingleDeviceSharding(backend.jax_device(device))
+    sharding = backend.sharding(device)
     avals = [jax.core.ShapedArray(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in results]
     structure = tree_util.dispatch_registry.flatten((0,) * len(avals))[1]
 
