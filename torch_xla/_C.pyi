@@ -19,11 +19,20 @@ class Packing:
     def result_metas(self, graph: Graph) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each result of the program: the packs, then the outputs that travel alone."""
 
-class Sharing:
-    """Which equal numbers travel as one: for each its index in the vector of its type."""
+class Program:
+    """What a run needs to know of a compiled graph.
 
-    @property
-    def places(self) -> tuple[int, ...]: ...
+    Attributes:
+        packing: Which of its buffers hold several leaves.
+        waits: Whether a run is waited for before its results count, because a host callback in it can fail.
+        run: Starts it; set once it is made.
+    """
+
+    packing: Packing
+    waits: bool
+    run: Callable[..., tuple[Any, ...] | None] | None
+
+    def __init__(self, graph: Graph, waits: bool) -> None: ...
 
 class Graph:
     """A cut graph: nodes in recording order, leaves in order of first use, outputs."""
@@ -62,13 +71,15 @@ class Graph:
     def provide_fills(self, buffers: Sequence[Any]) -> None: ...
     # (buffer, index of the first element in it, or -1 where it holds nothing else)
     def leaf_locations(self) -> list[_Location]: ...
+    # For each number its index in the vector of its type; equal ones may travel as one.
     @property
-    def sharing(self) -> Sharing: ...
+    def number_places(self) -> tuple[int, ...]: ...
     # Its numbers travel as in that program from now on, but for those that differ here; False where some do.
-    def share_as(self, sharing: Sharing) -> bool: ...
+    def share_as(self, program: Program) -> bool: ...
     # float64, int64 and complex128 vectors.
     def packed_numbers(self) -> tuple[Any, Any, Any]: ...
-    def execute(self, run: Callable[..., Any], packing: Packing, numbers: list[Any], wait: bool) -> Any: ...
+    # `put` moves a NumPy array of numbers to a device.
+    def execute(self, program: Program, put: Callable[[Any, int], Any]) -> Any: ...
     def attach_shared(self, buffers: Sequence[Any]) -> None: ...
     def abandon(self, error: str) -> None: ...
 

@@ -8,7 +8,7 @@ import torch_xla._C as _C
 
 Graph = _C.Graph
 Packing = _C.Packing
-Sharing = _C.Sharing
+Program = _C.Program
 
 # Graphs and values.
 has_pending = _C.has_pending

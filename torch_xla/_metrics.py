@@ -104,16 +104,6 @@ def add_sample(name: str, value: float, unit: str = "seconds") -> None:
         metric.samples.append((time.time(), value))
 
 
-def lengthen(name: str, by: float) -> None:
-    """Adds to the latest sample of a metric, if it has one: what was started took longer than its start."""
-    with _lock:
-        metric = _metrics.get(name)
-        if metric is not None and metric.samples:
-            when, value = metric.samples.pop()
-            metric.samples.append((when, value + by))
-            metric.total += by
-
-
 @contextmanager
 def eager_operation() -> Iterator[None]:
     """A scope whose compiles and runs count as those of single operations."""
@@ -156,7 +146,13 @@ def waited(start: float) -> None:
     """Says that the host waited for the device since `start`, as `time.perf_counter` gives it."""
     took = time.perf_counter() - start
     add_sample("DeviceLockWait", took)
-    lengthen("ExecuteTime", took)
+    # What was started took longer than its start.
+    with _lock:
+        metric = _metrics.get("ExecuteTime")
+        if metric is not None and metric.samples:
+            when, value = metric.samples.pop()
+            metric.samples.append((when, value + took))
+            metric.total += took
 
 
 def counter(name: str) -> int | None:

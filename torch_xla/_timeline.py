@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -94,7 +94,12 @@ class _Running:
         self._to.add(self._stage, self._start, perf_counter(), self._detail)
 
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+class _Nothing:
+    __enter__ = __exit__ = "".format  # a C function that gives an empty text, so that errors pass
+
+
+# A scope in which nothing happens. A barrier passes several, and `contextlib.nullcontext` is Python code.
+NOTHING: Any = _Nothing()
 
 _recorder: Recorder | None = None
 
@@ -120,7 +125,7 @@ def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContext
     """
     to = _recorder
     if to is None and not _capture.on:
-        return _NOTHING
+        return NOTHING
     known = detail() if detail is not None else None
     if not _capture.on:
         assert to is not None

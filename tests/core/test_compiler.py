@@ -117,7 +117,7 @@ def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
     for y, waits in ((x.sin(), False), (torch.special.airy_ai(x), True)):
         cut = _bindings.Graph.of_tensors([y], live=False)
         lowered = compiler.lower(graph.describe(cut), "graph")
-        assert compiler.compile_lowered(cut, lowered, "graph").waits == waits
+        assert compiler.compile_lowered(cut, lowered, "graph").program.waits == waits
 
 
 class TestSlowCompiles:

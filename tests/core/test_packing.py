@@ -96,11 +96,11 @@ class TestWhichTravelTogether:
 
 
 class TestNewValues:
-    """Gradients travel in packs too."""
+    """Gradients travel in packs too, of up to 64."""
 
     @pytest.fixture
     def parameters(self) -> list[torch.Tensor]:
-        parameters = [t.requires_grad_() for t in state(11)]
+        parameters = [t.requires_grad_() for t in state(66)]
         self.train(parameters)
         return parameters
 
@@ -123,7 +123,7 @@ class TestNewValues:
 
     def test_one_is_read_and_the_others_later(self, parameters: list[torch.Tensor]) -> None:
         assert parameters[9].grad[1].item() == 2 * 901
-        assert [p.grad[1].item() for p in parameters] == [2 * (100 * k + 1) for k in range(11)]
+        assert [p.grad[1].item() for p in parameters] == [2 * (100 * k + 1) for k in range(66)]
 
     def test_one_outlives_many_steps(self, parameters: list[torch.Tensor]) -> None:
         kept = parameters[3].grad
@@ -135,14 +135,14 @@ class TestNewValues:
 
     def test_they_are_added_to(self, parameters: list[torch.Tensor]) -> None:
         self.train(parameters)  # halved by the step before
-        assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(11)]
+        assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(66)]
 
     def test_their_views_and_copies(self, parameters: list[torch.Tensor]) -> None:
         views = [p.grad[2:] for p in parameters]
         copied = copy.deepcopy(parameters[5].grad)
         parameters[5].grad.zero_()
         torch_xla.sync()
-        assert [v[0].item() for v in views] == [0 if k == 5 else 2 * (100 * k + 2) for k in range(11)]
+        assert [v[0].item() for v in views] == [0 if k == 5 else 2 * (100 * k + 2) for k in range(66)]
         assert copied[0].item() == 1000
 
 

@@ -81,7 +81,7 @@ def find(cut: _bindings.Graph) -> Executable | None:
     _initialize_from_environment()
     entry = _entry(cut)
     executable = _executables.get(entry)
-    if executable is not None and cut.share_as(executable.sharing):
+    if executable is not None and cut.share_as(executable.program):
         _executables.move_to_end(entry)
         _metrics.count("CachedCompile")
         return executable
@@ -99,7 +99,7 @@ def add(cut: _bindings.Graph, executable: Executable) -> None:
     _metrics.count("UncachedCompile")
     _store(_entry(cut), executable)
     # A program that calls back into this process cannot run in another.
-    if _folder is not None and not _readonly and not executable.waits:
+    if _folder is not None and not _readonly and not executable.program.waits:
         _save(cut, executable)
 
 
@@ -137,7 +137,7 @@ def _maps() -> tuple[int, int]:
 
 def _entry(cut: _bindings.Graph) -> _Entry:
     """The graph, and what beside it decides the program within a process."""
-    return cut.key, cut.device, precision.current(), str(sorted(compiler.options().items())), scopes.on()
+    return cut.key, cut.device, precision.current(), compiler.options_text(), scopes.on()
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
     target = backend.jax_device(cut.device)
     digest = hashlib.sha256(_identity())
-    digest.update(f"{_entry(cut)} {cut.sharing.places} {target.platform} {target.device_kind}".encode())
+    digest.update(f"{_entry(cut)} {cut.number_places} {target.platform} {target.device_kind}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())
     return _folder / f"{digest.hexdigest()}.xla"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 _EXCESS = "xla_allow_excess_precision"
 
 _options: dict[str, Any] = {}
+_options_text = ""  # part of what a program is, asked for at every barrier
 
 
 @dataclass
@@ -31,37 +32,29 @@ class Executable:
         loaded: XLA's executable.
         device: Index of its device.
         results: Shape and dtype of each of its results.
-        packing: Which of its buffers hold several leaves.
-        sharing: Which of the graph's numbers it takes as one.
-        waits: Whether a run is waited for before its results count, because a host callback in it can fail.
+        program: What the recorder knows of it, to run it.
         keep: Whatever must live as long as the executable.
-        numbers: Per packed vector of numbers, the bytes of the latest run and their buffer.
-        run: Starts it, as `starter` tells.
     """
 
     loaded: Any
     device: int
     results: Sequence[Meta]
-    packing: _bindings.Packing
-    sharing: _bindings.Sharing
-    waits: bool = False
+    program: _bindings.Program
     keep: Any = None
-    numbers: dict[int, tuple[bytes, Any]] = field(default_factory=dict)
-    run: Callable[..., tuple[Any, ...] | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Makes `run` anew; the first is of no use any more where JAX could not be told how to start it."""
-        self.run = starter(self.loaded, self.results, self.device)
+        """Makes its starter anew; the first is of no use any more where JAX could not be told how to start it."""
+        self.program.run = starter(self.loaded, self.results, self.device)
 
 
 def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:
     """What XLA compiled a cut graph to, ready to run."""
-    packing = _bindings.Packing(cut)
-    results = [*(Meta(*meta) for meta in packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
-    return Executable(loaded, cut.device, results, packing, cut.sharing, waits, keep)
+    program = _bindings.Program(cut, waits)
+    results = [*(Meta(*meta) for meta in program.packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
+    return Executable(loaded, cut.device, results, program, keep)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:
@@ -70,13 +63,20 @@ def set_options(options: dict[str, str | bool | int | float]) -> None:
     Args:
         options: Names and values of XLA debug options.
     """
+    global _options_text
     _options.clear()
     _options.update(options)
+    _options_text = str(sorted(_options.items()))
 
 
 def options() -> dict[str, str | bool | int | float]:
     """The XLA options passed with every compile."""
     return dict(_options)
+
+
+def options_text() -> str:
+    """Those options in one text, equal for equal options."""
+    return _options_text
 
 
 def _options_for(device: int) -> dict[str, Any]:

@@ -7,15 +7,16 @@ method takes 2 to 4, and runs no Python code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import jax
-from jax._src import tree_util
+from jax._src import config, tree_util
 from jax._src.interpreters import pxla
 from jaxlib import _jax
 
 from torch_xla._core import backend
+from torch_xla._timeline import NOTHING
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
 
@@ -57,17 +58,13 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
     return _jax.pjit("torch_xla", None, prepare, [], [], keys, tree_util.dispatch_registry, pxla.cc_shard_arg)
 
 
-_NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
 def undisturbed() -> AbstractContextManager[Any]:
     """A scope in which JAX's debugging switches do not reach our programs.
 
     Without its jit they would not start; its search for NaN would raise when their inputs are gone.
     """
-    config: Any = jax.config
-    if not (config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs):
-        return _NOTHING
+    if not (config.disable_jit.value or config.debug_nans.value or config.debug_infs.value):
+        return NOTHING
     scope = ExitStack()
     for switch in (jax.disable_jit, jax.debug_nans, jax.debug_infs):
         scope.enter_context(switch(False))

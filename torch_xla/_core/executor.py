@@ -29,13 +29,12 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
     device = cut.device
-    numbers = _numbers(executable, cut.packed_numbers(), device)
     queue = _in_flight.setdefault(device, deque())
     if len(queue) >= _AHEAD:
         _wait(device, _AHEAD - 1)
     try:
         with undisturbed(), _metrics.timed(_metrics.stage("ExecuteTime")) as start:
-            token = cut.execute(executable.run, executable.packing, numbers, executable.waits)
+            token = cut.execute(executable.program, _put)
     except BaseException:  # an interrupt, say
         executable.renew()
         raise
@@ -43,19 +42,10 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     _timeline.launched(device, cut.key, start, executable, token)
 
 
-def _numbers(executable: Executable, packed: tuple[Any, Any, Any], device: int) -> list[Any]:
-    """The packed numbers as device buffers; the latest run's where a vector did not change."""
-    buffers = []
-    for slot, vector in enumerate(packed):
-        if not vector.size:
-            continue
-        content = vector.tobytes()
-        held = executable.numbers.get(slot)
-        if held is None or held[0] != content:
-            _metrics.count("DeviceDataCacheMiss")
-            held = executable.numbers[slot] = (content, backend.put(vector, device))
-        buffers.append(held[1])
-    return buffers
+def _put(numbers: Any, device: int) -> Any:
+    """The numbers of a graph on its device."""
+    _metrics.count("DeviceDataCacheMiss")
+    return backend.put(numbers, device)
 
 
 def wait(device: int) -> None:

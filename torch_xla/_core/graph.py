@@ -128,7 +128,7 @@ def describe(cut: _bindings.Graph) -> Graph:
         successors=tuple(cut.successors[leaf] for leaf in cut.donated),
         packs=tuple(packing.packs),
         leaf_frames=tuple(cut.leaf_frames),
-        numbers=cut.sharing.places,
+        numbers=cut.number_places,
     )
 
 

@@ -21,7 +21,7 @@ _constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = Ordered
 def run(cut: _bindings.Graph) -> bool:
     """Computes a cut graph and gives its results to the tensors; False where PyTorch has no CPU kernel for it."""
     numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
-    key = (cut.key, cut.sharing.places, numbers)
+    key = (cut.key, cut.number_places, numbers)
     buffers = _constants.get(key)
     if buffers is None:
         described = graph.describe(cut)

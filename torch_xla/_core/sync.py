@@ -1,7 +1,8 @@
-"""The barrier: cut → look up → (lower → compile) → run → attach. The one function that runs all stages is `_run`."""
+"""Barriers and reads: what is computed when. How is in `pipeline.py`, which runs the stages."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xla import _bindings, _config, _fallbacks, _files, _metrics, _timeline
-from torch_xla._core import analysis, backend, graph, loop_report, region, retrace
+from torch_xla import _bindings, _fallbacks, _metrics, _timeline
+from torch_xla._core import analysis, backend, graph, loop_report
 from torch_xla._core.untraced import untraced
-from torch_xla._errors import GraphLimitError, OutOfMemoryError
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 R = TypeVar("R")
@@ -88,83 +88,28 @@ def _wait(device: int) -> None:
 def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        _settled(lambda: _run(cut, cause, reading))
+        _settled(_pipeline().run, cut, cause, reading)
 
 
-def _settled(attempt: Callable[[], R]) -> R:
+@functools.cache
+def _pipeline() -> Any:
+    """The stages, once there is work: they import JAX."""
+    from torch_xla._core import pipeline
+
+    return pipeline
+
+
+def _settled(attempt: Callable[..., R], *arguments: Any) -> R:
     """What `attempt` gives, made again while an operator turns out to need its numbers as constants.
 
     The graph must be cut again then: it has another key.
     """
     while True:
         try:
-            return attempt()
+            return attempt(*arguments)
         except StaticNumbers as static:
             namespace, name, overload = static.op.split(".")
             _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
-
-
-def _run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
-    """Cuts a graph and runs it."""
-    from torch_xla._core import cache, compiler, executor, host, memory
-
-    with _timeline.span("cut"):
-        cut = cut_graph()
-        _fill(cut)
-    if not cut.num_outputs:
-        return
-    _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
-    key = cut.key
-    region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
-    try:
-        if reading and cut.fits_host and host.run(cut):
-            return
-        with _timeline.span("look up"):
-            executable = cache.find(cut)
-        if executable is None:
-            described = graph.describe(cut)
-            if _config.XLA_VERIFY_GRAPHS.get():
-                from torch_xla._core import verify
-
-                verify.verify(described)
-            _dump(described)
-            name = region.name()
-            lowered = compiler.lower(described, name or "graph")
-            retrace.note(described, _bindings.user_frame(), name)
-            analysis.before_compile(described, cause, name)
-            executable = compiler.compile_lowered(cut, lowered, name or "graph")
-            analysis.after_compile(executable)
-            cache.add(cut, executable)
-        memory.before_run(executable, cut, region.name())
-        analysis.before_run(cut, cause, region.name())
-        outputs = cut.num_outputs
-        executor.run(executable, cut)
-        if reading:
-            loop_report.value_read(outputs, cut.device)
-    except (GraphLimitError, OutOfMemoryError, StaticNumbers):  # before anything ran: the graph stays pending
-        raise
-    except Exception as error:
-        if memory.ran_out(error):
-            failure: RuntimeError = memory.explain(error, cut, region.name())
-            text = str(failure)
-        else:
-            text = f"[sync] graph {region.name() or key} failed: {error}"
-            failure = RuntimeError(text)
-        cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
-        raise failure from error
-
-
-def _fill(cut: _bindings.Graph) -> None:
-    fills = cut.describe_fills()
-    if fills:
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
-
-
-def _dump(described: Any) -> None:
-    path = _config.XLA_SAVE_TENSORS_FILE.get()
-    if path is not None:
-        text = _render(described, _config.XLA_SAVE_TENSORS_FMT.get())
-        _files.append("graph", "XLA_SAVE_TENSORS_FILE", path, text)
 
 
 @untraced
@@ -185,7 +130,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
             if tensors
             else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
         )
-        return _render(graph.describe(cut), form, _computed(tensors))
+        return _pipeline().render(graph.describe(cut), form, _computed(tensors))
 
     with _lock:
         return _settled(render)
@@ -237,7 +182,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
 
     def lower() -> Program:
         cut = _bindings.Graph.of_tensors(list(tensors), live=False)
-        _fill(cut)
+        _pipeline().provide_fills(cut)
         described = graph.describe(cut)
         stage = lowering.lower(described, name).stage
         vectors = [vector for vector in cut.packed_numbers() if vector.size]
@@ -250,26 +195,6 @@ def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Shape and dtype of those tensors that are no part of a graph any more."""
     return [Meta(tuple(t.shape), t.dtype) for t in tensors if _bindings.location_of(t) is not None]
-
-
-def _render(described: Any, form: str, computed: Sequence[Any] = ()) -> Any:
-    from torch_xla._core import graph_text, lowering
-
-    if form == "text":
-        return graph_text.text(described, computed)
-    if form == "dot":
-        return graph_text.dot(described)
-    stage = lowering.lower(described).stage
-    if form == "hlo":
-        return lowering.hlo_text(stage)
-    if form == "hlo_proto":
-        module: Any = stage.compiler_ir("hlo")
-        return module.as_serialized_hlo_module_proto()
-    if form == "stablehlo":
-        return stage.as_text()
-    if form == "stablehlo_bytecode":
-        return lowering.bytecode(stage)
-    raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, hlo_proto, stablehlo or stablehlo_bytecode")
 
 
 class _Hooks:

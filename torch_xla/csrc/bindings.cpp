@@ -101,28 +101,9 @@ py::list leaf_locations(const Graph& graph) {
 
 // The numbers of the graph as one vector per type: float64, int64, complex128.
 py::tuple packed_numbers(Graph& graph) {
-  const auto& sharing = graph.sharing();
-  const auto size = [&](NumberSlot::Type type) { return sharing.sizes[static_cast<size_t>(type)]; };
-  std::vector<double> floats(size(NumberSlot::Type::Float));
-  std::vector<int64_t> ints(size(NumberSlot::Type::Int));
-  std::vector<std::complex<double>> complexes(size(NumberSlot::Type::Complex));
-  for (size_t i = 0; i < graph.numbers.size(); ++i) {
-    const auto& n = graph.numbers[i];
-    const auto place = sharing.places[i];
-    switch (n.type) {
-      case NumberSlot::Type::Float:
-        floats[place] = n.number.real();
-        break;
-      case NumberSlot::Type::Int:
-        ints[place] = n.integer;
-        break;
-      case NumberSlot::Type::Complex:
-        complexes[place] = {n.number.real(), n.number.imag()};
-        break;
-    }
-  }
+  const auto vectors = graph.sharing()->pack(graph.numbers);
   const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
-  return py::make_tuple(array(floats), array(ints), array(complexes));
+  return py::make_tuple(array(vectors.floats), array(vectors.ints), array(vectors.complexes));
 }
 
 py::list describe_fills(const Graph& graph) {
@@ -168,9 +149,6 @@ void resize_storage(const at::Storage& storage, int64_t bytes) {
 }
 
 void bind_graph(py::module_& m) {
-  py::class_<Sharing>(m, "Sharing").def_property_readonly("places", [](const Sharing& sharing) {
-    return py::tuple(py::cast(sharing.places));
-  });
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
       .def_property_readonly(
@@ -201,6 +179,11 @@ void bind_graph(py::module_& m) {
         }
         return metas;
       });
+  py::class_<Program>(m, "Program")
+      .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
+      .def_readonly("packing", &Program::packing)
+      .def_readonly("waits", &Program::waits)
+      .def_readwrite("run", &Program::run);
   py::class_<Graph>(m, "Graph")
       .def_static(
           "of_device",
@@ -249,8 +232,8 @@ void bind_graph(py::module_& m) {
                              })
       .def("describe_nodes", &describe_nodes)
       .def("leaf_locations", &leaf_locations)
-      .def_property_readonly("sharing", &Graph::sharing, py::return_value_policy::copy)
-      .def("share_as", &Graph::share_as)
+      .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
+      .def("share_as", [](Graph& g, const Program& program) { return g.share_as(program.sharing); })
       .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)

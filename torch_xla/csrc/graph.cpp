@@ -55,13 +55,33 @@ std::vector<Node*> reach(const std::vector<Value>& roots) {
   return found;
 }
 
+// Puts nodes in recording order. Their numbers are mostly dense, and each then finds its place without a comparison.
+void sort_by_sequence(std::vector<Node*>& nodes) {
+  const auto earlier = [](const Node* a, const Node* b) { return a->sequence < b->sequence; };
+  if (nodes.empty()) {
+    return;
+  }
+  const auto [first, last] = std::minmax_element(nodes.begin(), nodes.end(), earlier);
+  const auto start = (*first)->sequence;
+  const auto span = (*last)->sequence - start + 1;
+  if (span > 8 * nodes.size()) {
+    std::sort(nodes.begin(), nodes.end(), earlier);
+    return;
+  }
+  std::vector<Node*> places(span, nullptr);
+  for (auto* node : nodes) {
+    places[node->sequence - start] = node;
+  }
+  std::copy_if(places.begin(), places.end(), nodes.begin(), [](const Node* n) { return n != nullptr; });
+}
+
 // What comes from placeholders stays pending: it is there to be traced, and what else is pending must run.
 void leave_traced(std::vector<Value>& roots) {
   if (!any_placeholders()) {
     return;
   }
   auto nodes = reach(roots);
-  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->sequence < b->sequence; });
+  sort_by_sequence(nodes);
   const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->pinned; };
   for (auto* node : nodes) {
     node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
@@ -159,7 +179,7 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
 
 void Graph::collect(std::vector<Value> roots) {
   auto reached = reach(roots);
-  std::sort(reached.begin(), reached.end(), [](const Node* a, const Node* b) { return a->sequence < b->sequence; });
+  sort_by_sequence(reached);
   nodes.reserve(reached.size());
   for (uint32_t i = 0; i < reached.size(); ++i) {
     reached[i]->slot = i;
@@ -247,9 +267,9 @@ void Graph::number_leaves() {
   key.mix(static_cast<uint64_t>(device));
 }
 
-const Sharing& Graph::sharing() {
-  if (sharing_) {
-    return *sharing_;
+const std::shared_ptr<const Sharing>& Graph::sharing() {
+  if (sharing_ != nullptr) {
+    return sharing_;
   }
   // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
   std::vector<Hash> roles;
@@ -272,13 +292,13 @@ const Sharing& Graph::sharing() {
   for (size_t i = 0; i < roles.size(); ++i) {
     roles[i].mix(readers[i]);
   }
-  sharing_.emplace(numbers, roles);
-  return *sharing_;
+  sharing_ = std::make_shared<const Sharing>(numbers, roles);
+  return sharing_;
 }
 
-bool Graph::share_as(const Sharing& known) {
-  const bool holds = known.holds(numbers);
-  sharing_ = holds ? known : known.unbroken(numbers);
+bool Graph::share_as(const std::shared_ptr<const Sharing>& known) {
+  const bool holds = known->holds(numbers);
+  sharing_ = holds ? known : std::make_shared<const Sharing>(known->unbroken(numbers));
   return holds;
 }
 
@@ -321,30 +341,28 @@ int64_t Graph::unheld_bytes() const {
   return bytes;
 }
 
-std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
+void Graph::attach(std::vector<Result> results, bool shared) {
   TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
   Inputs garbage;
   std::vector<Value> old;
-  std::vector<NodePtr> attached;
-  attached.reserve(outputs.size());
   {
     const RecorderLock lock;
     settle();
     take_given();
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
+      auto* leaf = &node;
       if (node.outs->metas.size() == 1) {
         node.become_leaf(results[i].buffer, garbage);
-        attached.push_back(outputs[i].node);
       } else {
-        if (node.forwards.empty()) {
-          node.forwards.resize(node.outs->metas.size());
+        if (node.forwards == nullptr) {
+          node.forwards = std::make_unique<std::vector<Value>>(node.outs->metas.size());
         }
-        auto& forward = node.forwards[outputs[i].index];
+        auto& forward = (*node.forwards)[outputs[i].index];
         forward = make_leaf({node.outs, outputs[i].index}, results[i].buffer);
         forward.node->frame = node.frame;
-        attached.push_back(forward.node);
-        if (std::all_of(node.forwards.begin(), node.forwards.end(),
+        leaf = forward.node.get();
+        if (std::all_of(node.forwards->begin(), node.forwards->end(),
                         [](const Value& v) { return static_cast<bool>(v); })) {
           for (auto& input : node.inputs) {
             garbage.push_back(std::move(input));
@@ -352,8 +370,9 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
           node.inputs.clear();
         }
       }
-      attached.back()->shared = shared;
-      attached.back()->source = std::move(results[i].source);
+      leaf->shared = shared;
+      leaf->source = std::move(results[i].source);
+      leaf->place = results[i].place;
     }
     ++epoch;
     for_each_storage(device, [&](Storage& s) {
@@ -369,7 +388,6 @@ std::vector<NodePtr> Graph::attach(std::vector<Result> results, bool shared) {
     });
   }
   clear();
-  return attached;
 }
 
 void Graph::abandon(const std::string& error) {

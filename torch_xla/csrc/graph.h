@@ -2,7 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,8 +35,8 @@ class Graph {
 
   // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
   // hold.
-  const Sharing& sharing();
-  bool share_as(const Sharing& known);
+  const std::shared_ptr<const Sharing>& sharing();
+  bool share_as(const std::shared_ptr<const Sharing>& known);
 
   // Leaves that still need a buffer, filled with one number each.
   std::vector<NodePtr> fills() const;
@@ -47,14 +47,15 @@ class Graph {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
-  // Where an output's value is: a buffer of its own (a new reference, stolen) or a source.
+  // Where an output's value is: a buffer of its own (a new reference, stolen) or a place of a source.
   struct Result {
     PyObject* buffer = nullptr;
     c10::intrusive_ptr<Source> source;
+    uint32_t place = 0;
   };
-  // Gives the results to the tensors and leaves the graph empty; returns the leaf of each output. `shared` buffers are
-  // held by someone else too and are never donated.
-  std::vector<NodePtr> attach(std::vector<Result> results, bool shared = false);
+  // Gives the results to the tensors and leaves the graph empty. `shared` buffers are held by someone else too and are
+  // never donated.
+  void attach(std::vector<Result> results, bool shared = false);
   // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
   void abandon(const std::string& error);
 
@@ -68,7 +69,7 @@ class Graph {
   void clear();
 
   uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
-  std::optional<Sharing> sharing_;
+  std::shared_ptr<const Sharing> sharing_;
   std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
   std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };

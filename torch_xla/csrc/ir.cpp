@@ -99,7 +99,7 @@ Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {
 void Node::let_go() {
   release_object(std::exchange(buffer, nullptr));
   source.reset();
-  forwards.clear();
+  forwards.reset();
   // A chain of a million nodes must not be released by a million nested destructors: take the inputs of every node
   // that dies here before it does. Mostly none does.
   const auto dies = [](const Value& v) { return v.node.defined() && v.node.use_count() == 1; };
@@ -132,8 +132,8 @@ void Node::become_leaf(PyObject* stolen_buffer, Inputs& garbage) {
 
 void resolve(Value& value) {
   const auto& forwards = value.node->forwards;
-  if (!forwards.empty() && forwards[value.index]) {
-    value = Value(forwards[value.index]);
+  if (forwards != nullptr && (*forwards)[value.index]) {
+    value = Value((*forwards)[value.index]);
   }
 }
 

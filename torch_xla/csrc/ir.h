@@ -91,36 +91,21 @@ struct Pack;
 
 // Where leaves find their buffers when they need them; see source.h.
 struct Source : c10::intrusive_ptr_target {
-  // Gives each of its leaves that lives a buffer of its own. Wants the GIL, not the recorder's lock.
-  virtual void fetch() = 0;
+  // Gives one of its leaves a buffer of its own. Wants the GIL, not the recorder's lock.
+  virtual void fetch(const c10::intrusive_ptr<Node>& leaf) = 0;
   virtual Pack* pack() { return nullptr; }
   // The leaf whose values its own are, if they are another's; see lazy_clone.h.
   virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
 };
 
-struct Node final : c10::intrusive_ptr_target, Pooled<Node> {
+// A cut goes through hundreds of them, so what it reads of each comes first: the first line of the processor's cache
+// for an input, the second too for a node that is computed.
+struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   OpInfo* op = nullptr;  // null for a leaf
-  Args args;
-  Inputs inputs;
-  MetaSetPtr outs;
-  Hash attrs;  // of the constant arguments
   uint64_t sequence = 0;
-  bool seeded = false;
-  int64_t seed[2] = {0, 0};  // for operators that draw random numbers
-  Scope scope = nullptr;     // the module it belongs to, if that is kept
-  Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
-
-  // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
-  PyObject* buffer = nullptr;
-  c10::intrusive_ptr<Source> source;  // where else its values are
-  bool fill = false;
-  bool shared = false;  // the buffer belongs to others too
-  bool given = false;   // the next program may have the buffer, though a tensor still has it
-  std::unique_ptr<std::string> error;
-  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
 
   // Results of a node with several that were computed while the node lives on.
-  std::vector<Value> forwards;
+  std::unique_ptr<std::vector<Value>> forwards;
 
   // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
   uint64_t epoch = 0;
@@ -128,6 +113,25 @@ struct Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint32_t references = 0;
   bool output = false;
   bool pinned = false;
+
+  bool seeded = false;
+  bool fill = false;
+  bool shared = false;  // the buffer belongs to others too
+  bool given = false;   // the next program may have the buffer, though a tensor still has it
+
+  Hash attrs;  // of the constant arguments
+  MetaSetPtr outs;
+  // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
+  PyObject* buffer = nullptr;
+  c10::intrusive_ptr<Source> source;  // where else its values are
+  uint32_t place = 0;                 // which of the source's they are
+  Inputs inputs;
+  Args args;
+  int64_t seed[2] = {0, 0};  // for operators that draw random numbers
+  Scope scope = nullptr;     // the module it belongs to, if that is kept
+  Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
+  std::unique_ptr<std::string> error;
+  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
 
   Node();
   ~Node() override { let_go(); }

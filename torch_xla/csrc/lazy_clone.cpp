@@ -13,19 +13,14 @@ namespace torch_xla {
 namespace {
 
 struct LazyClone final : Source {
-  LazyClone(NodePtr o, const NodePtr& l, const StoragePtr& h) : leaf(l), original_(std::move(o)) {
+  LazyClone(NodePtr o, const StoragePtr& h) : original_(std::move(o)) {
     if (h.defined()) {
       holder.emplace(h);
     }
   }
-  void fetch() override {
-    if (auto node = leaf.lock()) {
-      fetch_clones({std::move(node)});
-    }
-  }
+  void fetch(const NodePtr& leaf) override { fetch_clones({leaf}); }
   const NodePtr* original() const override { return &original_; }
 
-  const c10::weak_intrusive_ptr<Node> leaf;
   std::optional<c10::weak_intrusive_ptr<Storage>> holder;
 
  private:
@@ -60,7 +55,7 @@ Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
   const auto* const first = original_of(*leaf.node);
   const auto original = first != nullptr ? *first : leaf.node;
   auto clone = make_leaf({leaf.node->outs, leaf.index}, nullptr);
-  clone.node->source = c10::make_intrusive<LazyClone>(original, clone.node, holder);
+  clone.node->source = c10::make_intrusive<LazyClone>(original, holder);
   if (original->clones == nullptr) {
     original->clones = std::make_unique<std::vector<c10::weak_intrusive_ptr<Node>>>();
   }
@@ -80,7 +75,7 @@ void merge_clone(Value& value) {
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
   if (clone.holder && clone.holder->expired()) {
-    node.forwards.push_back({*clone.original(), 0});
+    node.forwards = std::make_unique<std::vector<Value>>(1, Value{*clone.original(), 0});
     node.source.reset();
     resolve(value);
   }

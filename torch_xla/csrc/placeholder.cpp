@@ -13,7 +13,7 @@ std::atomic<int64_t> living{0};
 struct Placeholder final : Source {
   Placeholder() { ++living; }
   ~Placeholder() override { --living; }
-  void fetch() override {
+  void fetch(const NodePtr& /*leaf*/) override {
     TORCH_CHECK(false,
                 "[tensor] got a placeholder, expected a tensor with values; it can be traced, not computed with");
   }

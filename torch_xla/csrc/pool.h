@@ -20,7 +20,7 @@ class Pooled {
         return std::exchange(free_, free_->next);
       }
     }
-    return ::operator new(size);
+    return ::operator new(size, std::align_val_t(alignof(T)));
   }
   static void operator delete(void* object) {
     {
@@ -31,7 +31,7 @@ class Pooled {
         return;
       }
     }
-    ::operator delete(object);
+    ::operator delete(object, std::align_val_t(alignof(T)));
   }
 
  private:

@@ -1,5 +1,9 @@
 #include "run.h"
 
+#include <pybind11/numpy.h>
+
+#include <string_view>
+
 #include "timing.h"
 
 namespace torch_xla {
@@ -32,28 +36,45 @@ void attach(Graph& graph, const Packing& packing, const py::tuple& results) {
   found.reserve(graph.outputs.size());
   for (const auto& place : packing.results) {
     if (place.pack >= 0) {
-      found.push_back({nullptr, packs[place.pack]});
+      found.push_back({nullptr, packs[place.pack], place.index});
     } else {
-      found.push_back({array(packs.size() + place.index), {}});
+      found.push_back({array(packs.size() + place.index)});
     }
   }
-  const auto attached = graph.attach(std::move(found));
-  for (size_t k = 0; k < packs.size(); ++k) {
-    for (const auto output : packing.packs[k].outputs) {
-      packs[k]->leaves.emplace_back(attached[output]);
-    }
-  }
+  graph.attach(std::move(found));
 }
 
 }  // namespace
 
+std::vector<py::object> Program::numbers(const Graph& graph, const py::object& put) {
+  const auto vectors = sharing->pack(graph.numbers);
+  std::vector<py::object> buffers;
+  const auto add = [&](Sent& sent, const auto& vector) {
+    if (vector.empty()) {
+      return;
+    }
+    const std::string_view bytes(reinterpret_cast<const char*>(vector.data()), vector.size() * sizeof(vector[0]));
+    if (!sent.buffer || sent.bytes != bytes) {
+      const py::array array(static_cast<py::ssize_t>(vector.size()), vector.data());
+      sent.buffer = put(array, static_cast<int>(graph.device));
+      sent.bytes = bytes;
+    }
+    buffers.push_back(sent.buffer);
+  };
+  add(sent_[0], vectors.floats);
+  add(sent_[1], vectors.ints);
+  add(sent_[2], vectors.complexes);
+  return buffers;
+}
+
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
-py::object execute(Graph& graph, const py::object& run, const Packing& packing, const py::list& numbers, bool wait) {
+py::object execute(Graph& graph, Program& program, const py::object& put) {
+  const auto numbers = program.numbers(graph, put);
   std::vector<PyObject*> buffers;
   {
     const Timed timed(gathering_time());
-    buffers = packing.gather(graph);
+    buffers = program.packing.gather(graph);
   }
   py::tuple arguments(buffers.size() + numbers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
@@ -62,13 +83,13 @@ py::object execute(Graph& graph, const py::object& run, const Packing& packing, 
   for (size_t i = 0; i < numbers.size(); ++i) {
     arguments[buffers.size() + i] = numbers[i];
   }
-  const py::tuple results = start(run, arguments);
+  const py::tuple results = start(program.run, arguments);
   py::object token = results[results.size() - 1];
-  if (wait) {
+  if (program.waits) {
     token.attr("block_until_ready")();
   }
   const Timed timed(attaching_time());
-  attach(graph, packing, results);
+  attach(graph, program.packing, results);
   return token;
 }
 

@@ -91,4 +91,27 @@ Sharing Sharing::unbroken(const std::vector<NumberSlot>& numbers) const {
   return result;
 }
 
+NumberVectors Sharing::pack(const std::vector<NumberSlot>& numbers) const {
+  const auto size = [&](NumberSlot::Type type) { return sizes[static_cast<size_t>(type)]; };
+  NumberVectors vectors{std::vector<double>(size(NumberSlot::Type::Float)),
+                        std::vector<int64_t>(size(NumberSlot::Type::Int)),
+                        std::vector<std::complex<double>>(size(NumberSlot::Type::Complex))};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto& n = numbers[i];
+    const auto place = places[i];
+    switch (n.type) {
+      case NumberSlot::Type::Float:
+        vectors.floats[place] = n.number.real();
+        break;
+      case NumberSlot::Type::Int:
+        vectors.ints[place] = n.integer;
+        break;
+      case NumberSlot::Type::Complex:
+        vectors.complexes[place] = {n.number.real(), n.number.imag()};
+        break;
+    }
+  }
+  return vectors;
+}
+
 }  // namespace torch_xla

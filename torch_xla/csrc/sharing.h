@@ -4,6 +4,7 @@
 #include <c10/util/complex.h>
 
 #include <array>
+#include <complex>
 #include <cstdint>
 #include <vector>
 
@@ -20,6 +21,13 @@ struct NumberSlot {
   uint32_t position = 0;  // which one
 };
 
+// The numbers of a graph as a program takes them.
+struct NumberVectors {
+  std::vector<double> floats;
+  std::vector<int64_t> ints;
+  std::vector<std::complex<double>> complexes;
+};
+
 class Sharing {
  public:
   // By the values that the numbers have now; `roles` tells what must be equal too, per node.
@@ -29,6 +37,7 @@ class Sharing {
   bool holds(const std::vector<NumberSlot>& numbers) const;
   // The same without what does not hold here.
   Sharing unbroken(const std::vector<NumberSlot>& numbers) const;
+  NumberVectors pack(const std::vector<NumberSlot>& numbers) const;
 
   std::vector<uint32_t> places;     // per number: where it is in the vector of its type
   std::array<uint32_t, 3> sizes{};  // of the vectors, by type

@@ -8,46 +8,46 @@
 
 namespace torch_xla {
 
-void Pack::let_go() { release_object(std::exchange(buffer, nullptr)); }
+void Pack::let_go() {
+  release_object(std::exchange(buffer, nullptr));
+  for (auto*& part : parts_) {
+    release_object(std::exchange(part, nullptr));
+  }
+}
 
-void Pack::fetch() {
-  const auto parts = unpack(buffer, layout->shapes);
-  const RecorderLock lock;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto node = leaves[i].lock();
-    if (node.defined() && node->buffer == nullptr) {
-      node->buffer = parts[i];
-    } else {
-      release_object(parts[i]);
+void Pack::fetch(const NodePtr& leaf) {
+  auto parts = parts_.empty() ? unpack(buffer, layout->shapes) : std::vector<PyObject*>();
+  {
+    const RecorderLock lock;
+    if (parts_.empty()) {
+      parts_.swap(parts);
     }
+    if (leaf->buffer == nullptr) {
+      leaf->buffer = std::exchange(parts_.at(leaf->place), nullptr);
+    }
+  }
+  for (auto* const part : parts) {
+    release_object(part);  // another thread was here first
   }
 }
 
 bool Pack::holds(const std::vector<NodePtr>& all, const std::vector<uint32_t>& slots) const {
-  if (slots.size() != leaves.size()) {
+  if (slots.size() != layout->shapes.size()) {
     return false;
   }
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (leaves[i]._unsafe_get_target() != all[slots[i]].get()) {
+    const auto& leaf = *all[slots[i]];
+    if (leaf.source.get() != this || leaf.place != i) {
       return false;
     }
   }
   return true;
 }
 
-int64_t Pack::start_of(const Node& leaf) const {
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i]._unsafe_get_target() == &leaf) {
-      return layout->starts[i];
-    }
-  }
-  TORCH_CHECK(false, "[run] a value is not in the pack that it names");
-}
-
 void fetch_buffer(const NodePtr& leaf) {
   if (leaf->buffer == nullptr && leaf->source.defined()) {
     const auto source = leaf->source;
-    source->fetch();
+    source->fetch(leaf);
   }
 }
 

@@ -6,7 +6,7 @@ CPUs compute in full float32 whatever the setting; GPUs and TPUs have faster way
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +15,7 @@ LEVELS = ("default", "high", "highest")
 _chosen: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(NamedTuple):
     """Names of JAX's levels, of which ``default`` is the device's fastest.
 
     Attributes:
@@ -43,7 +42,7 @@ def chosen() -> str | None:
 
 
 def current() -> Precision:
-    """The levels in force; part of what a program is."""
+    """The levels in force; part of what a program is, so it asks PyTorch in the shortest way."""
     if _chosen is not None:
         return _levels(_chosen, _chosen)
     products = _products()
@@ -55,7 +54,7 @@ def current() -> Precision:
 
 def _products() -> str:
     try:
-        level = torch.get_float32_matmul_precision()
+        level = torch._C._get_float32_matmul_precision()
     except RuntimeError:  # set by its newer name, `fp32_precision`, which the older one refuses to translate
         level = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
     return "default" if level == "medium" else level
@@ -63,6 +62,6 @@ def _products() -> str:
 
 def _fast_convolutions() -> bool:
     try:
-        return torch.backends.cudnn.allow_tf32
+        return torch._C._get_cudnn_allow_tf32()
     except RuntimeError:
         return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
