@@ -66,7 +66,7 @@ def set_options(options: dict[str, str | bool | int | float]) -> None:
     global _options_text
     _options.clear()
     _options.update(options)
-    _options_text = str(sorted(_options.items()))
+    _options_text = ", ".join(f"{name}={value!r}" for name, value in sorted(_options.items()))
 
 
 def options() -> dict[str, str | bool | int | float]:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <unordered_set>
 
 #include "lazy_clone.h"
@@ -21,7 +22,7 @@ constexpr uint64_t kLeafTag = uint64_t{1} << 63;
 
 // Marks everything `roots` need and returns the nodes of it that are to be computed. An explicit stack: a chain may be
 // a million nodes long.
-std::vector<Node*> reach(const std::vector<Value>& roots) {
+std::vector<Node*> reach(std::vector<Value>& roots) {
   std::vector<Node*> found;
   std::vector<Node*> stack;
   const auto visit = [&](Value& value) {
@@ -40,9 +41,8 @@ std::vector<Node*> reach(const std::vector<Value>& roots) {
       }
     }
   };
-  for (const auto& root : roots) {
-    Value value = root;
-    visit(value);
+  for (auto& root : roots) {
+    visit(root);
   }
   while (!stack.empty()) {
     auto* const node = stack.back();
@@ -96,6 +96,17 @@ void fill_to_leaf(Storage& s) {
   s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
   s.synced = std::move(s.origin);
   s.origin = {};
+}
+
+// Operator, constants and results of a call. The three hashes are good already, and this needs no chain of products.
+Hash call_hash(const Node& node) {
+  constexpr uint64_t kAttrs = 0x9fb21c651e98df25ULL;
+  constexpr uint64_t kOuts = 0xff51afd7ed558ccdULL;
+  const auto& [op, attrs, outs] = std::tie(node.op->hash, node.attrs, node.outs->value);
+  Hash hash;
+  hash.hi = op.hi + attrs.hi * kAttrs + outs.hi * kOuts;
+  hash.lo = op.lo + attrs.lo * kAttrs + outs.lo * kOuts;
+  return hash;
 }
 
 // The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
@@ -206,11 +217,9 @@ void Graph::number_leaves() {
   // Without their lengths, the end of one list could be read as the start of the next.
   key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
-    key.mix(node->op->hash);
-    key.mix(node->attrs);
-    key.mix(node->outs->value);
-    const bool constant = node->op->static_numbers.load(std::memory_order_relaxed);
-    for (size_t i = 0; i < node->args.size(); ++i) {
+    key.mix(call_hash(*node));
+    const bool constant = node->numbered && node->op->static_numbers.load(std::memory_order_relaxed);
+    for (size_t i = 0; node->numbered && i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
       if (arg.kind != Arg::Kind::Number) {
         continue;

@@ -157,6 +157,7 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
   auto node = c10::make_intrusive<Node>();
   node->op = &op;
+  node->numbered = std::any_of(args.begin(), args.end(), [](const Arg& a) { return a.kind == Arg::Kind::Number; });
   node->args = std::move(args);
   node->inputs = std::move(inputs);
   node->outs = std::move(outs);

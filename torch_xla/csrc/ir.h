@@ -98,8 +98,8 @@ struct Source : c10::intrusive_ptr_target {
   virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
 };
 
-// A cut goes through hundreds of them, so what it reads of each comes first: the first line of the processor's cache
-// for an input, the second too for a node that is computed.
+// A step makes, cuts and frees hundreds of them, so what is read most comes first: the first line of the processor's
+// cache for an input, two more for a node that is computed.
 struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   OpInfo* op = nullptr;  // null for a leaf
   uint64_t sequence = 0;
@@ -115,6 +115,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool pinned = false;
 
   bool seeded = false;
+  bool numbered = false;  // some argument is a number
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
   bool given = false;   // the next program may have the buffer, though a tensor still has it
@@ -126,12 +127,13 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   c10::intrusive_ptr<Source> source;  // where else its values are
   uint32_t place = 0;                 // which of the source's they are
   Inputs inputs;
+  std::unique_ptr<std::string> error;
+  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
+
   Args args;
   int64_t seed[2] = {0, 0};  // for operators that draw random numbers
   Scope scope = nullptr;     // the module it belongs to, if that is kept
   Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
-  std::unique_ptr<std::string> error;
-  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
 
   Node();
   ~Node() override { let_go(); }
