@@ -46,6 +46,18 @@ class TestDescription:
         assert add.inputs == (Wire(leaf=False, slot=0, result=1),)
         assert values.shape == (4,)
 
+    def test_recording_order_over_a_gap(self) -> None:
+        (x,) = buffers((4,))
+        early = x * 2.5
+        for _ in range(100):
+            x + 1  # recorded, and of no use
+        late = early.exp()
+        assert [node.op for node in cut_of(late * early).nodes] == [
+            "aten.mul.Tensor",
+            "aten.exp.default",
+            "aten.mul.Tensor",
+        ]
+
     def test_absent_indices_keep_their_place(self) -> None:
         (x,) = buffers((4, 5))
         index = torch.tensor([0, 2]).to("xla")
