@@ -73,6 +73,17 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     ),
     "bits of floating-point numbers": lambda d: _ones(d, F32) & _ones(d, F32),
     "uniform integers": lambda d: _ones(d, torch.int64).uniform_(),
+    "normal integers": lambda d: torch.normal(0.0, _ones(d, torch.int64)),
+    "normal numbers into integers": lambda d: torch.normal(_line(d), _line(d), out=_ones(d, torch.int64, 6)),
+    "probabilities that are integers": lambda d: torch.bernoulli(_ones(d, torch.int64)),
+    "other probabilities that are integers": lambda d: _line(d).bernoulli_(_ones(d, torch.int32, 6)),
+    "rates that are integers": lambda d: torch.poisson(_ones(d, torch.int64)),
+    "counts that are integers": lambda d: torch.binomial(_ones(d, torch.int64), _ones(d, F32)),
+    "random slopes of integers": lambda d: torch.nn.functional.rrelu(_ones(d, torch.int64), training=True),
+    "mean slope of integers": lambda d: torch.nn.functional.rrelu(_ones(d, torch.int64)),
+    "complex factor of a product": lambda d: _line(d).addcmul(_line(d), _line(d), value=1j),
+    "complex factor of a quotient": lambda d: _line(d).addcdiv_(_line(d), _line(d), value=1j),
+    "complex weight": lambda d: torch.lerp(_line(d), _line(d), 1j),
     "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),
 }
 
@@ -100,6 +111,7 @@ ACCEPTED: dict[str, Callable[[str], Any]] = {
         _ones(d, BF16), [3], _line(d)[:3], _line(d)[3:], 1e-5
     )[0],
     "shift of booleans": lambda d: _ones(d, torch.bool) << 1,
+    "complex factor of complex numbers": lambda d: (x := _ones(d, torch.complex64)).addcmul(x, x, value=1j),
     "ceil of half precision": lambda d: _ones(d, torch.float16).ceil(),
 }
 

@@ -75,6 +75,18 @@ bool any_float(Arguments a) {
   });
 }
 
+bool is_integer(const IValue& v) {
+  return v.isTensor() && v.toTensor().defined() && at::isIntegralType(v.toTensor().scalar_type(), /*includeBool=*/true);
+}
+
+bool any_integer(Arguments a) { return std::any_of(a.begin(), a.end(), &is_integer); }
+
+// PyTorch's Meta kernels take a complex number for real tensors.
+bool complex_for_real(Arguments a) {
+  return !at::isComplexType(a[0].toTensor().scalar_type()) &&
+         std::any_of(a.begin(), a.end(), [](const IValue& v) { return v.isComplexDouble(); });
+}
+
 bool doubtful_index(Arguments a) { return no_index(a[2].toTensor()); }
 
 // Masks must have the sizes of the dimensions that they stand for.
@@ -205,6 +217,8 @@ Doubt doubt_about(const std::string& name) {
   static const auto* const table = new std::unordered_map<std::string, Doubt>{
       {"aten.uniform_.default",
        [](Arguments a) { return !a[0].toTensor().is_floating_point() || a[1].toDouble() > a[2].toDouble(); }},
+      {"aten.bernoulli.default", [](Arguments a) { return is_integer(a[0]); }},
+      {"aten.bernoulli_.Tensor", [](Arguments a) { return is_integer(a[1]); }},
       {"aten.bernoulli_.float", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.bernoulli.p", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.random_.from",
@@ -245,6 +259,13 @@ Doubt doubt_about(const std::string& name) {
       {"aten._addmm_activation", &mixes_types},
       {"aten.linalg_cross", &mixes_types},
       {"aten.addbmm", &mixes_types},
+      {"aten.addcmul", &complex_for_real},
+      {"aten.addcdiv", &complex_for_real},
+      {"aten.lerp", &complex_for_real},
+      {"aten.normal", &any_integer},
+      {"aten.poisson", &any_integer},
+      {"aten.binomial", &any_integer},
+      {"aten.rrelu_with_noise", &any_integer},
       {"aten.bitwise_and", &any_float},
       {"aten.bitwise_or", &any_float},
       {"aten.bitwise_xor", &any_float},
