@@ -21,7 +21,7 @@ Figures = dict[str, float]
 
 # Enough work for a stable median, little enough for `make bench` to stay a coffee break on two cores.
 BLOCK_SECONDS = 1.0
-ROUNDS = 5
+ROUNDS = 9
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -55,7 +55,7 @@ def record_ops() -> Figures:
         "add_": lambda z: z.add_(y),
     }
     times: dict[str, list[float]] = {name: [] for name in ops}
-    for _ in range(25):
+    for _ in range(500):
         for name, op in ops.items():
             times[name].append(chain(op))
     return {f"record_{name}_us": median(values) for name, values in times.items()}
@@ -120,21 +120,27 @@ def _workload(name: str) -> Figures:
     figures["jax_first_step_s"] = timed(lambda: hand.step().block_until_ready())
     xm.wait_device_ops()
 
-    # Recording and the barrier's host time, with the device idle: its threads share the cores on a CPU. So do eager's,
-    # which spin for a while after each step: the first three barriers after one take twice as long. The two take turns
-    # by so many steps that medians leave those out.
+    def record_block(steps: int) -> list[tuple[float, float]]:
+        """Recording and the barrier's host time, with the device idle: its threads share the cores on a CPU."""
+        pairs = []
+        for _ in range(steps):
+            start = perf_counter()
+            loss = lazy.step()
+            pairs.append((perf_counter() - start, timed(torch_xla.sync)))
+            xm.wait_device_ops()
+        assert loss.device.type == "xla"
+        return pairs
+
+    # Eager's threads spin for a while after each step: the first three barriers after one take twice as long. The two
+    # take turns by so many steps that medians leave those out.
     record, barrier, execute = [], [], []
     turn = max(5, min(50, int(BLOCK_SECONDS / timed(eager.step))))
     started = perf_counter()
     while len(record) < 4 * turn and (not record or perf_counter() - started < 20):
-        for _ in range(turn):
-            start = perf_counter()
-            loss = lazy.step()
-            record.append(perf_counter() - start)
-            barrier.append(timed(torch_xla.sync))
-            xm.wait_device_ops()
+        for recording, syncing in record_block(turn):
+            record.append(recording)
+            barrier.append(syncing)
         execute += [timed(eager.step) for _ in range(turn)]
-    assert loss.device.type == "xla"
     figures["record_ms"] = median(record) * 1e3
     figures["sync_ms"] = median(barrier) * 1e3
     figures["eager_step_ms"] = median(execute) * 1e3
@@ -148,10 +154,14 @@ def _workload(name: str) -> Figures:
         return (perf_counter() - start) / steps
 
     steps = max(3, min(300, int(BLOCK_SECONDS / max(pipelined(lazy, 3), hand_block(3)))))
-    pairs = [(pipelined(lazy, steps), hand_block(steps)) for _ in range(ROUNDS)]
-    figures["step_ms"] = median(pair[0] for pair in pairs) * 1e3
-    figures["jax_step_ms"] = median(pair[1] for pair in pairs) * 1e3
-    figures["step_ratio"] = figures["step_ms"] / max(figures["record_ms"], figures["jax_step_ms"])
+    # A ratio per round: machines change their speed between rounds more than within one.
+    rounds = [
+        (median(recording for recording, _ in record_block(min(steps, 50))), pipelined(lazy, steps), hand_block(steps))
+        for _ in range(ROUNDS)
+    ]
+    figures["step_ms"] = median(step for _, step, _ in rounds) * 1e3
+    figures["jax_step_ms"] = median(hand_step for _, _, hand_step in rounds) * 1e3
+    figures["step_ratio"] = median(step / max(recording, hand_step) for recording, step, hand_step in rounds)
     return {f"{name}_{key}": value for key, value in figures.items()}
 
 
