@@ -133,16 +133,15 @@ def _workload(name: str) -> Figures:
 
     # Eager's threads spin for a while after each step: the first three barriers after one take twice as long. The two
     # take turns by so many steps that medians leave those out.
-    record, barrier, execute = [], [], []
+    recorded: list[tuple[float, float]] = []
+    execute: list[float] = []
     turn = max(5, min(50, int(BLOCK_SECONDS / timed(eager.step))))
     started = perf_counter()
-    while len(record) < 4 * turn and (not record or perf_counter() - started < 20):
-        for recording, syncing in record_block(turn):
-            record.append(recording)
-            barrier.append(syncing)
+    while len(recorded) < 4 * turn and (not recorded or perf_counter() - started < 20):
+        recorded += record_block(turn)
         execute += [timed(eager.step) for _ in range(turn)]
-    figures["record_ms"] = median(record) * 1e3
-    figures["sync_ms"] = median(barrier) * 1e3
+    figures["record_ms"] = median(recording for recording, _ in recorded) * 1e3
+    figures["sync_ms"] = median(syncing for _, syncing in recorded) * 1e3
     figures["eager_step_ms"] = median(execute) * 1e3
     figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
 

@@ -21,7 +21,6 @@ _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 _EXCESS = "xla_allow_excess_precision"
 
 _options: dict[str, Any] = {}
-_options_text = ""  # part of what a program is, asked for at every barrier
 
 
 @dataclass
@@ -63,10 +62,8 @@ def set_options(options: dict[str, str | bool | int | float]) -> None:
     Args:
         options: Names and values of XLA debug options.
     """
-    global _options_text
     _options.clear()
     _options.update(options)
-    _options_text = ", ".join(f"{name}={value!r}" for name, value in sorted(_options.items()))
 
 
 def options() -> dict[str, str | bool | int | float]:
@@ -76,7 +73,7 @@ def options() -> dict[str, str | bool | int | float]:
 
 def options_text() -> str:
     """Those options in one text, equal for equal options."""
-    return _options_text
+    return str(sorted(_options.items()))
 
 
 def _options_for(device: int) -> dict[str, Any]:

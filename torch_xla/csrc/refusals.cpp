@@ -69,17 +69,18 @@ bool mixes_types(Arguments a) {
                      [&](const IValue& v) { return v.isTensor() && v.toTensor().scalar_type() != type; });
 }
 
-bool any_float(Arguments a) {
-  return std::any_of(a.begin(), a.end(), [](const IValue& v) {
-    return v.isTensor() && v.toTensor().defined() && v.toTensor().is_floating_point();
+template <class Test>
+bool any_type(Arguments a, Test test) {
+  return std::any_of(a.begin(), a.end(), [&](const IValue& v) {
+    return v.isTensor() && v.toTensor().defined() && test(v.toTensor().scalar_type());
   });
 }
 
-bool is_integer(const IValue& v) {
-  return v.isTensor() && v.toTensor().defined() && at::isIntegralType(v.toTensor().scalar_type(), /*includeBool=*/true);
-}
+bool is_integer(at::ScalarType type) { return at::isIntegralType(type, /*includeBool=*/true); }
 
-bool any_integer(Arguments a) { return std::any_of(a.begin(), a.end(), &is_integer); }
+bool any_float(Arguments a) { return any_type(a, &at::isFloatingType); }
+
+bool any_integer(Arguments a) { return any_type(a, &is_integer); }
 
 // PyTorch's Meta kernels take a complex number for real tensors.
 bool complex_for_real(Arguments a) {
@@ -217,8 +218,8 @@ Doubt doubt_about(const std::string& name) {
   static const auto* const table = new std::unordered_map<std::string, Doubt>{
       {"aten.uniform_.default",
        [](Arguments a) { return !a[0].toTensor().is_floating_point() || a[1].toDouble() > a[2].toDouble(); }},
-      {"aten.bernoulli.default", [](Arguments a) { return is_integer(a[0]); }},
-      {"aten.bernoulli_.Tensor", [](Arguments a) { return is_integer(a[1]); }},
+      {"aten.bernoulli.default", [](Arguments a) { return is_integer(a[0].toTensor().scalar_type()); }},
+      {"aten.bernoulli_.Tensor", [](Arguments a) { return is_integer(a[1].toTensor().scalar_type()); }},
       {"aten.bernoulli_.float", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.bernoulli.p", [](Arguments a) { return no_probability(a[1]); }},
       {"aten.random_.from",
