@@ -44,12 +44,25 @@ def values(tensors: list[torch.Tensor]) -> list[float]:
 
 
 class TestWhichTravelTogether:
-    def test_eight_small_ones_at_most(self) -> None:
-        tensors = state(19)
+    def test_those_that_are_updated_alike(self) -> None:
+        tensors = state(259)
+        for k, tensor in enumerate(tensors):
+            tensor.mul_(2.5) if k % 2 else tensor.div_(2.5)
+        assert [len(leaves) for leaves, _ in packs()] == [130, 129]
+        assert all(len(leaves) == len(outputs) for leaves, outputs in packs())
+
+    def test_some_hundreds_at_most(self) -> None:
+        tensors = state(259)
         for tensor in tensors:
             tensor.mul_(2.5)
-        assert [len(leaves) for leaves, _ in packs()] == [8, 8, 3]
-        assert all(len(leaves) == len(outputs) for leaves, outputs in packs())
+        assert [len(leaves) for leaves, _ in packs()] == [256, 3]
+
+    def test_eight_at_most_of_those_updated_otherwise(self) -> None:
+        tensors = state(11)
+        updates = ("add_", "mul_", "div_", "sub_")
+        for k, tensor in enumerate(tensors):
+            getattr(tensor, updates[k % 4])(2.5)
+        assert [len(leaves) for leaves, _ in packs()] == [8, 3]
 
     def test_by_dtype(self) -> None:
         tensors = state(3) + state(2, dtype=torch.int32) + state(2, dtype=torch.bfloat16)
@@ -96,11 +109,11 @@ class TestWhichTravelTogether:
 
 
 class TestNewValues:
-    """Gradients travel in packs too, of up to 64."""
+    """Gradients travel in packs too."""
 
     @pytest.fixture
     def parameters(self) -> list[torch.Tensor]:
-        parameters = [t.requires_grad_() for t in state(66)]
+        parameters = [t.requires_grad_() for t in state(258)]
         self.train(parameters)
         return parameters
 
@@ -123,7 +136,7 @@ class TestNewValues:
 
     def test_one_is_read_and_the_others_later(self, parameters: list[torch.Tensor]) -> None:
         assert parameters[9].grad[1].item() == 2 * 901
-        assert [p.grad[1].item() for p in parameters] == [2 * (100 * k + 1) for k in range(66)]
+        assert [p.grad[1].item() for p in parameters] == [2 * (100 * k + 1) for k in range(258)]
 
     def test_one_outlives_many_steps(self, parameters: list[torch.Tensor]) -> None:
         kept = parameters[3].grad
@@ -135,14 +148,14 @@ class TestNewValues:
 
     def test_they_are_added_to(self, parameters: list[torch.Tensor]) -> None:
         self.train(parameters)  # halved by the step before
-        assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(66)]
+        assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(258)]
 
     def test_their_views_and_copies(self, parameters: list[torch.Tensor]) -> None:
         views = [p.grad[2:] for p in parameters]
         copied = copy.deepcopy(parameters[5].grad)
         parameters[5].grad.zero_()
         torch_xla.sync()
-        assert [v[0].item() for v in views] == [0 if k == 5 else 2 * (100 * k + 2) for k in range(66)]
+        assert [v[0].item() for v in views] == [0 if k == 5 else 2 * (100 * k + 2) for k in range(258)]
         assert copied[0].item() == 1000
 
 

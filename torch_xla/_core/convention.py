@@ -9,13 +9,14 @@ is that of copying kilobytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xla._core.graph import Graph
+from torch_xla._core.graph import Graph, Wire, Wires
 from torch_xla.ops import dtypes
 
 # Which vector a number of this type travels in, and the vectors' dtypes.
@@ -31,6 +32,9 @@ class Convention:
     Attributes:
         buffers: Shape and dtype of each input.
         aliases: For each input that the program may overwrite the result that takes its place, or None.
+        given: What is in each pack that it takes.
+        wanted: What is in each pack that it gives.
+        singles: Results that travel alone.
     """
 
     def __init__(self, graph: Graph, token: bool = False) -> None:
@@ -39,12 +43,13 @@ class Convention:
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
+        self.given = [tuple(Wire(True, leaf, 0) for leaf in leaves) for leaves in self._packs]
+
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
-        # An output, or those of a pack.
-        self._results: list[int | tuple[int, ...]] = [
-            *(outputs for _, outputs in graph.packs),
-            *(i for i in range(len(graph.outputs)) if i not in packed_outputs),
-        ]
+        single = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
+        wires = [Wire(False, *output) for output in graph.outputs]
+        self.wanted = [tuple(wires[i] for i in outputs) for _, outputs in graph.packs]
+        self.singles = [wires[i] for i in single]
         self._sizes = _vector_sizes(graph)
 
         self.buffers: list[tuple[tuple[int, ...], Any]] = [
@@ -55,11 +60,11 @@ class Convention:
             self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
-        self.aliases = self._aliases(graph)
+        self.aliases = self._aliases(graph, single)
 
-    def _aliases(self, graph: Graph) -> dict[int, int | None]:
+    def _aliases(self, graph: Graph, single: list[int]) -> dict[int, int | None]:
         inputs = {leaf: i for i, leaf in enumerate(self._singles)}
-        results = {result: i for i, result in enumerate(self._results)}
+        results = {output: i for i, output in enumerate(single, len(self.wanted))}
         aliases: dict[int, int | None] = {}
         for leaf, output in zip(graph.donated, graph.successors, strict=True):
             if leaf in inputs:  # several may have one successor, which takes the place of the first
@@ -78,18 +83,26 @@ class Convention:
             pack, start = next(given), 0
             for leaf in leaves:
                 shape = self._leaves[leaf].shape
-                end = start + math.prod(shape)
-                values[leaf] = pack[start:end].reshape(shape)
-                start = end
+                # As a value, the place is no part of the kernels that read the leaf: XLA compiles equal ones once.
+                place = jax.lax.optimization_barrier(jnp.int32(start))
+                size = math.prod(shape)
+                values[leaf] = jax.lax.dynamic_slice(pack, (place,), (size,)).reshape(shape)
+                start += size
         floats, ints, complexes = (next(given) if n else None for n in self._sizes)
         return values, (floats, ints, complexes)
 
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What the program returns for a value per output."""
-        results = tuple(
-            outputs[result] if isinstance(result, int) else jnp.concatenate([outputs[i].reshape(-1) for i in result])
-            for result in self._results
-        )
+    def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
+        """Those of the inputs that are packs, by what is in them."""
+        return dict(zip(self.given, inputs[len(self._singles) :], strict=False))
+
+    def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
+        """What the program returns.
+
+        Args:
+            value: Gives the value of a wire.
+            packs: The packs.
+        """
+        results = (*(packs[wires] for wires in self.wanted), *map(value, self.singles))
         return (*results, jnp.zeros((), bool)) if self._token else results
 
 
@@ -101,15 +114,16 @@ def _fits(graph: Graph, leaf: int, output: int) -> bool:
     return graph.nodes[node].outs[result] == graph.leaves[leaf]
 
 
-def number_places(graph: Graph) -> list[tuple[int, int]]:
-    """Vector and index of each number of the nodes, seed and offset included."""
-    numbers = [number for node in graph.nodes for number in node.number_inputs()]
-    kinds = [int if number is None else type(number.value) for number in numbers]
-    return [(_VECTORS[kind], index) for kind, index in zip(kinds, graph.numbers, strict=True)]
+def number_places(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
+    """Per node the vector and the index of each of its numbers, seed and offset included."""
+    indices = iter(graph.numbers)
+    kinds = [[int if number is None else type(number.value) for number in node.number_inputs()] for node in graph.nodes]
+    return [tuple((_VECTORS[kind], next(indices)) for kind in own) for own in kinds]
 
 
 def _vector_sizes(graph: Graph) -> list[int]:
     sizes = [0] * len(_VECTOR_DTYPES)
-    for vector, index in number_places(graph):
-        sizes[vector] = max(sizes[vector], index + 1)
+    for places in number_places(graph):
+        for vector, index in places:
+            sizes[vector] = max(sizes[vector], index + 1)
     return sizes

@@ -25,6 +25,9 @@ class Wire:
     result: int
 
 
+Wires = tuple[Wire, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """Placeholder in a node's arguments: its `index`-th input."""
@@ -75,6 +78,14 @@ class Node:
         """Whether the last input is one that only must be there."""
         named = sum(isinstance(e, Input) for arg in self.args for e in (arg if isinstance(arg, list) else [arg]))
         return self.seeded and len(self.inputs) == named + 1
+
+    @property
+    def call(self) -> tuple[Any, ...]:
+        """Equal for nodes that do the same, with tensors and numbers of their own."""
+        kinds = tuple(type(number.value) for number in self.numbers())
+        # `attrs` knows only the types of numbers that became constants after they were recorded.
+        constants = tuple(a for a in self.args if isinstance(a, (int, float, complex)))
+        return self.op, self.attrs, kinds, constants
 
     def numbers(self) -> list[Number]:
         """The placeholders for numbers, in order."""

@@ -22,7 +22,8 @@ from torch_xla import _fallbacks, _metrics
 from torch_xla._core import backend, scopes
 from torch_xla._core.composites import MARKS, Region, boundary, plan
 from torch_xla._core.convention import Convention, number_places
-from torch_xla._core.graph import Graph, Node, fill_template
+from torch_xla._core.graph import Graph, Node, Wire, fill_template
+from torch_xla._core.horizontal import Plan
 from torch_xla.ops import precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
@@ -74,21 +75,26 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
     steps = _steps(graph)
     places = number_places(graph)
 
-    def program(leaves: list[Any], numbers: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    def program(*inputs: Any) -> tuple[Any, ...]:
+        leaves, vectors = convention.arguments(inputs)
         values = dict(enumerate(leaves))
         results: Results = {}
-        found = {place: numbers[place[0]][place[1]] for place in places}
-        rest = (found[place] for place in places)
-        given = [
-            ([next(rest) for _ in node.numbers()], (next(rest), next(rest)) if node.seeded else None)
-            for node in graph.nodes
-        ]
+        numbers = {place: vectors[place[0]][place[1]] for own in places for place in own}
+        given: list[Numbers] = []
+        for node, own in zip(graph.nodes, places, strict=True):
+            found = [numbers[place] for place in own]
+            given.append((found[:-2], (found[-2], found[-1])) if node.seeded else (found, None))
         for step in steps:
-            if isinstance(step, int):
-                results[step] = _compute(graph.nodes[step], values, results, given[step])
-            else:
+            if not isinstance(step, int):
                 results.update(_composite(graph, step, values, results, given))
-        return tuple(results[slot][result] for slot, result in graph.outputs)
+            elif step in needed:
+                results[step] = _compute(graph.nodes[step], values, results, given[step])
+
+        def value(wire: Wire) -> Any:
+            return values[wire.slot] if wire.leaf else results[wire.slot][wire.result]
+
+        packs = together.compute(convention.packs(inputs), value, numbers.__getitem__, _compute_on)
+        return convention.results(value, packs)
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
@@ -96,12 +102,9 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = backend.sharding(graph.device)
         convention = Convention(graph, token)
-
-        def flat(*inputs: Any) -> tuple[Any, ...]:
-            return convention.results(program(*convention.arguments(inputs)))
-
-        flat.__name__ = name
-        jitted = jax.jit(flat, keep_unused=True, out_shardings=sharding)
+        together = Plan(graph, places, convention.given, convention.wanted)
+        needed = _needed(graph, {*convention.singles, *together.singles})
+        jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
         stage = jitted.trace(
             *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
         ).lower()
@@ -156,6 +159,17 @@ def _steps(graph: Graph) -> Sequence[int | Region]:
     return plan(marks, operands, [slot for slot, _ in graph.outputs], free)
 
 
+def _needed(graph: Graph, wires: set[Wire]) -> set[int]:
+    """The nodes that these wires need; all of a graph with composites."""
+    if any(node.op in MARKS for node in graph.nodes):
+        return set(range(len(graph.nodes)))
+    needed = {wire.slot for wire in wires if not wire.leaf}
+    for slot in reversed(range(len(graph.nodes))):
+        if slot in needed:
+            needed.update(wire.slot for wire in graph.nodes[slot].inputs if not wire.leaf)
+    return needed
+
+
 def _composite(graph: Graph, region: Region, leaves: dict[int, Any], results: Results, given: list[Numbers]) -> Results:
     """What a composite gives: its marked operands come first, then what else its operators take."""
     wires = [wire for i in region.members for wire in graph.nodes[i].inputs]
@@ -178,7 +192,10 @@ def _compute(node: Node, leaves: dict[int, Any], results: Results, given: Number
     tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
     if node.op in MARKS:
         return (tensors[0],)
-    values, seed = given
+    return _compute_on(node, tensors, *given)
+
+
+def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = None) -> tuple[Any, ...]:
     if node.waits:
         seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]
     _fallbacks.lowering_at(node.frame)
@@ -202,10 +219,7 @@ def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tupl
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
-    kinds = tuple(type(n.value) for n in node.numbers())
-    # `attrs` knows only the types of numbers that became constants after they were recorded.
-    constants = tuple(a for a in node.args if isinstance(a, (int, float, complex)))
-    key = (node.op, node.attrs, avals, kinds, constants, node.outs, precision.current())
+    key = (node.call, avals, node.outs, precision.current())
     found = _rules.get(key)
     if found is not None:
         return found

@@ -276,11 +276,7 @@ void Graph::number_leaves() {
   key.mix(static_cast<uint64_t>(device));
 }
 
-const std::shared_ptr<const Sharing>& Graph::sharing() {
-  if (sharing_ != nullptr) {
-    return sharing_;
-  }
-  // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
+std::vector<Hash> Graph::roles() const {
   std::vector<Hash> roles;
   roles.reserve(nodes.size());
   for (const auto& node : nodes) {
@@ -301,7 +297,14 @@ const std::shared_ptr<const Sharing>& Graph::sharing() {
   for (size_t i = 0; i < roles.size(); ++i) {
     roles[i].mix(readers[i]);
   }
-  sharing_ = std::make_shared<const Sharing>(numbers, roles);
+  return roles;
+}
+
+const std::shared_ptr<const Sharing>& Graph::sharing() {
+  if (sharing_ == nullptr) {
+    // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
+    sharing_ = std::make_shared<const Sharing>(numbers, roles());
+  }
   return sharing_;
 }
 

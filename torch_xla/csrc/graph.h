@@ -33,6 +33,9 @@ class Graph {
   std::vector<Value> outputs;       // in recording order
   std::vector<NumberSlot> numbers;
 
+  // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
+  std::vector<Hash> roles() const;
+
   // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
   // hold.
   const std::shared_ptr<const Sharing>& sharing();

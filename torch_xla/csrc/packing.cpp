@@ -1,6 +1,8 @@
 #include "packing.h"
 
+#include <algorithm>
 #include <map>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "lazy_clone.h"
@@ -13,11 +15,12 @@ namespace {
 
 // A copy of more bytes than this costs more than a buffer of its own does (2-5 us on CPU).
 constexpr int64_t kBytes = 16384;
-// XLA's compile time grows with the size of a pack of what is updated, since the updates are computed in it: on CPU,
-// 160 tensors in one took ten times as long as in eights, twelves half as long again, and eights no longer than none.
-// Gradients are finished before, and only put together.
-constexpr size_t kMembers = 8;
-constexpr size_t kGradients = 64;
+constexpr size_t kMembers = 256;
+// So many that are updated by the same operator make a pack of their own: horizontal.py then computes them as one.
+constexpr size_t kAlike = 4;
+// The others are computed where the pack is put together, and XLA's compile time grows with their number: on CPU, 160
+// in one took ten times as long as in eights, twelves half as long again, and eights no longer than none.
+constexpr size_t kMixed = 8;
 
 bool small(const Meta& meta) {
   const auto n = meta.numel();
@@ -49,23 +52,45 @@ void Packing::form(const Graph& graph) {
       predecessors[graph.successors[i]] = static_cast<int64_t>(i);
     }
   }
-  std::map<at::ScalarType, Members> state;
-  std::unordered_set<Hash, HashHasher> shapes;  // of what is updated
+  const auto roles = graph.roles();
+  std::vector<Members> groups;
+  std::unordered_map<Hash, size_t, HashHasher> found;  // group by role and dtype
+  std::unordered_set<Hash, HashHasher> shapes;         // of what is updated
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     if (predecessors[i] < 0) {
       continue;
     }
+    const auto& [node, index] = graph.outputs[i];
     const auto& before = graph.leaves[predecessors[i]]->outs->metas[0];
-    const auto& after = graph.outputs[i].node->meta(graph.outputs[i].index);
+    const auto& after = node->meta(index);
     if (before.value == after.value && small(before)) {
       shapes.insert(after.value);
-      auto& pack = state[before.dtype];
-      pack.leaves.push_back(static_cast<uint32_t>(predecessors[i]));
-      pack.outputs.push_back(i);
-      close(graph, pack, kMembers);
+      auto role = roles.at(node->slot);
+      role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
+      const auto [group, unused] = found.emplace(role, groups.size());
+      groups.resize(std::max(groups.size(), group->second + 1));
+      groups[group->second].leaves.push_back(static_cast<uint32_t>(predecessors[i]));
+      groups[group->second].outputs.push_back(i);
     }
   }
-  for (auto& [dtype, pack] : state) {
+  std::map<at::ScalarType, Members> mixed;
+  for (const auto& group : groups) {
+    Members pack;
+    for (size_t k = 0; k < group.outputs.size(); ++k) {
+      pack.leaves.push_back(group.leaves[k]);
+      pack.outputs.push_back(group.outputs[k]);
+      close(graph, pack, kMembers);
+    }
+    close(graph, pack, kAlike);
+    for (size_t k = 0; k < pack.outputs.size(); ++k) {
+      const auto& value = graph.outputs[pack.outputs[k]];
+      auto& rest = mixed[value.node->meta(value.index).dtype];
+      rest.leaves.push_back(pack.leaves[k]);
+      rest.outputs.push_back(pack.outputs[k]);
+      close(graph, rest, kMixed);
+    }
+  }
+  for (auto& [dtype, pack] : mixed) {
     close(graph, pack, 2);
   }
   // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
@@ -76,7 +101,7 @@ void Packing::form(const Graph& graph) {
     if (predecessors[i] < 0 && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];
       pack.outputs.push_back(i);
-      close(graph, pack, kGradients);
+      close(graph, pack, kMembers);
     }
   }
   for (auto& [dtype, pack] : gradients) {
