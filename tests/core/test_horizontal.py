@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import torch_xla
 from torch_xla import _bindings
@@ -98,6 +100,54 @@ def test_as_one_by_one(name: str, count: int, compiles) -> None:
         UPDATES[name](expected, given)
     for got, wanted in zip(tensors, expected, strict=True):
         torch.testing.assert_close(got.cpu(), wanted)
+
+
+Round = tuple[str, list[int], bool, int]
+
+STEPS: dict[str, Callable[[list[torch.Tensor], list[torch.Tensor], int, float, int], object]] = {
+    "scale": lambda t, o, i, x, k: t[i].mul_(x),
+    "add": lambda t, o, i, x, k: t[i].add_(o[i], alpha=x),
+    "divide": lambda t, o, i, x, k: t[i].addcdiv_(o[i], o[i] + 1, value=x),
+    "choose": lambda t, o, i, x, k: t[i].copy_(torch.where(o[i] > 0.5, t[i], o[i])),
+    "exchange": lambda t, o, i, x, k: (t.insert(i, o[i]), o.__setitem__(i, t.pop(i + 1))),
+    "of one": lambda t, o, i, x, k: t[i].mul_(o[k].mean()),
+    "of a sum": lambda t, o, i, x, k: t[i].add_(t[k].sum() * 0.01),
+    "copy": lambda t, o, i, x, k: t[i].copy_(o[i]),
+    "anew": lambda t, o, i, x, k: o.__setitem__(i, t[i] * x),
+    "largest": lambda t, o, i, x, k: t.__setitem__(i, torch.maximum(t[i], o[i])),
+}
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], list[Round]]:
+    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=4, max_size=12))
+    members = st.lists(st.integers(0, len(shapes) - 1), min_size=2, max_size=len(shapes), unique=True)
+    everyone = st.just(list(range(len(shapes))))
+    one = st.tuples(
+        st.sampled_from([*STEPS, "barrier"]), everyone | members, st.booleans(), st.integers(0, len(shapes) - 1)
+    )
+    return shapes, draw(st.lists(one, min_size=1, max_size=6))
+
+
+@settings(max_examples=40)
+@given(rounds())
+def test_any_updates(program: tuple[list[tuple[int, ...]], list[Round]]) -> None:
+    shapes, steps = program
+    ends = []
+    for device in ("xla", "cpu"):
+        generator = torch.Generator().manual_seed(0)
+        t, o = ([torch.rand(shape, generator=generator).to(device) for shape in shapes] for _ in range(2))
+        torch_xla.sync()
+        for _ in range(2):
+            for name, members, own, k in steps:
+                for i in members if name != "barrier" else ():
+                    STEPS[name](t, o, i, 0.5 + 0.1 * (i if own else k), k)
+                if name == "barrier":
+                    torch_xla.sync()
+            torch_xla.sync()
+        ends.append([tensor.cpu() for tensor in t + o])
+    for got, wanted in zip(*ends, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def kernels(optimizer: Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer], count: int) -> int:
