@@ -45,7 +45,10 @@ add_skipped_prefix = _C.add_skipped_prefix
 op_counts = _C.op_counts
 created_tensors = _C.created_tensors
 destroyed_tensors = _C.destroyed_tensors
-timings = _C.timings
+add_sample = _C.add_sample
+amend_sample = _C.amend_sample
+metrics = _C.metrics
+clear_metrics = _C.clear_metrics
 shape_cache_misses = _C.shape_cache_misses
 
 # Devices and random state.

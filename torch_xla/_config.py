@@ -21,6 +21,7 @@ _FALSE = ("0", "false", "no", "off", "")
 _UNSET: Any = object()
 
 _options: dict[str, Option[Any]] = {}
+_overrides = 0  # in force
 
 # Every barrier asks for several variables that are not set, and `os.environ` raises and catches an error for each; the
 # dictionary behind it answers in a twentieth of that time.
@@ -83,12 +84,33 @@ class Option(Generic[T]):
     @contextmanager
     def override(self, value: T) -> Iterator[None]:
         """Replaces the value inside a ``with`` block; nesting restores the outer one."""
+        global _overrides
         saved = self._override
         self._override = value
+        _overrides += 1
         try:
             yield
         finally:
             self._override = saved
+            _overrides -= 1
+
+
+class Watch:
+    """Options that are mostly not set, asked for at once.
+
+    Args:
+        options: The options.
+    """
+
+    def __init__(self, *options: Option[Any]) -> None:
+        self._options = options
+        self._keys = frozenset(option._key for option in options)
+
+    def any_set(self) -> bool:
+        """Whether one of them is set, as `Option.is_set` tells of each."""
+        if _overrides and any(option.is_set() for option in self._options):
+            return True
+        return not _variables.keys().isdisjoint(self._keys)
 
 
 def _bool(name: str, default: bool, doc: str) -> Option[bool]:

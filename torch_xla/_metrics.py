@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from torch_xla import _capture, _timeline
-
-_SAMPLES = 1024
+from torch_xla import _bindings, _capture, _timeline
 
 _lock = threading.Lock()
 _counters: defaultdict[str, int] = defaultdict(int)
-_metrics: dict[str, Metric] = {}
 _sources: dict[str, Callable[[], int]] = {}  # counts kept elsewhere, such as in the recorder
 _groups: list[Callable[[], dict[str, int]]] = []  # likewise, under names that only they know
 _eager = threading.local()
-_timings: list[Callable[[], dict[str, Timing]]] = []  # likewise, of durations
 _cleared: dict[str, int] = {}  # what those stood at when last cleared
-_forgotten: dict[str, tuple[int, float]] = {}  # likewise, of durations: calls and seconds
-_forgotten_at = 0.0
-
-
-# Durations that are kept elsewhere: calls, seconds, the latest samples, and `each`, as in `Metric`.
-Timing = tuple[int, float, list[tuple[float, float]], int]
 
 
 @dataclass(slots=True)
@@ -43,9 +33,9 @@ class Metric:
     """
 
     unit: str
-    count: int = 0
-    total: float = 0.0
-    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    count: int
+    total: float
+    samples: list[tuple[float, float]]
     each: int = 1
 
 
@@ -64,23 +54,6 @@ def provide_group(source: Callable[[], dict[str, int]]) -> None:
     _groups.append(source)
 
 
-def provide_timings(source: Callable[[], dict[str, Timing]]) -> None:
-    """Makes durations that are measured elsewhere appear as metrics, by name, once there are some."""
-    _timings.append(source)
-
-
-def _timed_elsewhere() -> dict[str, Metric]:
-    found = {}
-    for source in _timings:
-        for name, (calls, seconds, samples, each) in source().items():
-            calls_before, seconds_before = _forgotten.get(name, (0, 0.0))
-            if calls > calls_before:
-                latest = deque(((when, took) for when, took in samples if when >= _forgotten_at), _SAMPLES)
-                total = max(seconds - seconds_before, 0.0)
-                found[name] = Metric("seconds", calls - calls_before, total, latest, each)
-    return found
-
-
 def _standing() -> dict[str, int]:
     counts = {name: source() for name, source in _sources.items()}
     for group in _groups:
@@ -93,15 +66,8 @@ def _provided() -> dict[str, int]:
     return {name: value for name, value in counts.items() if value}
 
 
-def add_sample(name: str, value: float, unit: str = "seconds") -> None:
-    """Adds one sample to a metric."""
-    with _lock:
-        metric = _metrics.get(name)
-        if metric is None:
-            metric = _metrics[name] = Metric(unit)
-        metric.count += 1
-        metric.total += value
-        metric.samples.append((time.time(), value))
+# (name, value, unit="seconds"): adds one sample to a metric.
+add_sample = _bindings.add_sample
 
 
 @contextmanager
@@ -146,13 +112,7 @@ def waited(start: float) -> None:
     """Says that the host waited for the device since `start`, as `time.perf_counter` gives it."""
     took = time.perf_counter() - start
     add_sample("DeviceLockWait", took)
-    # What was started took longer than its start.
-    with _lock:
-        metric = _metrics.get("ExecuteTime")
-        if metric is not None and metric.samples:
-            when, value = metric.samples.pop()
-            metric.samples.append((when, value + took))
-            metric.total += took
+    _bindings.amend_sample("ExecuteTime", took)  # what was started took longer than its start
 
 
 def counter(name: str) -> int | None:
@@ -164,8 +124,9 @@ def counter(name: str) -> int | None:
 
 
 def metric(name: str) -> Metric | None:
-    """A metric, or None."""
-    return _metrics.get(name) or _timed_elsewhere().get(name)
+    """A metric, or None if it has no samples."""
+    found = _bindings.metrics().get(name)
+    return None if found is None else Metric(*found)
 
 
 def counter_names() -> list[str]:
@@ -180,7 +141,7 @@ def host_ops() -> list[str]:
 
 def metric_names() -> list[str]:
     """Names of all metrics, sorted."""
-    return sorted({*_metrics, *_timed_elsewhere()})
+    return sorted(_bindings.metrics())
 
 
 def clear_counters() -> None:
@@ -192,9 +153,4 @@ def clear_counters() -> None:
 
 def clear_metrics() -> None:
     """Forgets all metrics."""
-    global _forgotten_at
-    with _lock:
-        _metrics.clear()
-        _forgotten_at = time.time()
-        for source in _timings:
-            _forgotten.update({name: (calls, seconds) for name, (calls, seconds, *_) in source().items()})
+    _bindings.clear_metrics()

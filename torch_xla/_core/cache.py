@@ -9,6 +9,7 @@ import tempfile
 from collections import OrderedDict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import backend, compiler, scopes
@@ -22,7 +23,7 @@ _MAPS_USED = 0.8  # part of the limit above which executables are dropped
 _MAPS_PER_EXECUTABLE = 400  # more than any has
 _MAGIC = b"torch_xla executable 1\n"
 
-_Entry = tuple[str, int, precision.Precision, str, bool]
+_Entry = tuple[str, int, precision.Precision, tuple[tuple[str, Any], ...], bool]
 
 _executables: OrderedDict[_Entry, Executable] = OrderedDict()
 _folder: Path | None = None
@@ -137,7 +138,7 @@ def _maps() -> tuple[int, int]:
 
 def _entry(cut: _bindings.Graph) -> _Entry:
     """The graph, and what beside it decides the program within a process."""
-    return cut.key, cut.device, precision.current(), compiler.options_text(), scopes.on()
+    return cut.key, cut.device, precision.current(), compiler.passed_options, scopes.on()
 
 
 @functools.cache

@@ -20,7 +20,8 @@ _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 # It also keeps half types in float32 between two operators, which PyTorch's CPU kernels round.
 _EXCESS = "xla_allow_excess_precision"
 
-_options: dict[str, Any] = {}
+# The user's XLA options, sorted; a part of what a program is, which every barrier asks for.
+passed_options: tuple[tuple[str, str | bool | int | float], ...] = ()
 
 
 @dataclass
@@ -62,26 +63,22 @@ def set_options(options: dict[str, str | bool | int | float]) -> None:
     Args:
         options: Names and values of XLA debug options.
     """
-    _options.clear()
-    _options.update(options)
+    global passed_options
+    passed_options = tuple(sorted(options.items()))
 
 
 def options() -> dict[str, str | bool | int | float]:
     """The XLA options passed with every compile."""
-    return dict(_options)
-
-
-def options_text() -> str:
-    """Those options in one text, equal for equal options."""
-    return str(sorted(_options.items()))
+    return dict(passed_options)
 
 
 def _options_for(device: int) -> dict[str, Any]:
     """The options of one compile: the user's, and on a CPU those that let barriers hold and round as PyTorch does."""
+    own = dict(passed_options)
     if backend.jax_device(device).platform != "cpu":
-        return _options
-    disabled = ",".join([*filter(None, [_options.get(_DISABLED)]), _EXPANDER])
-    return {_EXCESS: False, **_options, _DISABLED: disabled}
+        return own
+    disabled = ",".join([*filter(None, [str(own.get(_DISABLED, ""))]), _EXPANDER])
+    return {_EXCESS: False, **own, _DISABLED: disabled}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:

@@ -33,8 +33,10 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     if len(queue) >= _AHEAD:
         _wait(device, _AHEAD - 1)
     try:
-        with undisturbed(), _metrics.timed(_metrics.stage("ExecuteTime")) as start:
-            token = cut.execute(executable.program, _put)
+        stage = _metrics.stage("ExecuteTime")
+        start = time.perf_counter()
+        with undisturbed(), _timeline.span(stage):
+            token = cut.execute(executable.program, _put, stage)
     except BaseException:  # an interrupt, say
         executable.renew()
         raise

@@ -25,6 +25,9 @@ from torch_xla._core import (
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 from torch_xla.ops.registry import Meta, StaticNumbers
 
+# What looks at each program before it runs.
+_WATCHING = _config.Watch(_config.XLA_MEMORY_LIMIT_MB, _config.PT_XLA_DEBUG_LEVEL, _config.PT_XLA_DEBUG)
+
 
 def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
     """Cuts a graph and runs it.
@@ -42,14 +45,14 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
     """
     with _timeline.span("cut"):
         cut = cut_graph()
-        provide_fills(cut)
+        if cut.describe_fills():
+            provide_fills(cut)
     outputs = cut.num_outputs
     if not outputs:
         return
     _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
     key = cut.key
-    region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
-    name = region.name()
+    name = region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
     try:
         if reading and cut.fits_host and host.run(cut):
             return
@@ -57,8 +60,9 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
             executable = cache.find(cut)
         if executable is None:
             executable = _compile(cut, cause, name)
-        memory.before_run(executable, cut, name)
-        analysis.before_run(cut, cause, name)
+        if _WATCHING.any_set():
+            memory.before_run(executable, cut, name)
+            analysis.before_run(cut, cause, name)
         executor.run(executable, cut)
         if reading:
             loop_report.value_read(outputs, cut.device)
@@ -91,9 +95,9 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
 
 def provide_fills(cut: _bindings.Graph) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number."""
-    fills = cut.describe_fills()
-    if fills:
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+    cut.provide_fills(
+        [backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in cut.describe_fills()]
+    )
 
 
 def _dump(described: graph.Graph) -> None:

@@ -53,5 +53,4 @@ def install() -> None:
     atexit.register(analysis.at_exit)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     _metrics.provide("DestroyXlaTensor", _bindings.destroyed_tensors)
-    _metrics.provide_timings(_bindings.timings)
     backend.publish_count()

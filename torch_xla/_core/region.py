@@ -78,13 +78,16 @@ def entered(region: Region) -> Iterator[Region]:
         _regions.remove(region)
 
 
-def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> None:
+def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> str | None:
     """Called with every graph before it is compiled or run.
 
     Args:
         key: Equal for equal graphs.
         line: Gives the user's line that asks for it; called only for an error.
         describe: Gives the graph; called only when a limit is checked.
+
+    Returns:
+        What the graph is called, as `name` tells.
 
     Raises:
         GraphLimitError: a surrounding region forbids this graph.
@@ -110,6 +113,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
             )
         if region.max_different_graphs is not None:
             region.session.check(key, describe, region.max_different_graphs)
+    return name() if _regions else None
 
 
 def _node_text(node: Node) -> str:

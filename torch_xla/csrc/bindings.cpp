@@ -7,6 +7,7 @@
 #include "device.h"
 #include "frame.h"
 #include "graph.h"
+#include "metric.h"
 #include "op_info.h"
 #include "packing.h"
 #include "placeholder.h"
@@ -16,7 +17,6 @@
 #include "run.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
-#include "timing.h"
 
 namespace torch_xla {
 
@@ -322,14 +322,19 @@ PYBIND11_MODULE(_C, m) {
   m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);
   m.def("destroyed_tensors", &destroyed_tensors);
-  m.def("timings", [] {
+  m.def(
+      "add_sample", [](std::string_view name, double value, std::string_view unit) { metric(name).add(value, unit); },
+      py::arg("name"), py::arg("value"), py::arg("unit") = "seconds");
+  m.def("amend_sample", [](std::string_view name, double by) { metric(name).amend(by); });
+  m.def("metrics", [] {
     py::dict found;
-    for (const auto* timing : timings()) {
-      const auto snapshot = timing->snapshot();
-      found[py::str(timing->name)] = py::make_tuple(snapshot.calls, snapshot.seconds, snapshot.samples, timing->every);
+    for (const auto& [name, metric] : metrics()) {
+      auto [unit, count, total, samples] = metric->snapshot();
+      found[py::str(name)] = py::make_tuple(unit, count, total, samples, metric->every);
     }
     return found;
   });
+  m.def("clear_metrics", &clear_metrics);
   m.def("shape_cache_misses", &shape_cache_misses);
   m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });
   m.def("device_count", [] { return static_cast<int>(device_count()); });

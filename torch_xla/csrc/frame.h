@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "timing.h"
+#include "metric.h"
 
 namespace torch_xla {
 

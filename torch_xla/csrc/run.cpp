@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "timing.h"
+#include "metric.h"
 
 namespace torch_xla {
 
@@ -69,7 +69,8 @@ std::vector<py::object> Program::numbers(const Graph& graph, const py::object& p
 
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
-py::object execute(Graph& graph, Program& program, const py::object& put) {
+py::object execute(Graph& graph, Program& program, const py::object& put, std::string_view stage) {
+  const Timed whole(metric(stage));
   const auto numbers = program.numbers(graph, put);
   std::vector<PyObject*> buffers;
   {

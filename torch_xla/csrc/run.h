@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "graph.h"
@@ -35,7 +36,7 @@ class Program {
 };
 
 // Starts a program on the buffers of a graph and gives its results to the tensors, without waiting for them unless it
-// `waits`. Returns the token of the run.
-py::object execute(Graph& graph, Program& program, const py::object& put);
+// `waits`. Returns the token of the run, whose duration is a sample of the metric `stage`.
+py::object execute(Graph& graph, Program& program, const py::object& put, std::string_view stage);
 
 }  // namespace torch_xla

@@ -45,19 +45,21 @@ def current() -> Precision:
     """The levels in force; part of what a program is, so it asks PyTorch in the shortest way."""
     if _chosen is not None:
         return _levels(_chosen, _chosen)
-    products = _products()
+    try:
+        level, fast = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:  # set by the newer name of one, `fp32_precision`, which the older one refuses to translate
+        level, fast = _products(), _fast_convolutions()
     # PyTorch has a setting of its own for convolutions, and it allows the faster ones unless told otherwise.
-    if products == "default":
-        return _levels(products, products)
-    return _levels(products, "high" if _fast_convolutions() else "highest")
+    if level == "medium":
+        return _levels("default", "default")
+    return _levels(level, "high" if fast else "highest")
 
 
 def _products() -> str:
     try:
-        level = torch._C._get_float32_matmul_precision()
-    except RuntimeError:  # set by its newer name, `fp32_precision`, which the older one refuses to translate
-        level = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-    return "default" if level == "medium" else level
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def _fast_convolutions() -> bool:
