@@ -12,7 +12,7 @@ import torch
 import torch_xla
 import torch_xla.utils.dlpack
 from torch_xla import _bindings
-from torch_xla._core import graph
+from torch_xla._core import convention, graph, lowering
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +106,40 @@ class TestWhichTravelTogether:
         results = [tensor * 2.5 for tensor in tensors]
         assert packs() == []
         assert values(results) == [0, 250, 500, 750]
+
+
+class TestPlaces:
+    """Where a leaf is in its pack is a value: equal layers have equal kernels."""
+
+    LAYER = ((4, 4), (4,), (4,), (4,), (2, 4))
+
+    @pytest.mark.parametrize(
+        ("shapes", "expected"),
+        [
+            ([(3,)] * 20, 4),
+            (LAYER * 6, 5),
+            (((7,), *LAYER * 6, (9,)), 5),
+            ([(k,) for k in range(20)], 8),
+            ([(3,)] * 5, 8),
+            ([], 8),
+        ],
+    )
+    def test_a_layer_ends_where_the_shapes_begin_again(self, shapes, expected: int) -> None:
+        assert convention._layer(shapes) == expected
+
+    def test_one_place_per_layer(self) -> None:
+        tensors = [torch.full(shape, 0.5 * k).to("xla") for k, shape in enumerate(self.LAYER * 6)]
+        others = [tensor.cpu() for tensor in tensors]
+        torch_xla.sync()
+        for group in (tensors, others):
+            for tensor in group:
+                tensor.copy_(tensor.cumsum(0))
+        text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
+        places = [line for line in text.splitlines() if "optimization_barrier" in line and ": tensor<i32>" in line]
+        assert len(places) == 6
+        torch_xla.sync()
+        for got, expected in zip(tensors, others, strict=True):
+            torch.testing.assert_close(got.cpu(), expected)
 
 
 class TestNewValues:
