@@ -47,7 +47,8 @@ created_tensors = _C.created_tensors
 destroyed_tensors = _C.destroyed_tensors
 add_sample = _C.add_sample
 amend_sample = _C.amend_sample
-metrics = _C.metrics
+metric = _C.metric
+metric_names = _C.metric_names
 clear_metrics = _C.clear_metrics
 shape_cache_misses = _C.shape_cache_misses
 

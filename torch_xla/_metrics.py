@@ -125,7 +125,7 @@ def counter(name: str) -> int | None:
 
 def metric(name: str) -> Metric | None:
     """A metric, or None if it has no samples."""
-    found = _bindings.metrics().get(name)
+    found = _bindings.metric(name)
     return None if found is None else Metric(*found)
 
 
@@ -141,7 +141,7 @@ def host_ops() -> list[str]:
 
 def metric_names() -> list[str]:
     """Names of all metrics, sorted."""
-    return sorted(_bindings.metrics())
+    return _bindings.metric_names()
 
 
 def clear_counters() -> None:

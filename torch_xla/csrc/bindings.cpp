@@ -326,14 +326,15 @@ PYBIND11_MODULE(_C, m) {
       "add_sample", [](std::string_view name, double value, std::string_view unit) { metric(name).add(value, unit); },
       py::arg("name"), py::arg("value"), py::arg("unit") = "seconds");
   m.def("amend_sample", [](std::string_view name, double by) { metric(name).amend(by); });
-  m.def("metrics", [] {
-    py::dict found;
-    for (const auto& [name, metric] : metrics()) {
-      auto [unit, count, total, samples] = metric->snapshot();
-      found[py::str(name)] = py::make_tuple(unit, count, total, samples, metric->every);
+  m.def("metric", [](std::string_view name) -> py::object {
+    const auto& found = metric(name);
+    if (!found.used()) {
+      return py::none();
     }
-    return found;
+    auto [unit, count, total, samples] = found.snapshot();
+    return py::make_tuple(unit, count, total, samples, found.every);
   });
+  m.def("metric_names", &metric_names);
   m.def("clear_metrics", &clear_metrics);
   m.def("shape_cache_misses", &shape_cache_misses);
   m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });

@@ -86,13 +86,13 @@ Metric::Snapshot Metric::snapshot() const {
 
 Metric& metric(std::string_view name) { return find(name, 1); }
 
-std::vector<std::pair<std::string, const Metric*>> metrics() {
+std::vector<std::string> metric_names() {
   auto& [lock, all] = registry();
   const std::lock_guard<std::mutex> guard(lock);
-  std::vector<std::pair<std::string, const Metric*>> found;
+  std::vector<std::string> found;
   for (const auto& [name, metric] : all) {
     if (metric.used()) {
-      found.emplace_back(name, &metric);
+      found.push_back(name);
     }
   }
   return found;

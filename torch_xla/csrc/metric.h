@@ -71,8 +71,8 @@ class Timed {
 
 // The metric of that name, which is made if there is none.
 Metric& metric(std::string_view name);
-// Those that have samples, by name.
-std::vector<std::pair<std::string, const Metric*>> metrics();
+// Of those that have samples, sorted.
+std::vector<std::string> metric_names();
 void clear_metrics();
 
 // An operator being recorded; the inputs of a run being gathered; its results being handed out.
