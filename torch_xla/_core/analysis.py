@@ -16,6 +16,8 @@ from torch_xla._core.graph import Graph
 if TYPE_CHECKING:
     from torch_xla._core.compiler import Executable
 
+ASKED_BY = (_config.PT_XLA_DEBUG_LEVEL, _config.PT_XLA_DEBUG)  # without them `level` is 0
+
 # What asks for a graph.
 SYNC = "user torch_xla.sync"
 LOADER = "torch_xla.sync in parallel loader at step end"

@@ -13,6 +13,7 @@ import math
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from glob import glob
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 _PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
 _MOST_DIMENSIONS = 64
 
-_compiled: set[tuple[Any, ...]] = set()  # of the small programs that pack and unpack
-_seen: set[tuple[Any, ...]] = set()  # packs of which parts were wanted
+_wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
 
 _chosen: str | None = None
 _started = False
@@ -331,7 +331,8 @@ def pack(buffers: Sequence[Any]) -> Any:
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with x64():
             return jax.device_put(joined, buffers[0].device)
-    with x64(), _first_time("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].device):
+    earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].device)
+    with x64(), _compiling(earlier == 0):
         return _joined()(list(buffers))
 
 
@@ -340,14 +341,13 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     import jax
     import numpy as np
 
-    signature = "unpack", (buffer.dtype, shapes), buffer.device
-    if signature not in _seen:
+    earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.device)
+    if earlier == 0:
         # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
-        _seen.add(signature)
         finish(buffer)
         with x64():
             return jax.device_put(_parts(np.array(buffer), shapes), buffer.device)
-    with x64(), _first_time(*signature):
+    with x64(), _compiling(earlier == 1):
         return _split()(buffer, shapes)
 
 
@@ -356,13 +356,15 @@ def _parts(values: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     return [values[i : i + math.prod(shape)].reshape(shape) for i, shape in zip(starts, shapes, strict=False)]
 
 
-def _first_time(what: str, signature: tuple[Any, ...], device: Any) -> AbstractContextManager[Any]:
+def _count_wanted(*signature: Any) -> int:
+    """How often that was wanted before."""
+    _wanted[signature] += 1
+    return _wanted[signature] - 1
+
+
+def _compiling(first: bool) -> AbstractContextManager[Any]:
     """Shows in profiles that JAX compiles something small of its own, as it does once per signature."""
-    key = what, signature, device
-    if key in _compiled:
-        return nullcontext()
-    _compiled.add(key)
-    return _timeline.span("packing")
+    return _timeline.span("packing") if first else nullcontext()
 
 
 @functools.cache

@@ -16,6 +16,8 @@ from torch_xla._errors import OutOfMemoryError
 if TYPE_CHECKING:
     from torch_xla._core.compiler import Executable
 
+ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothing
+
 _MIB = 1 << 20
 _SHOWN = 5
 _WAYS_OUT = (

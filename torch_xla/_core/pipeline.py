@@ -26,7 +26,7 @@ from torch_xla._errors import GraphLimitError, OutOfMemoryError
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(_config.XLA_MEMORY_LIMIT_MB, _config.PT_XLA_DEBUG_LEVEL, _config.PT_XLA_DEBUG)
+_WATCHING = _config.Watch(*memory.ASKED_BY, *analysis.ASKED_BY)
 
 
 def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
@@ -45,8 +45,7 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
     """
     with _timeline.span("cut"):
         cut = cut_graph()
-        if cut.describe_fills():
-            provide_fills(cut)
+        provide_fills(cut)
     outputs = cut.num_outputs
     if not outputs:
         return
@@ -95,9 +94,9 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
 
 def provide_fills(cut: _bindings.Graph) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number."""
-    cut.provide_fills(
-        [backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in cut.describe_fills()]
-    )
+    fills = cut.describe_fills()
+    if fills:
+        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
 
 
 def _dump(described: graph.Graph) -> None:

@@ -65,7 +65,7 @@ def current() -> Region | None:
 
 def name() -> str | None:
     """Name of the innermost region that has one: the name graphs get in messages and dumps."""
-    return next((region.name for region in reversed(_regions) if region.name), None) if _regions else None
+    return next((region.name for region in reversed(_regions) if region.name), None)
 
 
 @contextmanager

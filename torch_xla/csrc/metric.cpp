@@ -1,6 +1,5 @@
 #include "metric.h"
 
-#include <algorithm>
 #include <functional>
 #include <map>
 
