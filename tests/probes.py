@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core import cache, graph
+from torch_xla._core import cache, graph, pipeline
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,6 +89,7 @@ def sampled(name: str, expected: int | None = None) -> Iterator[Samples]:
 def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that gets the key of every graph from now on, whether known or new."""
     keys: list[str] = []
+    monkeypatch.setattr(pipeline, "_watched", lambda: True)
     find = cache.find
 
     def spy(cut: _bindings.Graph) -> object:

@@ -209,7 +209,11 @@ def _set_use_eager_mode(use_eager_mode: bool) -> None:
 
 
 _set_allow_execution = region.allow
-_get_allow_execution = region.allowed
+
+
+def _get_allow_execution() -> bool:
+    """Whether graphs may run."""
+    return region.allowed
 
 
 # Numerics.

@@ -15,6 +15,8 @@ from torch_xla._errors import message
 
 logger = logging.getLogger("torch_xla")
 
+_ASKED = _config.Watch(_config.XLA_SYNC_WAIT, _config.XLA_METRICS_FILE)
+
 
 def device(index: int | None = None) -> torch.device:
     """Returns an XLA device.
@@ -80,12 +82,13 @@ def barrier(cause: str, wait: bool = False) -> None:
         wait: Whether to return only when the devices have finished.
     """
     _metrics.count("MarkStep")
-    _barrier.sync(None, wait or _config.XLA_SYNC_WAIT.get(), cause)
-    if _config.XLA_METRICS_FILE.get() is not None:
+    asked = _ASKED.any_set()
+    _barrier.sync(None, wait or asked and _config.XLA_SYNC_WAIT.get(), cause)
+    if asked and _config.XLA_METRICS_FILE.get() is not None:
         from torch_xla.debug import metrics_saver
 
         metrics_saver.at_barrier()
-    if closures.pending():
+    if closures.queue:
         closures.run()
 
 

@@ -9,6 +9,7 @@ import torch_xla._C as _C
 Graph = _C.Graph
 Packing = _C.Packing
 Program = _C.Program
+ExecutableCache = _C.ExecutableCache
 
 # Graphs and values.
 has_pending = _C.has_pending
@@ -27,6 +28,12 @@ set_storage = _C.set_storage
 resize_storage = _C.resize_storage
 live_tensors = _C.live_tensors
 drain_released = _C.drain_released
+RUNS_AHEAD = _C.RUNS_AHEAD
+wait_for_runs = _C.wait_for_runs
+runs_in_flight = _C.runs_in_flight
+add_run = _C.add_run
+in_eager_operation = _C.in_eager_operation
+set_eager_operation = _C.set_eager_operation
 
 # What the recorder asks of Python, and how it records.
 set_python_hooks = _C.set_python_hooks
@@ -46,7 +53,7 @@ op_counts = _C.op_counts
 created_tensors = _C.created_tensors
 destroyed_tensors = _C.destroyed_tensors
 add_sample = _C.add_sample
-amend_sample = _C.amend_sample
+note_wait = _C.note_wait
 metric = _C.metric
 metric_names = _C.metric_names
 clear_metrics = _C.clear_metrics

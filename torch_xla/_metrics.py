@@ -16,7 +16,6 @@ _lock = threading.Lock()
 _counters: defaultdict[str, int] = defaultdict(int)
 _sources: dict[str, Callable[[], int]] = {}  # counts kept elsewhere, such as in the recorder
 _groups: list[Callable[[], dict[str, int]]] = []  # likewise, under names that only they know
-_eager = threading.local()
 _cleared: dict[str, int] = {}  # what those stood at when last cleared
 
 
@@ -73,16 +72,16 @@ add_sample = _bindings.add_sample
 @contextmanager
 def eager_operation() -> Iterator[None]:
     """A scope whose compiles and runs count as those of single operations."""
-    _eager.on = True
+    _bindings.set_eager_operation(True)
     try:
         yield
     finally:
-        _eager.on = False
+        _bindings.set_eager_operation(False)
 
 
 def stage(name: str) -> str:
     """Name of the metric for a stage of the pipeline: eager operations have their own."""
-    return f"EagerOp{name}" if getattr(_eager, "on", False) else name
+    return f"EagerOp{name}" if _bindings.in_eager_operation() else name
 
 
 class timed:
@@ -110,9 +109,7 @@ class timed:
 
 def waited(start: float) -> None:
     """Says that the host waited for the device since `start`, as `time.perf_counter` gives it."""
-    took = time.perf_counter() - start
-    add_sample("DeviceLockWait", took)
-    _bindings.amend_sample("ExecuteTime", took)  # what was started took longer than its start
+    _bindings.note_wait(time.perf_counter() - start)
 
 
 def counter(name: str) -> int | None:

@@ -101,19 +101,19 @@ class _Nothing:
 # A scope in which nothing happens. A barrier passes several, and `contextlib.nullcontext` is Python code.
 NOTHING: Any = _Nothing()
 
-_recorder: Recorder | None = None
+recorder: Recorder | None = None
 
 
-def start(recorder: Recorder) -> None:
+def start(to: Recorder) -> None:
     """Gives everything to a recorder from now on."""
-    global _recorder
-    _recorder = recorder
+    global recorder
+    recorder = to
 
 
 def stop() -> None:
     """Ends that."""
-    global _recorder
-    _recorder = None
+    global recorder
+    recorder = None
 
 
 def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContextManager[Any]:
@@ -123,7 +123,7 @@ def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContext
         stage: Its name.
         detail: Gives what is known beside; called only while a recorder runs.
     """
-    to = _recorder
+    to = recorder
     if to is None and not _capture.on:
         return NOTHING
     known = detail() if detail is not None else None
@@ -139,18 +139,18 @@ def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContext
 
 def add(stage: str, start: float, end: float) -> None:
     """Keeps a block that was timed elsewhere."""
-    if _recorder is not None:
-        _recorder.add(stage, start, end)
+    if recorder is not None:
+        recorder.add(stage, start, end)
 
 
 def mark(kind: str, *detail: Any) -> None:
     """Keeps a moment."""
-    to = _recorder
+    to = recorder
     if to is not None:
         to.marks.append(Mark(kind, perf_counter(), threading.get_ident(), detail))
 
 
 def launched(device: int, key: str, start: float, executable: Any, token: Any) -> None:
     """Tells of a program that was started; as `Launch`."""
-    if _recorder is not None:
-        _recorder.launched(Launch(device, key, start, executable, token))
+    if recorder is not None:
+        recorder.launched(Launch(device, key, start, executable, token))

@@ -13,7 +13,7 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _config
-from torch_xla._core import cache, compiler
+from torch_xla._core import cache, compiler, pipeline
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -85,6 +85,23 @@ class TestMemory:
             run(size=6)
         with compiles(1):
             run(size=7)
+
+    def test_a_program_may_be_dropped_while_it_runs(self, compiles: Counting) -> None:
+        run()
+        y = torch.arange(6.0).to("xla") * 2.5
+        torch_xla.sync()
+        cache.clear()
+        assert y.tolist() == EXPECTED and cache.num_graphs() == 0
+        with compiles(1):
+            assert run() == EXPECTED
+
+    @pytest.mark.parametrize("watched", [False, True])
+    def test_however_it_is_run(self, watched: bool, counted: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+        run()
+        monkeypatch.setattr(pipeline, "_watched", lambda: watched)
+        with counted("UncachedCompile", 0), counted("CachedCompile", 3), sampled("TensorsGraphSize", 3):
+            for number in (0.5, 0.75, -2.5):
+                assert run(number) == [number * i for i in range(6)]
 
     def test_without_a_folder_nothing_is_said_of_it(self, counted: Counting) -> None:
         with counted("PersistentCacheMiss", 0), counted("PersistentCacheHit", 0):

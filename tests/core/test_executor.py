@@ -12,7 +12,7 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import executor, sync
+from torch_xla._core import backend, sync
 from torch_xla.core import xla_model as xm
 
 
@@ -69,7 +69,7 @@ class TestAsynchrony:
         y = slow()
         wait()
         assert ready(y)
-        assert not executor._in_flight[0]
+        assert not _bindings.runs_in_flight(0)
 
     def test_waiting_for_another_device_waits_not_for_this_one(self, slow: Any) -> None:
         y = slow()
@@ -78,7 +78,7 @@ class TestAsynchrony:
 
     def test_the_host_is_at_most_two_steps_ahead(self, slow: Any) -> None:
         results = [slow() for _ in range(4)]
-        assert len(executor._in_flight[0]) <= 2
+        assert _bindings.runs_in_flight(0) <= 2
         assert ready(results[0])
         assert ready(results[1])
         assert not ready(results[3])
@@ -98,6 +98,45 @@ class TestAsynchrony:
         torch_xla.sync()
         del y
         assert z.cpu().shape == (3,)
+
+
+class TestWhatFailsLate:
+    """A run that was started and failed is found out where the next one waits for room."""
+
+    @staticmethod
+    def started(error: type[BaseException]) -> torch.Tensor:
+        """A pending result, behind runs that fail once they are waited for."""
+
+        class Failing:
+            device = backend.jax_device(0)
+
+            def __init__(self) -> None:
+                self.asked = 0
+
+            def block_until_ready(self) -> None:
+                self.asked += 1
+                if self.asked == 1 or error is ValueError:
+                    raise error("RESOURCE_EXHAUSTED: Out of memory allocating 512 bytes.")
+
+        x = torch.arange(5.0).to("xla")
+        torch_xla.sync(wait=True)
+        _bindings.add_run(0, Failing())
+        for _ in range(_bindings.RUNS_AHEAD - 1):
+            _bindings.add_run(0, _bindings.buffer_of(x))
+        return x * 3.5
+
+    def test_memory_that_ran_out(self) -> None:
+        y = self.started(ValueError)
+        with pytest.raises(torch.OutOfMemoryError, match="a graph that was started did not fit"):
+            torch_xla.sync()
+        assert y.tolist() == [0, 3.5, 7, 10.5, 14]
+
+    def test_an_interrupt(self) -> None:
+        y = self.started(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            torch_xla.sync()
+        torch_xla.sync()
+        assert y.tolist() == [0, 3.5, 7, 10.5, 14]
 
 
 class TestNumbers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections import deque
 from collections.abc import Iterator
 
 import jax
@@ -105,7 +104,7 @@ def test_a_program_that_runs_out_after_its_start() -> None:
 
     def wait() -> None:
         torch_xla.sync(wait=True)
-        executor._in_flight.setdefault(1, deque()).append(Failed())
+        _bindings.add_run(1, Failed())
         executor.wait(1)
 
     for find_out in (lambda: backend.download((Failed(), -1), (2,), torch.float32), wait):

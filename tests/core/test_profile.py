@@ -268,7 +268,7 @@ def test_a_block_that_raises_is_accounted_for_and_leaves_nothing_behind():
         with pytest.raises(RuntimeError, match="the block is not over"):
             profiled.report  # noqa: B018
         raise KeyError("mine")
-    assert profiled.report.seconds > 0 and _timeline._recorder is None
+    assert profiled.report.seconds > 0 and _timeline.recorder is None
     assert threading.active_count() == threads
     assert not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
 

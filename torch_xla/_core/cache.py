@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections import OrderedDict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ _MAPS_USED = 0.8  # part of the limit above which executables are dropped
 _MAPS_PER_EXECUTABLE = 400  # more than any has
 _MAGIC = b"torch_xla executable 1\n"
 
-_Entry = tuple[str, int, precision.Precision, tuple[tuple[str, Any], ...], bool]
-
-_executables: OrderedDict[_Entry, Executable] = OrderedDict()
+_executables = _bindings.ExecutableCache()
+_metrics.provide("CachedCompile", lambda: _executables.hits)
 _folder: Path | None = None
 _readonly = False
 _stores_to_come = 0  # before mappings must be counted again
@@ -69,7 +67,12 @@ def num_graphs() -> int:
 
 def clear() -> None:
     """Forgets the executables in memory."""
-    _executables.clear()
+    _executables.drop(len(_executables))
+
+
+def run(cut: _bindings.Graph) -> bool:
+    """Runs a graph whose executable is in memory, as `find` and `executor.run` do; False if it is not."""
+    return _executables.run(cut, _settings(precision.current(), compiler.passed_options))
 
 
 def find(cut: _bindings.Graph) -> Executable | None:
@@ -79,17 +82,14 @@ def find(cut: _bindings.Graph) -> Executable | None:
         cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
             differ here, that is none for this graph.
     """
+    known: Executable | None = _executables.find(cut, _settings(precision.current(), compiler.passed_options))
+    if known is not None:
+        return known
     _initialize_from_environment()
-    entry = _entry(cut)
-    executable = _executables.get(entry)
-    if executable is not None and cut.share_as(executable.program):
-        _executables.move_to_end(entry)
-        _metrics.count("CachedCompile")
-        return executable
     executable = _load(cut)
     if executable is not None:
         _metrics.count("PersistentCacheHit")
-        _store(entry, executable)
+        _store(cut, executable)
     elif _folder is not None:
         _metrics.count("PersistentCacheMiss")
     return executable
@@ -98,16 +98,16 @@ def find(cut: _bindings.Graph) -> Executable | None:
 def add(cut: _bindings.Graph, executable: Executable) -> None:
     """Remembers a newly compiled graph."""
     _metrics.count("UncachedCompile")
-    _store(_entry(cut), executable)
+    _store(cut, executable)
     # A program that calls back into this process cannot run in another.
     if _folder is not None and not _readonly and not executable.program.waits:
         _save(cut, executable)
 
 
-def _store(entry: _Entry, executable: Executable) -> None:
-    _executables[entry] = executable
-    while len(_executables) > _CAPACITY:
-        _executables.popitem(last=False)
+def _store(cut: _bindings.Graph, executable: Executable) -> None:
+    settings = _settings(precision.current(), compiler.passed_options)
+    _executables.add(cut, settings, executable, executable.program)
+    _executables.drop(max(0, len(_executables) - _CAPACITY))
     _keep_below_map_limit()
 
 
@@ -119,9 +119,9 @@ def _keep_below_map_limit() -> None:
         return
     limit, used = _maps()
     while used > limit and len(_executables) > 1:
-        for _ in range(max(1, len(_executables) // 4)):
-            _executables.popitem(last=False)
-            _metrics.count("ExecutablesDropped")
+        count = max(1, len(_executables) // 4)
+        _executables.drop(count)
+        _metrics.count("ExecutablesDropped", count)
         limit, used = _maps()
     _stores_to_come = max(1, (limit - used) // _MAPS_PER_EXECUTABLE)
 
@@ -136,9 +136,10 @@ def _maps() -> tuple[int, int]:
         return 1 << 62, 0
 
 
-def _entry(cut: _bindings.Graph) -> _Entry:
-    """The graph, and what beside it decides the program within a process."""
-    return cut.key, cut.device, precision.current(), compiler.passed_options, scopes.on()
+@functools.cache
+def _settings(exactness: precision.Precision, options: tuple[tuple[str, Any], ...]) -> int:
+    """What beside the graph decides the program within a process, as a number of 64 bits."""
+    return int.from_bytes(hashlib.sha256(f"{exactness} {options}".encode()).digest()[:8], "little")
 
 
 @functools.cache
@@ -159,7 +160,8 @@ def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
     target = backend.jax_device(cut.device)
     digest = hashlib.sha256(_identity())
-    digest.update(f"{_entry(cut)} {cut.number_places} {target.platform} {target.device_kind}".encode())
+    decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), cut.number_places
+    digest.update(f"{decides} {target.platform} {target.device_kind}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())
     return _folder / f"{digest.hexdigest()}.xla"

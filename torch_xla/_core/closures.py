@@ -12,8 +12,8 @@ from torch_xla._errors import message
 
 Closure = Callable[[], Any]
 
-_blocking: list[Closure] = []
-_background: list[Closure] = []
+# For the next barrier, each with whether it may run in the background.
+queue: list[tuple[Closure, bool]] = []
 
 
 class _Runner:
@@ -73,22 +73,19 @@ _runner = _Runner()
 
 def add(closure: Callable[..., Any], args: tuple[Any, ...], background: bool) -> None:
     """Queues ``closure(*args)`` for the next barrier."""
-    (_background if background else _blocking).append(lambda: closure(*args))
-
-
-def pending() -> bool:
-    """Whether the next barrier has closures to run."""
-    return bool(_blocking or _background)
+    queue.append((lambda: closure(*args), background))
 
 
 def run() -> None:
     """Runs what was queued before this barrier; a closure may queue others for the next one."""
-    blocking, background = _blocking[:], _background[:]
-    del _blocking[: len(blocking)], _background[: len(background)]
-    for closure in background:
-        _runner.submit(closure)
-    for closure in blocking:
-        closure()
+    due = queue[:]
+    del queue[: len(due)]
+    for closure, background in due:
+        if background:
+            _runner.submit(closure)
+    for closure, background in due:
+        if not background:
+            closure()
 
 
 def drain() -> None:

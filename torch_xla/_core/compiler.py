@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,31 +30,21 @@ class Executable:
 
     Attributes:
         loaded: XLA's executable.
-        device: Index of its device.
-        results: Shape and dtype of each of its results.
         program: What the recorder knows of it, to run it.
         keep: Whatever must live as long as the executable.
     """
 
     loaded: Any
-    device: int
-    results: Sequence[Meta]
     program: _bindings.Program
     keep: Any = None
-
-    def __post_init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Makes its starter anew; the first is of no use any more where JAX could not be told how to start it."""
-        self.program.run = starter(self.loaded, self.results, self.device)
 
 
 def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:
     """What XLA compiled a cut graph to, ready to run."""
     program = _bindings.Program(cut, waits)
     results = [*(Meta(*meta) for meta in program.packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
-    return Executable(loaded, cut.device, results, program, keep)
+    program.starter = functools.partial(starter, loaded, results, cut.device)
+    return Executable(loaded, program, keep)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:

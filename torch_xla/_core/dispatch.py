@@ -58,12 +58,17 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
     return _jax.pjit("torch_xla", None, prepare, [], [], keys, tree_util.dispatch_registry, pxla.cc_shard_arg)
 
 
-def undisturbed() -> AbstractContextManager[Any]:
-    """A scope in which JAX's debugging switches do not reach our programs.
+def disturbed() -> bool:
+    """Whether one of JAX's debugging switches is on that would reach our programs.
 
     Without its jit they would not start; its search for NaN would raise when their inputs are gone.
     """
-    if not (config.disable_jit.value or config.debug_nans.value or config.debug_infs.value):
+    return bool(config.disable_jit.value or config.debug_nans.value or config.debug_infs.value)
+
+
+def undisturbed() -> AbstractContextManager[Any]:
+    """A scope in which they do not."""
+    if not disturbed():
         return NOTHING
     scope = ExitStack()
     for switch in (jax.disable_jit, jax.debug_nans, jax.debug_infs):

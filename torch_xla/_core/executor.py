@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from torch_xla import _bindings, _metrics, _timeline
-from torch_xla._core import backend
 from torch_xla._core.compiler import Executable
 from torch_xla._core.dispatch import undisturbed
-
-# Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
-_AHEAD = 2
-
-_in_flight: dict[int, deque[Any]] = {}
 
 
 def run(executable: Executable, cut: _bindings.Graph) -> None:
@@ -28,26 +19,14 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     Raises:
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
-    device = cut.device
-    queue = _in_flight.setdefault(device, deque())
-    if len(queue) >= _AHEAD:
-        _wait(device, _AHEAD - 1)
-    try:
-        stage = _metrics.stage("ExecuteTime")
-        start = time.perf_counter()
-        with undisturbed(), _timeline.span(stage):
-            token = cut.execute(executable.program, _put, stage)
-    except BaseException:  # an interrupt, say
-        executable.renew()
-        raise
-    queue.append(token)
-    _timeline.launched(device, cut.key, start, executable, token)
-
-
-def _put(numbers: Any, device: int) -> Any:
-    """The numbers of a graph on its device."""
-    _metrics.count("DeviceDataCacheMiss")
-    return backend.put(numbers, device)
+    device, key = cut.device, cut.key
+    if _bindings.runs_in_flight(device) >= _bindings.RUNS_AHEAD:
+        with _timeline.span("wait"):
+            _bindings.wait_for_runs(device, _bindings.RUNS_AHEAD - 1)
+    start = time.perf_counter()
+    with undisturbed(), _timeline.span(_metrics.stage("ExecuteTime")):
+        token = cut.execute(executable.program)
+    _timeline.launched(device, key, start, executable, token)
 
 
 def wait(device: int) -> None:
@@ -56,15 +35,6 @@ def wait(device: int) -> None:
     Raises:
         torch.OutOfMemoryError: A program did not fit into the device's memory.
     """
-    if _in_flight.get(device):
-        _wait(device, 0, _bindings.user_frame)
-
-
-def _wait(device: int, left: int, line: Callable[[], str | None] | None = None) -> None:
-    """Waits until so many runs are left in flight."""
-    queue = _in_flight[device]
-    start = time.perf_counter()
-    with _timeline.span("wait", line):
-        while len(queue) > left:
-            backend.finish(queue.popleft(), device)
-    _metrics.waited(start)
+    if _bindings.runs_in_flight(device):
+        with _timeline.span("wait", _bindings.user_frame):
+            _bindings.wait_for_runs(device)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_xla import _bindings, _config, _files, _metrics, _timeline
+from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import (
     analysis,
     backend,
     cache,
     compiler,
+    dispatch,
     executor,
     graph,
     graph_text,
@@ -43,26 +44,23 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
         StaticNumbers: An operator must be recorded with its numbers as constants.
         RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
     """
-    with _timeline.span("cut"):
+    watched = _watched()
+    with _timeline.span("cut") if watched else _timeline.NOTHING:
         cut = cut_graph()
-        provide_fills(cut)
+        if cut.has_fills:
+            provide_fills(cut)
     outputs = cut.num_outputs
     if not outputs:
         return
-    _metrics.add_sample("TensorsGraphSize", cut.num_nodes, "count")
-    key = cut.key
-    name = region.before_run(key, _bindings.user_frame, lambda: graph.describe(cut))
+    name = None
     try:
+        if watched:
+            name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
         if reading and cut.fits_host and host.run(cut):
             return
-        with _timeline.span("look up"):
-            executable = cache.find(cut)
-        if executable is None:
-            executable = _compile(cut, cause, name)
-        if _WATCHING.any_set():
-            memory.before_run(executable, cut, name)
-            analysis.before_run(cut, cause, name)
-        executor.run(executable, cut)
+        # The steady state of a loop: nothing else of it is Python code from here to the results.
+        if watched or not cache.run(cut):
+            _run_by_stages(cut, cause, name)
         if reading:
             loop_report.value_read(outputs, cut.device)
     except (GraphLimitError, OutOfMemoryError, StaticNumbers):  # before anything ran: the graph stays pending
@@ -72,10 +70,28 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
             failure: RuntimeError = memory.explain(error, cut, name)
             text = str(failure)
         else:
-            text = f"[sync] graph {name or key} failed: {error}"
+            text = f"[sync] graph {name or cut.key} failed: {error}"
             failure = RuntimeError(text)
         cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
         raise failure from error
+
+
+def _watched() -> bool:
+    """Whether somebody looks at the stages of each run, or has a say in it."""
+    return (
+        bool(_timeline.recorder or _capture.on or region.stack or not region.allowed or dispatch.disturbed())
+        or _WATCHING.any_set()
+    )
+
+
+def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
+    with _timeline.span("look up"):
+        executable = cache.find(cut)
+    if executable is None:
+        executable = _compile(cut, cause, name)
+    memory.before_run(executable, cut, name)
+    analysis.before_run(cut, cause, name)
+    executor.run(executable, cut)
 
 
 def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
@@ -95,8 +111,7 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
 def provide_fills(cut: _bindings.Graph) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number."""
     fills = cut.describe_fills()
-    if fills:
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+    cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
 
 
 def _dump(described: graph.Graph) -> None:

@@ -43,39 +43,34 @@ class Region:
 
 
 # A stack of the process, not of a thread: autograd runs backward functions in threads of its own.
-_regions: list[Region] = []
-_allowed = True
+stack: list[Region] = []
+allowed = True  # whether graphs may run at all
 
 
 def allow(on: bool) -> None:
-    """Whether graphs may run at all."""
-    global _allowed
-    _allowed = on
-
-
-def allowed() -> bool:
-    """What `allow` set."""
-    return _allowed
+    """Sets `allowed`."""
+    global allowed
+    allowed = on
 
 
 def current() -> Region | None:
     """The innermost region, or None."""
-    return _regions[-1] if _regions else None
+    return stack[-1] if stack else None
 
 
 def name() -> str | None:
     """Name of the innermost region that has one: the name graphs get in messages and dumps."""
-    return next((region.name for region in reversed(_regions) if region.name), None)
+    return next((region.name for region in reversed(stack) if region.name), None)
 
 
 @contextmanager
 def entered(region: Region) -> Iterator[Region]:
     """Makes a region the innermost one."""
-    _regions.append(region)
+    stack.append(region)
     try:
         yield region
     finally:
-        _regions.remove(region)
+        stack.remove(region)
 
 
 def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> str | None:
@@ -92,7 +87,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
     Raises:
         GraphLimitError: a surrounding region forbids this graph.
     """
-    if not _allowed:
+    if not allowed:
         raise GraphLimitError(
             message(
                 "compile",
@@ -100,7 +95,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
                 do="allow it with _XLAC._set_allow_execution(True)",
             )
         )
-    for region in _regions:
+    for region in stack:
         if region.full_graph and not region.closing:
             raise GraphLimitError(
                 message(
@@ -113,7 +108,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
             )
         if region.max_different_graphs is not None:
             region.session.check(key, describe, region.max_different_graphs)
-    return name() if _regions else None
+    return name() if stack else None
 
 
 def _node_text(node: Node) -> str:

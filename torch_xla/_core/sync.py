@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,7 +38,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYN
         ran = False
         for device in range(_bindings.device_count()) if index is None else (index,):
             if _bindings.has_pending(device):
-                _barrier(lambda device=device: _bindings.Graph.of_device(device), cause)  # type: ignore[misc]
+                _barrier(partial(_bindings.Graph.of_device, device), cause)
                 ran = True
             if wait:
                 _wait(device)
@@ -66,7 +67,7 @@ def evaluate(
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     for device, group in by_device.items():
-        _barrier(lambda group=group: _bindings.Graph.of_tensors(group, give=give), cause, reading)  # type: ignore[misc]
+        _barrier(partial(_bindings.Graph.of_tensors, group, give=give), cause, reading)
         if wait:
             _wait(device)
 
@@ -204,6 +205,15 @@ class _Hooks:
     def upload(self, tensor: torch.Tensor, index: int) -> Any:
         """Copies a CPU tensor to a device."""
         return backend.upload(tensor, index)
+
+    def put(self, numbers: Any, index: int) -> Any:
+        """Copies the numbers of a graph to a device."""
+        _metrics.count("DeviceDataCacheMiss")
+        return backend.put(numbers, index)
+
+    def explain(self, token: Any, index: int) -> None:
+        """Raises what a run that failed has to say."""
+        backend.finish(token, index)
 
     @untraced
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:

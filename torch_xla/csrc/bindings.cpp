@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "device.h"
+#include "executable_cache.h"
 #include "frame.h"
 #include "graph.h"
 #include "metric.h"
@@ -179,11 +180,21 @@ void bind_graph(py::module_& m) {
         }
         return metas;
       });
-  py::class_<Program>(m, "Program")
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
-      .def_readwrite("run", &Program::run);
+      .def_readwrite("starter", &Program::starter)
+      .def_property_readonly("run", &Program::run);
+  py::class_<ExecutableCache>(m, "ExecutableCache")
+      .def(py::init<>())
+      .def("find", &ExecutableCache::find)
+      .def("run", &ExecutableCache::run)
+      .def("add", &ExecutableCache::add)
+      .def("drop", &ExecutableCache::drop)
+      .def("values", &ExecutableCache::values)
+      .def("__len__", &ExecutableCache::size)
+      .def_readonly("hits", &ExecutableCache::hits);
   py::class_<Graph>(m, "Graph")
       .def_static(
           "of_device",
@@ -233,11 +244,11 @@ void bind_graph(py::module_& m) {
       .def("describe_nodes", &describe_nodes)
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
-      .def("share_as", [](Graph& g, const Program& program) { return g.share_as(program.sharing); })
       .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)
       .def("execute", &execute)
+      .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
       .def_property_readonly("fits_host", &Graph::fits_host)
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
       .def("attach_shared",
@@ -304,6 +315,14 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("drain_released", &drain_released);
   m.def("set_python_hooks", [](const py::object& hooks) { set_python_hooks(hooks.ptr()); });
+  m.attr("RUNS_AHEAD") = kRunsAhead;
+  m.def(
+      "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },
+      py::arg("device"), py::arg("left") = 0);
+  m.def("runs_in_flight", [](int device) { return runs_in_flight(static_cast<c10::DeviceIndex>(device)); });
+  m.def("add_run", [](int device, py::object token) { add_run(static_cast<c10::DeviceIndex>(device), token); });
+  m.def("in_eager_operation", &in_eager_operation);
+  m.def("set_eager_operation", &set_eager_operation);
   m.def("set_eager", &set_eager);
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
@@ -325,7 +344,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "add_sample", [](std::string_view name, double value, std::string_view unit) { metric(name).add(value, unit); },
       py::arg("name"), py::arg("value"), py::arg("unit") = "seconds");
-  m.def("amend_sample", [](std::string_view name, double by) { metric(name).amend(by); });
+  m.def("note_wait", &note_wait);
   m.def("metric", [](std::string_view name) -> py::object {
     const auto& found = metric(name);
     if (!found.used()) {

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "lazy_clone.h"
+#include "metric.h"
 #include "op_info.h"
 #include "placeholder.h"
 #include "tensor_impl.h"
@@ -322,6 +323,11 @@ std::vector<NodePtr> Graph::fills() const {
   return found;
 }
 
+bool Graph::has_fills() const {
+  return !unused_fills_.empty() ||
+         std::any_of(leaves.begin(), leaves.end(), [](const NodePtr& n) { return n->unfilled(); });
+}
+
 bool Graph::fits_host() const {
   constexpr size_t kNodes = 24;
   constexpr int64_t kValues = 16384;
@@ -354,6 +360,8 @@ int64_t Graph::unheld_bytes() const {
 }
 
 void Graph::attach(std::vector<Result> results, bool shared) {
+  static auto& sizes = metric("TensorsGraphSize");
+  sizes.add(static_cast<double>(nodes.size()), "count");
   TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
   Inputs garbage;
   std::vector<Value> old;

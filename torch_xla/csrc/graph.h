@@ -43,6 +43,7 @@ class Graph {
 
   // Leaves that still need a buffer, filled with one number each.
   std::vector<NodePtr> fills() const;
+  bool has_fills() const;
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;

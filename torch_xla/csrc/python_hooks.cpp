@@ -68,6 +68,16 @@ std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<in
   return references(call("unpack", py::handle(buffer), sizes));
 }
 
+PyObject* put(PyObject* numbers, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("put", py::handle(numbers), static_cast<int>(device)).release().ptr();
+}
+
+void explain(PyObject* token, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  call("explain", py::handle(token), static_cast<int>(device));
+}
+
 at::Tensor fetch(const at::Tensor& xla) {
   const py::gil_scoped_acquire gil;
   return call("fetch", xla).cast<at::Tensor>();

@@ -17,6 +17,10 @@ std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.
 PyObject* pack(const std::vector<PyObject*>& buffers);
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes);
+// Copies a NumPy array of a graph's numbers to a device; returns a new reference to its buffer.
+PyObject* put(PyObject* numbers, c10::DeviceIndex device);
+// Raises what a run that failed on a device has to say.
+void explain(PyObject* token, c10::DeviceIndex device);
 // The values of an xla tensor, computed first where they are pending, as a new CPU tensor.
 at::Tensor fetch(const at::Tensor& xla);
 // Counts an operator that gives a value to Python.

@@ -2,13 +2,25 @@
 
 #include <pybind11/numpy.h>
 
+#include <chrono>
+#include <deque>
 #include <string_view>
 
+#include "device.h"
 #include "metric.h"
+#include "python_hooks.h"
 
 namespace torch_xla {
 
 namespace {
+
+thread_local bool eager_operation = false;
+
+// The tokens of what was started on a device, under the GIL. Never destroyed: the interpreter ends before that.
+std::deque<py::object>& runs(c10::DeviceIndex device) {
+  static auto* const all = new std::array<std::deque<py::object>, kMaxDevices>;
+  return all->at(device);
+}
 
 // For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
 // it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
@@ -46,7 +58,14 @@ void attach(Graph& graph, const Packing& packing, const py::tuple& results) {
 
 }  // namespace
 
-std::vector<py::object> Program::numbers(const Graph& graph, const py::object& put) {
+const py::object& Program::run() {
+  if (!run_) {
+    run_ = starter();
+  }
+  return run_;
+}
+
+std::vector<py::object> Program::numbers(const Graph& graph) {
   const auto vectors = sharing->pack(graph.numbers);
   std::vector<py::object> buffers;
   const auto add = [&](Sent& sent, const auto& vector) {
@@ -56,7 +75,7 @@ std::vector<py::object> Program::numbers(const Graph& graph, const py::object& p
     const std::string_view bytes(reinterpret_cast<const char*>(vector.data()), vector.size() * sizeof(vector[0]));
     if (!sent.buffer || sent.bytes != bytes) {
       const py::array array(static_cast<py::ssize_t>(vector.size()), vector.data());
-      sent.buffer = put(array, static_cast<int>(graph.device));
+      sent.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), graph.device));
       sent.bytes = bytes;
     }
     buffers.push_back(sent.buffer);
@@ -67,30 +86,70 @@ std::vector<py::object> Program::numbers(const Graph& graph, const py::object& p
   return buffers;
 }
 
+void wait_for_runs(c10::DeviceIndex device, size_t left) {
+  auto& queue = runs(device);
+  if (queue.size() <= left) {
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (queue.size() > left) {
+    const auto token = std::move(queue.front());
+    queue.pop_front();
+    try {
+      token.attr("block_until_ready")();
+    } catch (py::error_already_set&) {
+      explain(token.ptr(), device);
+      throw;
+    }
+  }
+  note_wait(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+size_t runs_in_flight(c10::DeviceIndex device) { return runs(device).size(); }
+void add_run(c10::DeviceIndex device, py::object token) { runs(device).push_back(std::move(token)); }
+
+void note_wait(double seconds) {
+  static auto &waiting = metric("DeviceLockWait"), &executing = metric("ExecuteTime");
+  waiting.add(seconds, "seconds");
+  executing.amend(seconds);  // what was started took longer than its start
+}
+
+bool in_eager_operation() { return eager_operation; }
+void set_eager_operation(bool on) { eager_operation = on; }
+
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
-py::object execute(Graph& graph, Program& program, const py::object& put, std::string_view stage) {
-  const Timed whole(metric(stage));
-  const auto numbers = program.numbers(graph, put);
-  std::vector<PyObject*> buffers;
-  {
-    const Timed timed(gathering_time());
-    buffers = program.packing.gather(graph);
+py::object execute(Graph& graph, Program& program) {
+  wait_for_runs(graph.device, kRunsAhead - 1);
+  static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
+  const Timed whole(eager_operation ? eager : lazy);
+  py::object token;
+  try {
+    const auto numbers = program.numbers(graph);
+    std::vector<PyObject*> buffers;
+    {
+      const Timed timed(gathering_time());
+      buffers = program.packing.gather(graph);
+    }
+    py::tuple arguments(buffers.size() + numbers.size());
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
+    }
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      arguments[buffers.size() + i] = numbers[i];
+    }
+    const py::tuple results = start(program.run(), arguments);
+    token = results[results.size() - 1];
+    if (program.waits) {
+      token.attr("block_until_ready")();
+    }
+    const Timed timed(attaching_time());
+    attach(graph, program.packing, results);
+  } catch (...) {  // an interrupt, say
+    program.renew();
+    throw;
   }
-  py::tuple arguments(buffers.size() + numbers.size());
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
-  }
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    arguments[buffers.size() + i] = numbers[i];
-  }
-  const py::tuple results = start(program.run, arguments);
-  py::object token = results[results.size() - 1];
-  if (program.waits) {
-    token.attr("block_until_ready")();
-  }
-  const Timed timed(attaching_time());
-  attach(graph, program.packing, results);
+  add_run(graph.device, token);
   return token;
 }
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "graph.h"
@@ -20,12 +19,16 @@ class Program {
 
   const Packing packing;
   const std::shared_ptr<const Sharing> sharing;
-  const bool waits;  // for a run before its results count, because a host callback in it can fail
-  py::object run;    // starts it, as dispatch.py tells
+  const bool waits;    // for a run before its results count, because a host callback in it can fail
+  py::object starter;  // makes `run`
 
-  // The buffers of the graph's numbers; those of the latest run, where the numbers did not change. `put` moves a NumPy
-  // array to a device.
-  std::vector<py::object> numbers(const Graph& graph, const py::object& put);
+  // What starts it, as dispatch.py tells.
+  const py::object& run();
+  // Has that made anew: the first is of no use any more where JAX could not be told how to start the program.
+  void renew() { run_ = {}; }
+
+  // The buffers of the graph's numbers; those of the latest run, where the numbers did not change.
+  std::vector<py::object> numbers(const Graph& graph);
 
  private:
   struct Sent {
@@ -33,10 +36,25 @@ class Program {
     py::object buffer;
   };
   std::array<Sent, 3> sent_;  // by type
+  py::object run_;
 };
 
 // Starts a program on the buffers of a graph and gives its results to the tensors, without waiting for them unless it
-// `waits`. Returns the token of the run, whose duration is a sample of the metric `stage`.
-py::object execute(Graph& graph, Program& program, const py::object& put, std::string_view stage);
+// `waits`. Returns the token of the run.
+py::object execute(Graph& graph, Program& program);
+
+// Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
+constexpr size_t kRunsAhead = 2;
+// Waits until so many runs of a device are left that were started and not waited for.
+void wait_for_runs(c10::DeviceIndex device, size_t left);
+size_t runs_in_flight(c10::DeviceIndex device);
+void add_run(c10::DeviceIndex device, py::object token);
+
+// Tells the metrics that the host waited for a device.
+void note_wait(double seconds);
+
+// Whether this thread runs a single operation of eager mode: those are measured by themselves.
+bool in_eager_operation();
+void set_eager_operation(bool on);
 
 }  // namespace torch_xla
