@@ -108,6 +108,17 @@ def test_bernoulli(op, args):
     assert drawn.mean().item() == pytest.approx(0.3, abs=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.float32])
+def test_bernoulli_into_a_tensor_of_any_type(dtype):
+    p = torch.full((2000,), 0.3).to("xla")
+    drawn = torch.empty(2000, dtype=dtype, device="xla")
+    assert torch.bernoulli(p, out=drawn) is drawn and drawn.dtype == dtype
+    assert drawn.double().mean().item() == pytest.approx(0.3, abs=0.05)
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.bernoulli(p[:5], out=drawn)
+    assert drawn.shape == (5,)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout(dtype):
     kept, mask = lower(A.native_dropout.default, LIKE.to(dtype), 0.25, True)

@@ -65,7 +65,7 @@ def test_on_a_second_device(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2"])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "unet"])
 def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContextManager]) -> None:
     workload = workloads.build(name, torch_xla.device())
     # Whatever moving the model needs is not the loop's; a stored graph of another test must not hide a second one.

@@ -108,7 +108,13 @@ void Call::collect() {
     const size_t kept_args = args.size();
     const size_t kept_inputs = inputs.size();
     const Hash kept_attrs = attrs;
-    add(info.kinds[i], v);
+    if (static_cast<int>(i) == info.element && stack[base].toTensor().dim() == info.element_rank) {
+      // A loop reads or writes another element in each step: a timestep of a schedule, a loss in a list of them.
+      push({Arg::Kind::Number, 0, v});
+      key.mix(static_cast<uint64_t>(v.toInt()));  // the view's offset
+    } else {
+      add(info.kinds[i], v);
+    }
     if (drop) {
       args.resize(kept_args);
       inputs.resize(kept_inputs);

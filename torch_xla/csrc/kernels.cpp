@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/native/Resize.h>
 #include <torch/library.h>
 
 #include <numeric>
@@ -412,6 +413,12 @@ Tensor as_strided_copy(const Tensor& self, IntArrayRef sizes, IntArrayRef stride
   return self.as_strided(sizes, strides, offset).clone(at::MemoryFormat::Contiguous);
 }
 
+// Draws into a tensor of any type, as on CPU; its Meta kernel wants one of the probabilities' type.
+Tensor& bernoulli_out(const Tensor& p, std::optional<at::Generator> generator, Tensor& out) {
+  at::native::resize_output(out, p.sizes());
+  return out.bernoulli_(p, std::move(generator));
+}
+
 // PyTorch's gradient of a determinant expects the factors of the transpose where the matrix is real and contiguous, and
 // of the matrix itself where it is not. The rule gives the former, and a program does not know strides.
 void determinant(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -459,6 +466,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("set_", TORCH_FN(set_empty));
   m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
   m.impl("_linalg_det", torch::CppFunction::makeFromBoxedFunction<&determinant>());
   m.impl("_linalg_slogdet", torch::CppFunction::makeFromBoxedFunction<&determinant>());

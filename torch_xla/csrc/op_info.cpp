@@ -136,6 +136,12 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
   name.replace(name.find("::"), 2, ".");
   hash.mix(std::string_view(name));
+  if (name == "aten.select.int") {
+    element = 2;
+    element_rank = 1;
+  } else if (name == "aten.select_backward.default") {
+    element = 3;
+  }
   std::vector<const c10::Argument*> written_arguments;
   const bool step = is_optimizer_step(schema);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {

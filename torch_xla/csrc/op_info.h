@@ -39,6 +39,8 @@ struct OpInfo {
   bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;        // draws random numbers
   int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
+  int element = -1;           // position of the index of one element, where the first argument has `element_rank`
+  int element_rank = 0;       // dimensions
   bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors

@@ -70,11 +70,27 @@ struct Outcome {
   std::vector<Alias> old_aliases;
 };
 
+// The elements of a tensor with one dimension, as `tensor[i]` would be: a loop over them has one graph then.
+void place_elements(const Alias& self, const MetaSetPtr& metas, Outcome& outcome) {
+  static auto& select = op_info("aten::select", "int");
+  for (uint32_t i = 0; i < metas->metas.size(); ++i) {
+    const auto& m = metas->metas[i];
+    const Arg index{Arg::Kind::Number, 0, static_cast<int64_t>(i)};
+    const auto element = make_meta(m.sizes, m.strides, m.offset, m.dtype);
+    outcome.results.push_back(self.view(select, {input_arg(), attr(int64_t{0}), index}, element.set, 0, {}));
+  }
+}
+
 void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& self = impl_of(call.stack[call.base].toTensor())->alias;
   if (call.info.form == Form::AsStrided) {
     outcome.results.push_back(self.as_strided({metas, 0}));
   } else {
+    static auto& unbind = op_info("aten::unbind", "int");
+    if (&call.info == &unbind && self.meta->sizes.size() == 1) {
+      place_elements(self, metas, outcome);
+      return;
+    }
     const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.attrs);
     for (uint32_t i = 0; i < metas->metas.size(); ++i) {
       outcome.results.push_back(self.view(call.info, call.args, metas, i, node));

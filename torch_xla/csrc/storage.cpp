@@ -282,7 +282,7 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t o
   result.meta = {outs, out};
   if (layout == storage->layouts && shows_whole(result.path, *storage->meta)) {
     result.path = {};  // a write goes straight to the storage, and its value is the view's
-  } else {
+  } else if (node.defined()) {
     result.path->remember({node, out}, *storage);
   }
   result.layout = layout;

@@ -18,7 +18,7 @@ from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import axes, axis, clamp_slice, ints
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Lifted, lowers
 
 Arrays = tuple[jax.Array, ...]
 
@@ -78,8 +78,10 @@ def _t(ctx: Context, x: jax.Array) -> jax.Array:
 
 
 @lowers("aten.select.int", "aten.select_copy.int")
-def _select(ctx: Context, x: jax.Array, dim: int, index: int) -> jax.Array:
-    return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
+def _select(ctx: Context, x: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
+    if isinstance(index, int):
+        return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
+    return lax.dynamic_index_in_dim(x, index.value, axis(dim, x.ndim), keepdims=False)
 
 
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
@@ -266,8 +268,10 @@ def _slice_scatter(
 
 
 @lowers("aten.select_scatter.default")
-def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
+def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
     dim = axis(dim, x.ndim)
+    if not isinstance(index, int):
+        return lax.dynamic_update_index_in_dim(x, src.astype(x.dtype), index.value, dim)
     index %= x.shape[dim]
     return write_slice(x, jnp.expand_dims(src, dim), dim, index, index + 1, 1)
 
@@ -290,8 +294,10 @@ def _slice_backward(
 
 
 @lowers("aten.select_backward.default")
-def _select_backward(ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, index: int) -> jax.Array:
+def _select_backward(ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, index: int | Lifted) -> jax.Array:
     dim = axis(dim, len(sizes))
+    if isinstance(index, Lifted):
+        return lax.dynamic_update_index_in_dim(jnp.zeros(sizes, grad.dtype), grad, index.value, dim)
     return _spread(jnp.expand_dims(grad, dim), dim, index % sizes[dim], 1, sizes[dim])
 
 
