@@ -346,12 +346,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("name"), py::arg("value"), py::arg("unit") = "seconds");
   m.def("note_wait", &note_wait);
   m.def("metric", [](std::string_view name) -> py::object {
-    const auto& found = metric(name);
-    if (!found.used()) {
+    const auto found = snapshot_of(name);
+    if (!found) {
       return py::none();
     }
-    auto [unit, count, total, samples] = found.snapshot();
-    return py::make_tuple(unit, count, total, samples, found.every);
+    return py::make_tuple(found->unit, found->count, found->total, found->samples, found->every);
   });
   m.def("metric_names", &metric_names);
   m.def("clear_metrics", &clear_metrics);

@@ -73,7 +73,7 @@ void Metric::end(std::chrono::steady_clock::time_point start) {
 
 Metric::Snapshot Metric::snapshot() const {
   const std::lock_guard<std::mutex> guard(lock_);
-  Snapshot found{unit_, count_.load(std::memory_order_relaxed), total_, {}};
+  Snapshot found{unit_, count_.load(std::memory_order_relaxed), every, total_, {}};
   if (every > 1 && sampled_ > 0) {
     found.total *= static_cast<double>(found.count) / static_cast<double>(sampled_);
   }
@@ -84,6 +84,16 @@ Metric::Snapshot Metric::snapshot() const {
 }
 
 Metric& metric(std::string_view name) { return find(name, 1); }
+
+std::optional<Metric::Snapshot> snapshot_of(std::string_view name) {
+  auto& [lock, all] = registry();
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = all.find(name);
+  if (found == all.end() || !found->second.used()) {
+    return std::nullopt;
+  }
+  return found->second.snapshot();
+}
 
 std::vector<std::string> metric_names() {
   auto& [lock, all] = registry();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +31,7 @@ class Metric {
   struct Snapshot {
     std::string unit;
     uint64_t count;
+    uint64_t every;
     double total;                                    // of all, estimated where only some are timed
     std::vector<std::pair<double, double>> samples;  // the latest: seconds since the epoch, value
   };
@@ -71,6 +73,8 @@ class Timed {
 
 // The metric of that name, which is made if there is none.
 Metric& metric(std::string_view name);
+// What it has, if it has samples.
+std::optional<Metric::Snapshot> snapshot_of(std::string_view name);
 // Of those that have samples, sorted.
 std::vector<std::string> metric_names();
 void clear_metrics();

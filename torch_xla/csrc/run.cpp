@@ -6,7 +6,6 @@
 #include <deque>
 #include <string_view>
 
-#include "device.h"
 #include "metric.h"
 #include "python_hooks.h"
 
