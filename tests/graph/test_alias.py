@@ -72,6 +72,20 @@ def test_write_through_a_view_of_a_view_shows_in_the_base() -> None:
     compare(program)
 
 
+def test_a_copy_of_memory_onto_itself_is_none() -> None:
+    def program(device: str) -> tuple[Tensor, ...]:
+        x = base(device)
+        one, other = (x.unsqueeze(0).expand(2, 4, 6) for _ in range(2))
+        one.copy_(other)  # PyTorch refuses writes to repeated elements, and this is no write
+        z = torch.complex(x, x + 1)
+        z.copy_(z.conj())
+        z[0].copy_(z[0].conj().conj())
+        z.imag.copy_(z.conj().imag)
+        return x, one, z
+
+    compare(program)
+
+
 def test_parts_of_a_split_alias_their_base() -> None:
     def program(device: str) -> tuple[Tensor, ...]:
         x = base(device)

@@ -17,6 +17,7 @@
 #include "recompute.h"
 #include "record.h"
 #include "tensor_impl.h"
+#include "view_path.h"
 
 namespace torch_xla {
 
@@ -247,7 +248,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) ||
       (self.is_alias_of(source) && self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
        self.strides() == source.strides() && self.dtype() == source.dtype() &&
-       impl_of(self)->alias.path == impl_of(source)->alias.path)) {
+       signs_of(impl_of(self)->alias.path) == signs_of(impl_of(source)->alias.path))) {
     return self;
   }
   if (is_xla(self)) {

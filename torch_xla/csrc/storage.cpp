@@ -198,12 +198,7 @@ Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
 
 // The storage has another layout since: what the tensor is, is still told by its strides.
 void Alias::find_path() {
-  bool conjugate = false;
-  bool negative = false;
-  for (auto* step = path.get(); step != nullptr; step = step->parent.get()) {
-    conjugate = conjugate != (step->op->name == "aten._conj.default");
-    negative = negative != (step->op->name == "aten._neg_view.default");
-  }
+  const auto [conjugate, negative] = signs_of(path);
   path = memory_alias(storage, meta).path;
   layout = storage->layouts;
   const auto add = [&](const char* name) {

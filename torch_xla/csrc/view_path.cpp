@@ -194,6 +194,17 @@ std::vector<const ViewStep*> steps_of(const ViewPath& path) {
   return steps;
 }
 
+Signs signs_of(const ViewPath& path) {
+  static const auto& conjugate = op_info("aten::_conj", "");
+  static const auto& negative = op_info("aten::_neg_view", "");
+  Signs signs;
+  for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
+    signs.conjugate = signs.conjugate != (step->op == &conjugate);
+    signs.negative = signs.negative != (step->op == &negative);
+  }
+  return signs;
+}
+
 bool shows_whole(const ViewPath& path, const Meta& base) {
   static const auto& conjugate = op_info("aten::_conj", "");
   static const auto& negative = op_info("aten::_neg_view", "");

@@ -17,6 +17,13 @@ ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPt
 ViewPath strided_path(const MetaRef& base, const MetaRef& meta);
 // The steps from the storage to the view.
 std::vector<const ViewStep*> steps_of(const ViewPath& path);
+// Whether a view shows the conjugate, and the negative, of what is in memory.
+struct Signs {
+  bool conjugate = false;
+  bool negative = false;
+  bool operator==(const Signs& other) const { return conjugate == other.conjugate && negative == other.negative; }
+};
+Signs signs_of(const ViewPath& path);
 // Whether a view shows the storage's own elements in their own places, as the transpose of a transpose does.
 bool shows_whole(const ViewPath& path, const Meta& base);
 
