@@ -72,7 +72,7 @@ def clear() -> None:
 
 def run(cut: _bindings.Graph) -> bool:
     """Runs a graph whose executable is in memory, as `find` and `executor.run` do; False if it is not."""
-    return _executables.run(cut, _settings(precision.current(), compiler.passed_options))
+    return _executables.run(cut, _settings())
 
 
 def find(cut: _bindings.Graph) -> Executable | None:
@@ -82,7 +82,7 @@ def find(cut: _bindings.Graph) -> Executable | None:
         cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
             differ here, that is none for this graph.
     """
-    known: Executable | None = _executables.find(cut, _settings(precision.current(), compiler.passed_options))
+    known: Executable | None = _executables.find(cut, _settings())
     if known is not None:
         return known
     _initialize_from_environment()
@@ -105,8 +105,7 @@ def add(cut: _bindings.Graph, executable: Executable) -> None:
 
 
 def _store(cut: _bindings.Graph, executable: Executable) -> None:
-    settings = _settings(precision.current(), compiler.passed_options)
-    _executables.add(cut, settings, executable, executable.program)
+    _executables.add(cut, _settings(), executable, executable.program)
     _executables.drop(max(0, len(_executables) - _CAPACITY))
     _keep_below_map_limit()
 
@@ -136,10 +135,14 @@ def _maps() -> tuple[int, int]:
         return 1 << 62, 0
 
 
-@functools.cache
-def _settings(exactness: precision.Precision, options: tuple[tuple[str, Any], ...]) -> int:
+def _settings() -> int:
     """What beside the graph decides the program within a process, as a number of 64 bits."""
-    return int.from_bytes(hashlib.sha256(f"{exactness} {options}".encode()).digest()[:8], "little")
+    return _number(precision.current(), compiler.passed_options)
+
+
+@functools.cache
+def _number(*settings: tuple[Any, ...]) -> int:
+    return int.from_bytes(hashlib.sha256(str(settings).encode()).digest()[:8], "little")
 
 
 @functools.cache

@@ -79,9 +79,9 @@ def _t(ctx: Context, x: jax.Array) -> jax.Array:
 
 @lowers("aten.select.int", "aten.select_copy.int")
 def _select(ctx: Context, x: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
-    if isinstance(index, int):
-        return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
-    return lax.dynamic_index_in_dim(x, index.value, axis(dim, x.ndim), keepdims=False)
+    if isinstance(index, Lifted):
+        return lax.dynamic_index_in_dim(x, index.value, axis(dim, x.ndim), keepdims=False)
+    return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
 
 
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
@@ -270,7 +270,7 @@ def _slice_scatter(
 @lowers("aten.select_scatter.default")
 def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
     dim = axis(dim, x.ndim)
-    if not isinstance(index, int):
+    if isinstance(index, Lifted):
         return lax.dynamic_update_index_in_dim(x, src.astype(x.dtype), index.value, dim)
     index %= x.shape[dim]
     return write_slice(x, jnp.expand_dims(src, dim), dim, index, index + 1, 1)
