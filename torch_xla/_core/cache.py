@@ -67,7 +67,7 @@ def num_graphs() -> int:
 
 def clear() -> None:
     """Forgets the executables in memory."""
-    _executables.drop(len(_executables))
+    _executables.clear()
 
 
 def run(cut: _bindings.Graph) -> bool:

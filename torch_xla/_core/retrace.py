@@ -296,11 +296,17 @@ def _constants(graph: Graph, known: Graph) -> list[Difference]:
                 kinds = _kinds(b, a)
                 change = f"from {_in_words(b)}{kinds[0]} to {_in_words(a)}{kinds[1]}"
                 text = f"argument {position} of {_ops([new])} went {change}"
-                # Other integers are inputs of the program, and may change.
-                special = isinstance(a, Number) != isinstance(b, Number) and type(_value(a)) is type(_value(b)) is int
-                rest = "; integers 0 and 1 are constants of a program" if special else ""
-                found.append(Difference("constant", text + rest, new.frame))
+                found.append(Difference("constant", text + _outlook(a, b), new.frame))
     return found
+
+
+def _outlook(new: Any, old: Any) -> str:
+    """What to expect of an integer that changed."""
+    if any(isinstance(arg, Number) and arg.varies for arg in (new, old)):
+        return "; it is an input of the program from now on"
+    if isinstance(new, Number) != isinstance(old, Number) and type(_value(new)) is type(_value(old)) is int:
+        return "; integers 0 and 1 are constants of a program"
+    return ""
 
 
 def _value(arg: Any) -> Any:

@@ -42,8 +42,9 @@ py::object describe_frame(Frame frame) {
   return frame != nullptr ? py::object(py::str(*frame)) : py::object(py::none());
 }
 
-// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places.
-py::object describe_arg(const Arg& arg) {
+// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. `constant` says
+// that it is no number of the program.
+py::object describe_arg(const Arg& arg, bool constant) {
   switch (arg.kind) {
     case Arg::Kind::Input:
       return py::make_tuple("input", 1, py::none());
@@ -52,7 +53,12 @@ py::object describe_arg(const Arg& arg) {
     case Arg::Kind::OptInputs:
       return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
     case Arg::Kind::Number:
-      return py::make_tuple("number", 1, torch::jit::toPyObject(arg.value));
+    case Arg::Kind::Adaptive:
+      if (!constant) {
+        const auto* const kind = arg.kind == Arg::Kind::Adaptive ? "adaptive" : "number";
+        return py::make_tuple(kind, 1, torch::jit::toPyObject(arg.value));
+      }
+      break;
     case Arg::Kind::Attr:
       break;
   }
@@ -61,11 +67,17 @@ py::object describe_arg(const Arg& arg) {
 
 py::list describe_nodes(const Graph& graph) {
   py::list nodes;
+  auto number = graph.numbers.begin();
   for (const auto& node : graph.nodes) {
     py::list args;
-    for (const auto& arg : node->args) {
-      args.append(describe_arg(arg));
+    for (uint32_t i = 0; i < node->args.size(); ++i) {
+      const auto& arg = node->args[i];
+      const bool constant =
+          !is_number(arg) || number == graph.numbers.end() || number->node != node->slot || number->position != i;
+      args.append(describe_arg(arg, constant));
+      number += constant ? 0 : 1;
     }
+    number += node->seeded ? std::size(node->seed) : 0;
     py::list inputs;
     for (const auto& input : node->inputs) {
       inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
@@ -74,9 +86,8 @@ py::list describe_nodes(const Graph& graph) {
     for (const auto& meta : node->outs->metas) {
       outs.append(describe_meta(meta));
     }
-    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, node->op->static_numbers.load(),
-                                describe_frame(node->frame), py::make_tuple(node->attrs.hi, node->attrs.lo),
-                                describe_frame(node->scope)));
+    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, describe_frame(node->frame),
+                                py::make_tuple(node->attrs.hi, node->attrs.lo), describe_frame(node->scope)));
   }
   return nodes;
 }
@@ -192,6 +203,7 @@ void bind_graph(py::module_& m) {
       .def("run", &ExecutableCache::run)
       .def("add", &ExecutableCache::add)
       .def("drop", &ExecutableCache::drop)
+      .def("clear", &ExecutableCache::clear)
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);

@@ -108,10 +108,8 @@ void Call::collect() {
     const size_t kept_args = args.size();
     const size_t kept_inputs = inputs.size();
     const Hash kept_attrs = attrs;
-    if (static_cast<int>(i) == info.element && stack[base].toTensor().dim() == info.element_rank) {
-      // A loop reads or writes another element in each step: a timestep of a schedule, a loss in a list of them.
-      push({Arg::Kind::Number, 0, v});
-      key.mix(static_cast<uint64_t>(v.toInt()));  // the view's offset
+    if ((info.adaptive >> i & 1) != 0 && (v.isInt() || v.isDouble())) {
+      add_adaptive(v);
     } else {
       add(info.kinds[i], v);
     }
@@ -186,6 +184,14 @@ void Call::add_input(const at::Tensor& t) {
 void Call::add_number(const IValue& v) {
   const bool lift = info.has_tensor && (v.isDouble() || v.isInt() || v.isComplexDouble()) && !is_special_number(v);
   push({lift ? Arg::Kind::Number : Arg::Kind::Attr, 0, v});
+}
+
+void Call::add_adaptive(const IValue& v) {
+  // A loop reads or writes another element in each step (a timestep of a schedule, a loss in a list of them), so that
+  // is no constant even the first time.
+  const bool element = info.element_rank >= 0 && stack[base].toTensor().dim() == info.element_rank;
+  push({element ? Arg::Kind::Number : Arg::Kind::Adaptive, 0, v});
+  hash_attr(key, v);  // shapes and a view's offset depend on it
 }
 
 void Call::add_tensor(const at::Tensor& t) {

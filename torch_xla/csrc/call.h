@@ -41,6 +41,7 @@ class Call {
   void push(Arg arg);
   void add_input(const at::Tensor& t);
   void add_number(const c10::IValue& v);
+  void add_adaptive(const c10::IValue& v);
   void add_tensor(const at::Tensor& t);
   void add(ArgKind kind, const c10::IValue& v);
 

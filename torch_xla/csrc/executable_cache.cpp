@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "adaptive.h"
+
 namespace torch_xla {
 
 const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t settings) {
@@ -48,6 +50,11 @@ void ExecutableCache::drop(size_t count) {
     index_.erase(entries_.front().key);
     dropped.splice(dropped.end(), entries_, entries_.begin());
   }
+}
+
+void ExecutableCache::clear() {
+  drop(size());
+  forget_varying();
 }
 
 py::list ExecutableCache::values() const {

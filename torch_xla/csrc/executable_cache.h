@@ -23,6 +23,8 @@ class ExecutableCache {
 
   // Drops those that were used longest ago.
   void drop(size_t count);
+  // Drops all, and which of their numbers vary.
+  void clear();
   size_t size() const { return entries_.size(); }
   py::list values() const;  // the one used longest ago first
 

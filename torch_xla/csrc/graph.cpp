@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
 #include <unordered_set>
 
 #include "lazy_clone.h"
@@ -18,8 +17,6 @@ namespace torch_xla {
 namespace {
 
 uint64_t epoch = 0;  // of the latest collection; under the recorder's lock
-
-constexpr uint64_t kLeafTag = uint64_t{1} << 63;
 
 // Marks everything `roots` need and returns the nodes of it that are to be computed. An explicit stack: a chain may be
 // a million nodes long.
@@ -99,17 +96,6 @@ void fill_to_leaf(Storage& s) {
   s.origin = {};
 }
 
-// Operator, constants and results of a call. The three hashes are good already, and this needs no chain of products.
-Hash call_hash(const Node& node) {
-  constexpr uint64_t kAttrs = 0x9fb21c651e98df25ULL;
-  constexpr uint64_t kOuts = 0xff51afd7ed558ccdULL;
-  const auto& [op, attrs, outs] = std::tie(node.op->hash, node.attrs, node.outs->value);
-  Hash hash;
-  hash.hi = op.hi + attrs.hi * kAttrs + outs.hi * kOuts;
-  hash.lo = op.lo + attrs.lo * kAttrs + outs.lo * kOuts;
-  return hash;
-}
-
 // The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
 // did not fit into memory, is still to come.
 std::array<uint64_t, kMaxDevices> last_cut{};
@@ -140,7 +126,7 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
   if (barrier) {
     leave_traced(roots);
   }
-  graph.collect(std::move(roots));
+  graph.collect(std::move(roots), barrier);
   graph.find_donations(true);
   if (graph.outputs.empty()) {
     graph.settle();
@@ -165,7 +151,7 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
   const auto reached = epoch;
   if (!live) {
     ++epoch;
-    graph.collect(std::move(roots));
+    graph.collect(std::move(roots), false);
     return graph;
   }
   // Whatever else lives inside this subgraph (saved activations, parameters) would be computed again by the next graph.
@@ -182,14 +168,14 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
     }
   });
   ++epoch;
-  graph.collect(std::move(roots));
+  graph.collect(std::move(roots), true);
   if (give) {
     graph.find_donations(false);
   }
   return graph;
 }
 
-void Graph::collect(std::vector<Value> roots) {
+void Graph::collect(std::vector<Value> roots, bool runs) {
   auto reached = reach(roots);
   sort_by_sequence(reached);
   nodes.reserve(reached.size());
@@ -211,94 +197,7 @@ void Graph::collect(std::vector<Value> roots) {
     return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
   });
   outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
-  number_leaves();
-}
-
-void Graph::number_leaves() {
-  // Without their lengths, the end of one list could be read as the start of the next.
-  key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
-  for (auto& node : nodes) {
-    key.mix(call_hash(*node));
-    const bool constant = node->numbered && node->op->static_numbers.load(std::memory_order_relaxed);
-    for (size_t i = 0; node->numbered && i < node->args.size(); ++i) {
-      const auto& arg = node->args[i];
-      if (arg.kind != Arg::Kind::Number) {
-        continue;
-      }
-      if (constant) {
-        hash_attr(key, arg.value);
-        continue;
-      }
-      NumberSlot slot;
-      slot.node = node->slot;
-      slot.position = static_cast<uint32_t>(i);
-      if (arg.value.isInt()) {
-        slot.type = NumberSlot::Type::Int;
-        slot.integer = arg.value.toInt();
-      } else if (arg.value.isDouble()) {
-        slot.type = NumberSlot::Type::Float;
-        slot.number = arg.value.toDouble();
-      } else {
-        slot.type = NumberSlot::Type::Complex;
-        slot.number = arg.value.toComplexDouble();
-      }
-      numbers.push_back(slot);
-    }
-    if (node->seeded) {
-      for (const auto word : node->seed) {
-        numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, 0});
-      }
-    }
-    for (const auto& input : node->inputs) {
-      auto& in = *input.node;
-      ++in.references;
-      if (!in.leaf()) {
-        key.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
-        continue;
-      }
-      TORCH_CHECK(in.error == nullptr, in.error ? *in.error : std::string());
-      if (!in.output) {
-        in.output = true;  // numbered
-        in.slot = static_cast<uint32_t>(leaves.size());
-        leaves.push_back(input.node);
-        key.mix(in.outs->value);
-      }
-      key.mix(kLeafTag | in.slot);
-    }
-  }
-  donated.assign(leaves.size(), false);
-  for (const auto& leaf : leaves) {
-    leaf->output = false;
-  }
-  for (const auto& output : outputs) {
-    key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
-    output.node->output = true;
-  }
-  key.mix(static_cast<uint64_t>(device));
-}
-
-std::vector<Hash> Graph::roles() const {
-  std::vector<Hash> roles;
-  roles.reserve(nodes.size());
-  for (const auto& node : nodes) {
-    auto& role = roles.emplace_back(node->op->hash);
-    for (size_t i = 0; i < node->inputs.size(); ++i) {
-      role.mix(static_cast<uint64_t>(node->inputs[i].node->leaf()));
-    }
-  }
-  std::vector<uint64_t> readers(nodes.size(), 0);
-  for (const auto& node : nodes) {
-    for (size_t i = 0; i < node->inputs.size(); ++i) {
-      const auto& input = *node->inputs[i].node;
-      if (!input.leaf()) {
-        readers.at(input.slot) += (node->op->hash.lo | 1) * (i + 1);
-      }
-    }
-  }
-  for (size_t i = 0; i < roles.size(); ++i) {
-    roles[i].mix(readers[i]);
-  }
-  return roles;
+  number_leaves(runs);
 }
 
 const std::shared_ptr<const Sharing>& Graph::sharing() {

@@ -65,8 +65,9 @@ class Graph {
 
  private:
   Graph() = default;
-  void collect(std::vector<Value> roots);
-  void number_leaves();
+  void collect(std::vector<Value> roots, bool runs);
+  void number_leaves(bool runs);
+  void settle_adaptive(const std::vector<size_t>& places, bool runs);
   void find_donations(bool overwritten_too);
   void take_given();
   void settle();

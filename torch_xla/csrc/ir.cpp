@@ -27,6 +27,8 @@ Released& released() {
 
 }  // namespace
 
+bool is_number(const Arg& arg) { return arg.kind == Arg::Kind::Number || arg.kind == Arg::Kind::Adaptive; }
+
 int64_t Meta::numel() const {
   int64_t n = 1;
   for (const auto s : sizes) {
@@ -141,7 +143,7 @@ void hash_arg(Hash& hash, const Arg& arg) {
   hash.mix(static_cast<uint64_t>(arg.kind) << 32 | arg.count);
   if (arg.kind == Arg::Kind::Attr || arg.kind == Arg::Kind::OptInputs) {
     hash_attr(hash, arg.value);
-  } else if (arg.kind == Arg::Kind::Number) {
+  } else if (is_number(arg)) {
     hash.mix(static_cast<uint64_t>(arg.value.isInt() ? 1 : arg.value.isDouble() ? 2 : 3));
   }
 }
@@ -157,7 +159,7 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
   auto node = c10::make_intrusive<Node>();
   node->op = &op;
-  node->numbered = std::any_of(args.begin(), args.end(), [](const Arg& a) { return a.kind == Arg::Kind::Number; });
+  node->numbered = std::any_of(args.begin(), args.end(), &is_number);
   node->args = std::move(args);
   node->inputs = std::move(inputs);
   node->outs = std::move(outs);
@@ -167,18 +169,21 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, con
   return node;
 }
 
-Value make_leaf(MetaRef meta, PyObject* stolen_buffer) {
-  auto node = c10::make_intrusive<Node>();
+MetaSetPtr single(const MetaRef& meta) {
   if (meta.set->metas.size() == 1) {
-    node->outs = std::move(meta.set);
-  } else {
-    auto& singles = meta.set->singles;
-    singles.resize(meta.set->metas.size());
-    if (!singles[meta.index].defined()) {
-      singles[meta.index] = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
-    }
-    node->outs = singles[meta.index];
+    return meta.set;
   }
+  auto& singles = meta.set->singles;
+  singles.resize(meta.set->metas.size());
+  if (!singles[meta.index].defined()) {
+    singles[meta.index] = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
+  }
+  return singles[meta.index];
+}
+
+Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer) {
+  auto node = c10::make_intrusive<Node>();
+  node->outs = single(meta);
   node->buffer = stolen_buffer;
   node->frame = recorded_frame();
   return {std::move(node), 0};

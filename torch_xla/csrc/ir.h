@@ -47,7 +47,7 @@ struct MetaSet final : c10::intrusive_ptr_target {
   c10::SmallVector<int32_t, 4> returns;
   std::vector<int64_t> numbers;
   Hash value;
-  std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once one was a leaf
+  std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once that was asked for
 
   void rehash();
 };
@@ -77,12 +77,14 @@ struct Arg {
     Inputs,     // the next `count` inputs, a list
     OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
     Number,     // `value` is an input of the program, not a constant
+    Adaptive,   // so is this, where it varies; see adaptive.h
   };
   Kind kind = Kind::Attr;
   uint32_t count = 0;
   c10::IValue value;
 };
 inline Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
+bool is_number(const Arg& arg);
 inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value)}; }
 using Args = c10::SmallVector<Arg, 5>;
 using Inputs = c10::SmallVector<Value, 3>;
@@ -115,7 +117,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool pinned = false;
 
   bool seeded = false;
-  bool numbered = false;  // some argument is a number
+  bool numbered = false;  // some argument may be such a number
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
   bool given = false;   // the next program may have the buffer, though a tensor still has it
@@ -160,8 +162,9 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, con
 void hash_arg(Hash& hash, const Arg& arg);
 // The sequence number the next node will get.
 uint64_t node_sequence();
-// Wants the recorder's lock if `meta` is one of several.
-Value make_leaf(MetaRef meta, PyObject* stolen_buffer);
+// The meta of one result by itself. Wants the recorder's lock if there are others; so does the next.
+MetaSetPtr single(const MetaRef& meta);
+Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
 // The value of a tensor made from nothing: `number` everywhere.
 Value make_fill(const MetaRef& meta, const c10::IValue& number);
 

@@ -76,10 +76,34 @@ Form form_of(const std::string& name) {
   static const std::unordered_map<std::string, Form> forms{
       {"aten.as_strided.default", Form::AsStrided}, {"aten.as_strided_scatter.default", Form::AsStridedScatter},
       {"aten.index.Tensor", Form::Index},           {"aten.index.Tensor_out", Form::Index},
-      {"aten._unsafe_index.Tensor", Form::Index},
+      {"aten._unsafe_index.Tensor", Form::Index},   {"aten.unbind.int", Form::Pieces},
+      {"aten.split.Tensor", Form::Pieces},          {"aten.split_with_sizes.default", Form::Pieces},
   };
   const auto found = forms.find(name);
   return found == forms.end() ? Form::Plain : found->second;
+}
+
+// Numbers that loops count up, or that follow a schedule, and that XLA can do more with where they are constants.
+uint32_t adaptive_numbers(const std::string& name) {
+  static const std::unordered_map<std::string, uint32_t> positions{
+      {"aten.select.int", 0b100},
+      {"aten.select_backward.default", 0b1000},
+      {"aten.slice.Tensor", 0b1100},
+      {"aten.slice_backward.default", 0b11000},
+      {"aten.tril.default", 0b10},
+      {"aten.triu.default", 0b10},
+      {"aten.arange.start_step", 0b11},
+      {"aten.linspace.default", 0b11},
+      {"aten.bernoulli.p", 0b10},
+      {"aten._native_batch_norm_legit_functional.default", 0b1000000},
+      {"aten._batch_norm_with_update_functional.default", 0b100000},
+      {"aten.uniform.default", 0b110},
+      {"aten.normal_functional.default", 0b110},
+      {"aten.random.to", 0b10},
+      {"aten.random.from", 0b110},
+  };
+  const auto found = positions.find(name);
+  return found == positions.end() ? 0 : found->second;
 }
 
 bool writes(const c10::FunctionSchema& schema) {
@@ -136,11 +160,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
   name.replace(name.find("::"), 2, ".");
   hash.mix(std::string_view(name));
+  adaptive = adaptive_numbers(name);
   if (name == "aten.select.int") {
-    element = 2;
     element_rank = 1;
   } else if (name == "aten.select_backward.default") {
-    element = 3;
+    element_rank = 0;
   }
   std::vector<const c10::Argument*> written_arguments;
   const bool step = is_optimizer_step(schema);
@@ -181,6 +205,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   if (!written.empty()) {
     functional = find_functional(handle, functional_extra);
     seeded = seeded || (functional != nullptr && functional->seeded);
+    adaptive = functional != nullptr ? functional->adaptive : 0;
   }
 }
 

@@ -17,6 +17,7 @@ namespace torch_xla {
 enum class Form : uint8_t {
   Plain,
   AsStrided,         // its arguments tell the result's shape
+  Pieces,            // of a tensor, as views
   AsStridedScatter,  // so do they, of what is written
   Index,             // has a data-dependent shape, for masks only
 };
@@ -39,8 +40,8 @@ struct OpInfo {
   bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;        // draws random numbers
   int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
-  int element = -1;           // position of the index of one element, where the first argument has `element_rank`
-  int element_rank = 0;       // dimensions
+  uint32_t adaptive = 0;      // bit per argument: a number that is a constant of the program until it varies
+  int element_rank = -1;      // dimensions of the first argument where that says which element of a vector is meant
   bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors

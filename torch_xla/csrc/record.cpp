@@ -70,31 +70,42 @@ struct Outcome {
   std::vector<Alias> old_aliases;
 };
 
-// The elements of a tensor with one dimension, as `tensor[i]` would be: a loop over them has one graph then.
-void place_elements(const Alias& self, const MetaSetPtr& metas, Outcome& outcome) {
+// The pieces of `unbind` and `split`, as `tensor[i]` or `tensor[i:j]` would be: a loop over them has few graphs then.
+void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  static auto& unbind = op_info("aten::unbind", "int");
   static auto& select = op_info("aten::select", "int");
+  static auto& slice = op_info("aten::slice", "Tensor");
+  const auto& self = impl_of(call.stack[call.base].toTensor())->alias;
+  const bool rows = &call.info == &unbind;
+  const auto kind = rows && self.meta->sizes.size() == 1 ? Arg::Kind::Number : Arg::Kind::Adaptive;
+  const auto& dim = call.args.at(rows ? 1 : 2);
+  const auto d = c10::maybe_wrap_dim(dim.value.toInt(), static_cast<int64_t>(self.meta->sizes.size()));
+  int64_t start = 0;
   for (uint32_t i = 0; i < metas->metas.size(); ++i) {
-    const auto& m = metas->metas[i];
-    const Arg index{Arg::Kind::Number, 0, static_cast<int64_t>(i)};
-    const auto element = make_meta(m.sizes, m.strides, m.offset, m.dtype);
-    outcome.results.push_back(self.view(select, {input_arg(), attr(int64_t{0}), index}, element.set, 0, {}));
+    const auto piece = single({metas, i});
+    Args args{input_arg(), dim, {kind, 0, start}};
+    start += rows ? 1 : piece->metas[0].sizes[d];
+    if (!rows) {
+      args.push_back({kind, 0, start});
+      args.push_back(attr(int64_t{1}));
+    }
+    auto& op = rows ? select : slice;
+    const auto node = make_node(op, Args(args), Inputs(call.inputs), piece);
+    outcome.results.push_back(self.view(op, std::move(args), piece, node));
   }
 }
 
 void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
-  auto& self = impl_of(call.stack[call.base].toTensor())->alias;
+  const auto& self = impl_of(call.stack[call.base].toTensor())->alias;
   if (call.info.form == Form::AsStrided) {
     outcome.results.push_back(self.as_strided({metas, 0}));
+  } else if (call.info.form == Form::Pieces) {
+    place_pieces(call, metas, outcome);
   } else {
-    static auto& unbind = op_info("aten::unbind", "int");
-    if (&call.info == &unbind && self.meta->sizes.size() == 1) {
-      place_elements(self, metas, outcome);
-      return;
-    }
+    TORCH_CHECK(metas->metas.size() == 1, "[record ", call.info.name, "] got ", metas->metas.size(),
+                " views of a tensor, expected one; return copies");
     const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.attrs);
-    for (uint32_t i = 0; i < metas->metas.size(); ++i) {
-      outcome.results.push_back(self.view(call.info, call.args, metas, i, node));
-    }
+    outcome.results.push_back(self.view(call.info, call.args, metas, node));
   }
 }
 

@@ -12,12 +12,19 @@ namespace {
 // equal ones are an optimizer's or a layer's setting.
 constexpr uint32_t kFewest = 4;
 
-bool identical(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
-
 // A schedule may begin at zero for all.
 bool may_share(const NumberSlot& n) { return n.type == NumberSlot::Type::Float && n.number.real() != 0; }
 
 }  // namespace
+
+uint64_t NumberSlot::bits() const {
+  auto found = static_cast<uint64_t>(integer);
+  if (type == Type::Float) {
+    const double value = number.real();
+    std::memcpy(&found, &value, sizeof(found));
+  }
+  return found;
+}
 
 Sharing::Sharing(const std::vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
   struct Class {
@@ -66,7 +73,7 @@ std::vector<bool> Sharing::broken(const std::vector<NumberSlot>& numbers) const 
     auto*& one = first[places[i]];
     if (one == nullptr) {
       one = &numbers[i];
-    } else if (!identical(one->number.real(), numbers[i].number.real())) {
+    } else if (one->bits() != numbers[i].bits()) {
       found[places[i]] = true;
     }
   }

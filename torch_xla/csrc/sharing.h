@@ -17,8 +17,11 @@ struct NumberSlot {
   enum class Type : uint8_t { Int, Float, Complex } type;
   int64_t integer = 0;
   c10::complex<double> number;
-  uint32_t node = 0;      // whose argument it is
-  uint32_t position = 0;  // which one
+  uint32_t node = 0;                             // whose argument it is
+  uint32_t position = 0;                         // which one
+  static constexpr uint32_t kSeed = UINT32_MAX;  // none of its arguments: its seed, or the offset
+
+  uint64_t bits() const;  // of an integer or a float
 };
 
 // The numbers of a graph as a program takes them.

@@ -203,7 +203,7 @@ void Alias::find_path() {
   layout = storage->layouts;
   const auto add = [&](const char* name) {
     path = make_step(path, op_info(name, ""), {input_arg()}, meta,
-                     make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
+                     make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
   };
   if (conjugate) {
     add("aten::_conj");
@@ -270,15 +270,15 @@ void Alias::write(Value v) {
   }
 }
 
-Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const {
+Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& out, const NodePtr& node) const {
   Alias result;
   result.storage = storage;
-  result.path = make_step(path, op, std::move(step_args), meta, outs, out);
-  result.meta = {outs, out};
+  result.path = make_step(path, op, std::move(step_args), meta, out);
+  result.meta = {out, 0};
   if (layout == storage->layouts && shows_whole(result.path, *storage->meta)) {
     result.path = {};  // a write goes straight to the storage, and its value is the view's
-  } else if (node.defined()) {
-    result.path->remember({node, out}, *storage);
+  } else {
+    result.path->remember({node, 0}, *storage);
   }
   result.layout = layout;
   return result;
@@ -293,7 +293,7 @@ Alias memory_alias(StoragePtr storage, const MetaRef& strided) {
     result.meta = storage->meta;
   } else {
     result.path = strided_path(storage->meta, strided);
-    result.meta = {result.path->outs, 0};
+    result.meta = {result.path->out, 0};
   }
   result.layout = storage->layouts;
   result.storage = std::move(storage);

@@ -76,10 +76,9 @@ struct ViewStep final : c10::intrusive_ptr_target {
 
   c10::intrusive_ptr<ViewStep> parent;
   OpInfo* op = nullptr;
-  Args args;         // with `Input` in place of the tensor
-  uint32_t out = 0;  // which result, for operators with several
+  Args args;  // with `Input` in place of the tensor
   MetaRef in;
-  MetaSetPtr outs;
+  MetaSetPtr out;        // of its one result
   bool repeats = false;  // some element of the base appears more than once
 };
 using ViewPath = c10::intrusive_ptr<ViewStep>;
@@ -99,7 +98,7 @@ struct Alias {
   // Makes `v` the tensor's value, and its storage's through the path.
   void write(Value v);
   // The view that `op` makes of this tensor; `node` is the call, which gives its value.
-  Alias view(OpInfo& op, Args args, const MetaSetPtr& outs, uint32_t out, const NodePtr& node) const;
+  Alias view(OpInfo& op, Args args, const MetaSetPtr& out, const NodePtr& node) const;
   // A view of the storage's memory, as torch.as_strided addresses it.
   Alias as_strided(const MetaRef& meta) const;
 

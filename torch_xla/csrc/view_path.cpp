@@ -13,18 +13,12 @@ std::vector<int64_t> int_list(c10::IntArrayRef a) { return {a.begin(), a.end()};
 
 // A single-result node over one or two values.
 Value apply(OpInfo& op, Inputs inputs, Args args, const MetaRef& out) {
-  auto set = out.set->metas.size() == 1 ? out.set : make_meta(out->sizes, out->strides, out->offset, out->dtype).set;
-  return {make_node(op, std::move(args), std::move(inputs), std::move(set)), 0};
+  return {make_node(op, std::move(args), std::move(inputs), single(out)), 0};
 }
 
 Value reshape(const Value& v, const MetaRef& out) {
   static auto& view = op_info("aten::view", "");
   return apply(view, {v}, {input_arg(), attr(int_list(out->sizes))}, out);
-}
-
-Value slice_scatter(const Value& base, const Value& v, int64_t dim, int64_t start, int64_t end, const MetaRef& out) {
-  static auto& op = op_info("aten::slice_scatter", "");
-  return apply(op, {base, v}, {input_arg(), input_arg(), attr(dim), attr(start), attr(end), attr(int64_t{1})}, out);
 }
 
 int64_t wrap(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
@@ -47,24 +41,24 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
       sizes.push_back(meta->sizes[d]);
     }
     auto permuted = contiguous_meta(sizes, meta->dtype);
-    path = make_step(path, permute, {input_arg(), attr(order)}, meta, permuted.set, 0);
+    path = make_step(path, permute, {input_arg(), attr(order)}, meta, permuted.set);
     meta = permuted;
   }
   if (meta->sizes.size() != 1) {
     auto flat = contiguous_meta({meta->numel()}, meta->dtype);
-    path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{meta->numel()})}, meta, flat.set, 0);
+    path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{meta->numel()})}, meta, flat.set);
     meta = flat;
   }
   if (meta->dtype != dtype) {
     if (c10::isComplexType(meta->dtype) && dtype == c10::toRealValueType(meta->dtype)) {
       auto pairs = contiguous_meta({meta->sizes[0], 2}, dtype);
-      path = make_step(path, view_as_real, {input_arg()}, meta, pairs.set, 0);
+      path = make_step(path, view_as_real, {input_arg()}, meta, pairs.set);
       auto flat = contiguous_meta({2 * meta->sizes[0]}, dtype);
-      path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set, 0);
+      path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set);
     } else {
       const auto bytes = meta->sizes[0] * static_cast<int64_t>(c10::elementSize(meta->dtype));
       auto cast = contiguous_meta({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, dtype);
-      path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set, 0);
+      path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set);
     }
   }
   return path;
@@ -73,7 +67,7 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
 }  // namespace
 
 Value forward(const ViewStep& step, const Value& in) {
-  return {make_node(*step.op, Args(step.args), {in}, step.outs), step.out};
+  return {make_node(*step.op, Args(step.args), {in}, step.out), 0};
 }
 
 Value inverse(const ViewStep& step, const Value& base, const Value& v) {
@@ -110,18 +104,6 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
     }
     return apply(*step.op, {v}, {input_arg(), attr(back)}, in);
   }
-  if (name == "aten.unbind.int") {
-    static auto& op = op_info("aten::select_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], attr(static_cast<int64_t>(step.out))}, in);
-  }
-  if (name == "aten.split.Tensor" || name == "aten.split_with_sizes.default") {
-    const auto dim = wrap(args[2].value.toInt(), in->sizes.size());
-    int64_t start = 0;
-    for (uint32_t i = 0; i < step.out; ++i) {
-      start += step.outs->metas[i].sizes[dim];
-    }
-    return slice_scatter(base, v, dim, start, start + step.outs->metas[step.out].sizes[dim], in);
-  }
   if (name == "aten.view_as_real.default" || name == "aten.view_as_complex.default") {
     static auto& real = op_info("aten::view_as_real", "");
     static auto& complex = op_info("aten::view_as_complex", "");
@@ -137,17 +119,16 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
   return reshape(v, in);
 }
 
-ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr outs, uint32_t out) {
+ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out) {
   auto step = c10::make_intrusive<ViewStep>();
   step->repeats = (parent.defined() && parent->repeats) ||
-                  (op.name == "aten.expand.default" && outs->metas[out].numel() != in->numel()) ||
+                  (op.name == "aten.expand.default" && out->metas[0].numel() != in->numel()) ||
                   op.name == "aten.unfold.default";
   step->parent = std::move(parent);
   step->op = &op;
   step->args = std::move(args);
   step->in = std::move(in);
-  step->outs = std::move(outs);
-  step->out = out;
+  step->out = std::move(out);
   return step;
 }
 
@@ -179,10 +160,10 @@ std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta) {
 ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
   static auto& as_strided = op_info("aten::as_strided", "");
   auto path = memory_path(base, meta->dtype);
-  const MetaRef in = path.defined() ? MetaRef{path->outs, path->out} : base;
+  const MetaRef in = path.defined() ? MetaRef{path->out, 0} : base;
   return make_step(std::move(path), as_strided,
                    {input_arg(), attr(int_list(meta->sizes)), attr(int_list(meta->strides)), attr(meta->offset)}, in,
-                   make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set, 0);
+                   make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
 }
 
 std::vector<const ViewStep*> steps_of(const ViewPath& path) {
@@ -208,7 +189,7 @@ Signs signs_of(const ViewPath& path) {
 bool shows_whole(const ViewPath& path, const Meta& base) {
   static const auto& conjugate = op_info("aten::_conj", "");
   static const auto& negative = op_info("aten::_neg_view", "");
-  const auto& shown = path->outs->metas[path->out];
+  const auto& shown = path->out->metas[0];
   if (shown.layout != base.layout || shown.offset != base.offset) {
     return false;
   }

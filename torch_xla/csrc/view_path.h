@@ -12,7 +12,7 @@ Value forward(const ViewStep& step, const Value& in);
 // The value of a step's input after its output became `v`; `base` is the input's value before.
 Value inverse(const ViewStep& step, const Value& base, const Value& v);
 
-ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr outs, uint32_t out);
+ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out);
 // A path to memory as torch.as_strided addresses it.
 ViewPath strided_path(const MetaRef& base, const MetaRef& meta);
 // The steps from the storage to the view.

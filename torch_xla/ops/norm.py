@@ -12,7 +12,7 @@ from jax import lax
 
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Lifted, lowers
 
 MaybeArray = jax.Array | None
 Three = tuple[MaybeArray, MaybeArray, MaybeArray]
@@ -161,7 +161,7 @@ def _batch_norm(
     running_mean: MaybeArray,
     running_var: MaybeArray,
     training: bool,
-    momentum: float,
+    momentum: float | Lifted,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, MaybeArray, MaybeArray]:
     """Result, mean, 1/std, and the running statistics as they are afterwards."""
@@ -172,8 +172,10 @@ def _batch_norm(
         if running_mean is not None and running_var is not None:
             count = math.prod(x.shape[d] for d in dims)
             unbiased = variance * (count / max(count - 1, 1))
-            running_mean = (1 - momentum) * dtypes.widen(running_mean) + momentum * mean
-            running_var = (1 - momentum) * dtypes.widen(running_var) + momentum * unbiased
+            new = momentum.value if isinstance(momentum, Lifted) else momentum
+            old, new = (dtypes.cast(part, dtypes.dtype_of(mean)) for part in (1 - new, new))
+            running_mean = old * dtypes.widen(running_mean) + new * mean
+            running_var = old * dtypes.widen(running_var) + new * unbiased
     else:
         mean, variance = dtypes.widen(running_mean), dtypes.widen(running_var)
     rstd = lax.rsqrt(variance + eps)
@@ -215,7 +217,7 @@ def _batch_norm_functional(
     running_mean: jax.Array,
     running_var: jax.Array,
     training: bool,
-    momentum: float,
+    momentum: float | Lifted,
     eps: float,
 ) -> tuple[MaybeArray, ...]:
     out, mean, rstd, *running = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -259,7 +261,7 @@ def _batch_norm_with_update(
     bias: MaybeArray,
     running_mean: jax.Array,
     running_var: jax.Array,
-    momentum: float,
+    momentum: float | Lifted,
     eps: float,
 ) -> tuple[MaybeArray, ...]:
     out, mean, rstd, *running = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)

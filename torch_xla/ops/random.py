@@ -100,6 +100,7 @@ def _log_normal(ctx: Context, x: jax.Array, mean: Any, std: Any, *, generator: A
 
 
 def _integers(ctx: Context, low: Any, high: Any) -> jax.Array:
+    low, high = dtypes.cast(low, torch.int64), dtypes.cast(high, torch.int64)
     return jax.random.randint(ctx.key(), ctx.meta.shape, low, high, dtype=jnp.int64)
 
 
@@ -120,7 +121,7 @@ def _randint_between(ctx: Context, low: int, high: int, size: Sequence[int], **_
     "aten.randint_like.Tensor_generator",
 )
 def _randint_like(ctx: Context, x: jax.Array, high: Any, **_: Any) -> jax.Array:
-    return _integers(ctx, 0, dtypes.cast(high, torch.int64))
+    return _integers(ctx, 0, high)
 
 
 @lowers("aten.randint_like.low_dtype", "aten.randint_like.low_generator_dtype")

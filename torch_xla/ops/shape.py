@@ -21,6 +21,7 @@ from torch_xla.ops.args import axes, axis, clamp_slice, ints
 from torch_xla.ops.registry import Context, Lifted, lowers
 
 Arrays = tuple[jax.Array, ...]
+Offset = int | Lifted | None
 
 
 @lowers(
@@ -85,10 +86,19 @@ def _select(ctx: Context, x: jax.Array, dim: int, index: int | Lifted) -> jax.Ar
 
 
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
-def _slice(ctx: Context, x: jax.Array, dim: int, start: int | None, end: int | None, step: int) -> jax.Array:
+def _slice(ctx: Context, x: jax.Array, dim: int, start: Offset, end: Offset, step: int) -> jax.Array:
     dim = axis(dim, x.ndim)
-    start, end = clamp_slice(start, end, x.shape[dim])
-    return lax.slice_in_dim(x, start, end, step, dim)
+    # What its end is, its shape tells.
+    reach = _reach(ctx.meta.shape[dim], step)
+    if isinstance(start, Lifted):
+        return lax.slice_in_dim(lax.dynamic_slice_in_dim(x, start.value, reach, dim), 0, None, step, dim)
+    first, _ = clamp_slice(start, None, x.shape[dim])
+    return lax.slice_in_dim(x, first, first + reach, step, dim)
+
+
+def _reach(count: int, step: int) -> int:
+    """How many places `count` elements take, one in `step`."""
+    return max((count - 1) * step + 1, 0)
 
 
 @lowers("aten.narrow_copy.default")
@@ -231,7 +241,7 @@ def _as_strided_scatter(
     return jnp.reshape(flat, x.shape)
 
 
-def _replace(x: jax.Array, src: jax.Array, start: int, dim: int) -> jax.Array:
+def _replace(x: jax.Array, src: jax.Array, start: int | jax.Array, dim: int) -> jax.Array:
     # XLA:CPU fuses what is written with the write, which it does in place: `x[:3] = x[:3].flip(0)` then reads rows that
     # are new already. Values that are there before the write starts are safe.
     src = lax.platform_dependent(src, cpu=lax.optimization_barrier, default=lambda values: values)
@@ -251,6 +261,17 @@ def write_slice(x: jax.Array, src: jax.Array, dim: int, start: int, end: int, st
     return jnp.where(hit.reshape([-1 if d == dim else 1 for d in range(x.ndim)]), spread, x)
 
 
+def _write_at(x: jax.Array, src: jax.Array, dim: int, start: jax.Array, step: int) -> jax.Array:
+    """`x` with every `step`-th place from `start` along `dim` replaced by `src`; one below zero counts from the end."""
+    if src.size == 0:
+        return x
+    src = src.astype(x.dtype)
+    if step != 1:
+        reach = _reach(src.shape[dim], step)
+        src = write_slice(lax.dynamic_slice_in_dim(x, start, reach, dim), src, dim, 0, reach, step)
+    return _replace(x, src, start, dim)
+
+
 def _spread(src: jax.Array, dim: int, start: int, step: int, size: int) -> jax.Array:
     """`src` at every `step`-th position from `start` of a zero array of `size` along `dim`."""
     used = start + max(src.shape[dim] - 1, 0) * step + (1 if src.shape[dim] else 0)
@@ -261,17 +282,22 @@ def _spread(src: jax.Array, dim: int, start: int, step: int, size: int) -> jax.A
 
 @lowers("aten.slice_scatter.default")
 def _slice_scatter(
-    ctx: Context, x: jax.Array, src: jax.Array, dim: int, start: int | None, end: int | None, step: int
+    ctx: Context, x: jax.Array, src: jax.Array, dim: int, start: Offset, end: Offset, step: int
 ) -> jax.Array:
     dim = axis(dim, x.ndim)
-    return write_slice(x, src, dim, *clamp_slice(start, end, x.shape[dim]), step)
+    if isinstance(start, Lifted):
+        return _write_at(x, src, dim, start.value, step)
+    first, last = clamp_slice(start, None if isinstance(end, Lifted) else end, x.shape[dim])
+    if isinstance(end, Lifted):
+        last = first + _reach(src.shape[dim], step)
+    return write_slice(x, src, dim, first, last, step)
 
 
 @lowers("aten.select_scatter.default")
 def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
     dim = axis(dim, x.ndim)
     if isinstance(index, Lifted):
-        return lax.dynamic_update_index_in_dim(x, src.astype(x.dtype), index.value, dim)
+        return _write_at(x, jnp.expand_dims(src, dim), dim, index.value, 1)
     index %= x.shape[dim]
     return write_slice(x, jnp.expand_dims(src, dim), dim, index, index + 1, 1)
 
@@ -286,10 +312,12 @@ def _diagonal_scatter(ctx: Context, x: jax.Array, src: jax.Array, offset: int, d
 
 @lowers("aten.slice_backward.default")
 def _slice_backward(
-    ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+    ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, start: int | Lifted, end: int | Lifted, step: int
 ) -> jax.Array:
     dim = axis(dim, len(sizes))
-    start, _ = clamp_slice(start, end, sizes[dim])
+    if isinstance(start, Lifted):
+        return _write_at(jnp.zeros(sizes, grad.dtype), grad, dim, start.value, step)
+    start, _ = clamp_slice(start, None, sizes[dim])
     return _spread(grad, dim, start, step, sizes[dim])
 
 
@@ -297,7 +325,7 @@ def _slice_backward(
 def _select_backward(ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, index: int | Lifted) -> jax.Array:
     dim = axis(dim, len(sizes))
     if isinstance(index, Lifted):
-        return lax.dynamic_update_index_in_dim(jnp.zeros(sizes, grad.dtype), grad, index.value, dim)
+        return _write_at(jnp.zeros(sizes, grad.dtype), jnp.expand_dims(grad, dim), dim, index.value, 1)
     return _spread(jnp.expand_dims(grad, dim), dim, index % sizes[dim], 1, sizes[dim])
 
 
@@ -416,22 +444,23 @@ def _rot90(ctx: Context, x: jax.Array, k: int, dims: Sequence[int]) -> jax.Array
     return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
-def _triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:
+def _triangle(x: jax.Array, diagonal: int | Lifted, lower: bool) -> jax.Array:
     rows = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 0)
     columns = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 1)
     # Diagonals far outside the matrix would not fit int32.
-    diagonal = min(max(diagonal, -x.shape[-2] - 1), x.shape[-1] + 1)
-    keep = columns - rows <= diagonal if lower else columns - rows >= diagonal
+    wanted = diagonal.value if isinstance(diagonal, Lifted) else diagonal
+    wanted = jnp.clip(wanted, -x.shape[-2] - 1, x.shape[-1] + 1).astype(jnp.int32)
+    keep = columns - rows <= wanted if lower else columns - rows >= wanted
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 
 @lowers("aten.tril.default")
-def _tril(ctx: Context, x: jax.Array, diagonal: int) -> jax.Array:
+def _tril(ctx: Context, x: jax.Array, diagonal: int | Lifted) -> jax.Array:
     return _triangle(x, diagonal, lower=True)
 
 
 @lowers("aten.triu.default")
-def _triu(ctx: Context, x: jax.Array, diagonal: int) -> jax.Array:
+def _triu(ctx: Context, x: jax.Array, diagonal: int | Lifted) -> jax.Array:
     return _triangle(x, diagonal, lower=False)
 
 

@@ -1,0 +1,274 @@
+"""Numbers that are constants of a graph until they vary: where parts of tensors begin, ends of ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla import _bindings
+from torch_xla._core import cache, graph, retrace
+from torch_xla.experimental import eager_mode_context
+
+Counting = Callable[[int], AbstractContextManager[Any]]
+Read = Callable[[torch.Tensor, int], torch.Tensor]
+Write = Callable[[torch.Tensor, int], Any]
+
+READS: dict[str, Read] = {
+    "row": lambda x, i: x[i] * 2.5,
+    "row from the end": lambda x, i: x[-1 - i] * 2.5,
+    "column": lambda x, i: x[:, i].sin(),
+    "element": lambda x, i: x[i, 2 * i] * 2.5,
+    "batch": lambda x, i: x[3 * i : 3 * i + 3].cos(),
+    "batch from the end": lambda x, i: x[-3 * i - 4 : -3 * i - 1].cos(),
+    "every third": lambda x, i: x[:, i : i + 13 : 3].cos(),
+    "part of a part": lambda x, i: x[i : i + 8, 1:9][2:5, i] * 2.5,
+    "end beyond": lambda x, i: x[-3 : 20 + i] * 2.5,
+    "narrow": lambda x, i: x.narrow(1, i, 4) * 2.5,
+    "split": lambda x, i: x.split(4)[i].exp(),
+    "split by sizes": lambda x, i: x.split([3, 3, 3, 3, 3, 5], 1)[i].exp(),
+    "chunk": lambda x, i: x.chunk(5)[i].exp(),
+    "unbind": lambda x, i: x.unbind(1)[i].exp(),
+    "triangle": lambda x, i: x.tril(i - 2) + x.triu(2 * i),
+    "range": lambda x, i: x[0, :4] * torch.arange(i, i + 4, device=x.device),
+    "range of floats": lambda x, i: x[0, :4] * torch.arange(i + 0.5, i + 4.5, device=x.device),
+    "even spaces": lambda x, i: x[0, :4] * torch.linspace(i, 3 * i + 1.5, 4, device=x.device),
+}
+
+WRITES: dict[str, Write] = {
+    "row": lambda x, i: x[i].mul_(2.5),
+    "batch": lambda x, i: x[3 * i : 3 * i + 3].add_(2.5),
+    "batch from itself": lambda x, i: x.__setitem__(slice(3 * i, 3 * i + 3), x[3 * i : 3 * i + 3].flip(0)),
+    "every third": lambda x, i: x[:, i : i + 13 : 3].fill_(i + 0.5),
+    "part of a part": lambda x, i: x[i : i + 8][2:5, i].zero_(),
+    "split": lambda x, i: x.split(4)[i].mul_(2.5),
+    "unbind": lambda x, i: x.unbind(1)[i].mul_(2.5),
+    "end beyond": lambda x, i: x[-3 : 20 + i].mul_(2.5),
+    "two": lambda x, i: (x[:, i].add_(1.5), x[2 * i].mul_(2.5)),
+}
+
+
+def made() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.arange(400.0).reshape(20, 20).div(50).contiguous()
+    return x, x.to("xla")
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_compile_twice(name: str, compiles: Counting) -> None:
+    host, x = made()
+    torch_xla.sync()
+    cache.clear()
+    found = []
+    with compiles(2):
+        for i in range(5):
+            found.append(READS[name](x, i))
+            torch_xla.sync()
+    for i, y in enumerate(found):
+        torch.testing.assert_close(y.cpu(), READS[name](host, i))
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_compile_twice(name: str, compiles: Counting) -> None:
+    host, x = made()
+    torch_xla.sync()
+    cache.clear()
+    with compiles(2):
+        for i in range(5):
+            WRITES[name](x, i)
+            torch_xla.sync()
+    for i in range(5):
+        WRITES[name](host, i)
+    torch.testing.assert_close(x.cpu(), host)
+
+
+def test_gradients(compiles: Counting) -> None:
+    host, x = made()
+    for t in (host, x):
+        t.requires_grad_()
+        t.grad = torch.zeros_like(t)
+    torch_xla.sync()
+    cache.clear()
+
+    def loss(x: torch.Tensor, i: int) -> torch.Tensor:
+        return (x[3 * i : 3 * i + 7 : 2].sin().sum() + x[i].cos().sum() * x[:, -1 - i].sin().prod()) * 2.5
+
+    with compiles(2):
+        for i in range(5):
+            loss(x, i).backward()
+            torch_xla.sync()
+    for i in range(5):
+        loss(host, i).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.cpu(), host.grad)
+
+
+@pytest.mark.parametrize(
+    ("draw", "low", "high"),
+    [
+        (lambda x, i: torch.randint(0, 10 * i, x.shape, device=x.device), lambda i: 0, lambda i: 10 * i - 1),
+        (lambda x, i: torch.randint(i, 2 * i, x.shape, device=x.device), lambda i: i, lambda i: 2 * i - 1),
+        (lambda x, i: torch.empty_like(x).uniform_(-i, i), lambda i: -i, lambda i: i),
+        (lambda x, i: torch.empty_like(x).uniform_(0, i / 2), lambda i: 0, lambda i: i / 2),
+    ],
+)
+def test_ranges_of_random_numbers(draw: Read, low: Any, high: Any, compiles: Counting) -> None:
+    x = torch.zeros(50, 50).to("xla")
+    torch_xla.sync()
+    cache.clear()
+    found = []
+    with compiles(2):
+        for i in range(2, 7):
+            found.append(draw(x, i))
+            torch_xla.sync()
+    for i, y in zip(range(2, 7), found, strict=True):
+        span = high(i) - low(i)
+        assert low(i) <= y.min().item() <= low(i) + 0.01 * span
+        assert high(i) - 0.01 * span <= y.max().item() <= high(i)
+
+
+def test_chances(compiles: Counting) -> None:
+    x = torch.ones(100, 100).to("xla")
+    torch_xla.sync()
+    cache.clear()
+    kept = []
+    with compiles(2):
+        for i in range(1, 6):
+            kept.append((torch.nn.functional.dropout(x, i / 10) != 0).float().mean() * 1.5)
+            torch_xla.sync()
+    assert [y.item() / 1.5 for y in kept] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.03)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.3])
+def test_momentum_of_batch_norm(momentum: float | None, compiles: Counting) -> None:
+    norms = [torch.nn.BatchNorm1d(20, momentum=momentum) for _ in range(2)]
+    host, x = made()
+    norms[1].to("xla")
+    torch_xla.sync()
+    cache.clear()
+
+    def step(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: int) -> torch.Tensor:
+        norm.momentum = momentum and momentum / i
+        return norm(x * i)
+
+    with compiles(2):
+        for i in range(1, 6):
+            y = step(norms[1], x, i)
+            torch_xla.sync()
+    for i in range(1, 6):
+        expected = step(norms[0], host, i)
+    torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-5)
+    for name, statistic in norms[1].state_dict().items():
+        torch.testing.assert_close(statistic.cpu(), norms[0].state_dict()[name])
+
+
+def test_rows_of_an_iteration(compiles: Counting) -> None:
+    host, x = made()
+    torch_xla.sync()
+    cache.clear()
+    found = []
+    with compiles(2):
+        for row in x:
+            found.append(row * 2.5)
+            torch_xla.sync()
+    torch.testing.assert_close(torch.stack(found).cpu(), host * 2.5)
+
+
+def test_only_what_varies_is_an_input() -> None:
+    _, x = made()
+    torch_xla.sync()
+    cache.clear()
+    given = []
+    for i in range(3):
+        y = x[i : i + 4, 5:9] * 2.5
+        described = graph.describe(_bindings.Graph.of_tensors([y]))
+        given.append([number.value for node in described.nodes for number in node.numbers()])
+        del y
+    # The first batch, the second and the third: where it begins and ends, after that where the columns do.
+    assert given == [[2.5], [1, 5, 2.5], [2, 6, 2.5]]
+
+
+def test_looking_at_a_graph_decides_nothing(compiles: Counting) -> None:
+    _, x = made()
+    torch_xla.sync()
+    cache.clear()
+    y = x[3] * 2.5
+    torch_xla.sync()
+    del y
+    for i in range(3):
+        y = x[i] * 2.5
+        assert f"aten::select.int(%p0, 0, {i})" in torch_xla._XLAC._get_xla_tensors_text([y])
+        del y
+    with compiles(0):
+        y = x[3] * 2.5
+        torch_xla.sync()
+        assert y.device.type == "xla"
+
+
+def test_a_loop_without_variation_has_constants(compiles: Counting) -> None:
+    _, x = made()
+    torch_xla.sync()
+    cache.clear()
+    with compiles(1):
+        for _ in range(3):
+            y = x[3:7, 1] * 2.5
+            numbers = graph.describe(_bindings.Graph.of_tensors([y])).nodes[0].numbers()
+            assert not numbers
+            torch_xla.sync()
+
+
+def test_the_reason_says_so() -> None:
+    _, x = made()
+    torch_xla.sync()
+    cache.clear()
+    retrace.clear()
+    for i in range(4):
+        y = x[5 * i : 5 * i + 5] * 2.5
+        torch_xla.sync()
+        assert y.device.type == "xla"
+    (found,) = retrace.records()
+    assert (
+        found.differences[0].text
+        == "argument 2 of aten.slice.Tensor went from 0 to 5; it is an input of the program from now on"
+    )
+
+
+def test_eager_mode(compiles: Counting) -> None:
+    host, x = made()
+    torch_xla.sync()
+    cache.clear()
+    with eager_mode_context(True), compiles(2):
+        found = [x[i : i + 4].sin() for i in range(6)]
+    for i, y in enumerate(found):
+        torch.testing.assert_close(y.cpu(), host[i : i + 4].sin())
+
+
+def test_views_stay_views() -> None:
+    host, x = made()
+    for t in (host, x):
+        a, b, *_ = t.split(4)
+        first, second, *_ = t.unbind(1)
+        t[2:6].mul_(3)
+        b[1].fill_(0.5)
+        second[4:].add_(first[4:])
+        a.t_()
+        a[0].neg_()
+        torch_xla.sync()
+        assert (a.storage_offset(), b.storage_offset(), second.storage_offset()) == (0, 80, 1)
+        assert (a.stride(), b.stride(), second.stride()) == ((1, 20), (20, 1), (20,))
+    torch.testing.assert_close(x.cpu(), host)
+
+
+def test_what_is_out_of_range_is_told_at_once() -> None:
+    _, x = made()
+    xm.wait_device_ops()
+    for i in range(18, 23):
+        if i < 20:
+            (x[i] * 2.5).cpu()
+        else:
+            with pytest.raises(IndexError, match=f"index {i} is out of bounds for dimension 0 with size 20"):
+                x[i]

@@ -1,0 +1,18 @@
+// Numbers that shape what XLA can do with a program, such as where a part of a tensor begins: constants of it, until a
+// graph comes that differs from an earlier one in nothing else.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "hash.h"
+
+namespace torch_xla {
+
+// For each adaptive number of a graph, given by its bits, whether it varies. `structure` is the key of all graphs that
+// differ in these only, and `runs` says that this one is about to run, not only looked at. Wants the recorder's lock.
+std::vector<bool> which_vary(const Hash& structure, const std::vector<uint64_t>& numbers, bool runs);
+
+// Forgets what varied.
+void forget_varying();
+
+}  // namespace torch_xla
