@@ -153,7 +153,7 @@ def test_momentum_of_batch_norm(momentum: float | None, compiles: Counting) -> N
 
     def step(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: int) -> torch.Tensor:
         norm.momentum = momentum and momentum / i
-        return norm(x * i)
+        return norm(x * (i + 0.5))
 
     with compiles(2):
         for i in range(1, 6):

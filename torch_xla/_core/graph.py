@@ -42,12 +42,10 @@ class Number:
     Attributes:
         index: Position among the node's numbers.
         value: Value at the time of the cut; no part of the program.
-        varies: Whether it was a constant in the first graph of its kind, and had another value since.
     """
 
     index: int
     value: int | float | complex
-    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +163,8 @@ def _node(
             template.append([next_input() for _ in range(count)])
         elif kind == "optional_inputs":
             template.append([next_input() if value >> i & 1 else None for i in range(count)])
-        elif kind in ("number", "adaptive"):
-            template.append(Number(numbers, value, varies=kind == "adaptive"))
+        elif kind == "number":
+            template.append(Number(numbers, value))
             numbers += 1
         else:
             template.append(value)

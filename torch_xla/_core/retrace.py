@@ -301,12 +301,9 @@ def _constants(graph: Graph, known: Graph) -> list[Difference]:
 
 
 def _outlook(new: Any, old: Any) -> str:
-    """What to expect of an integer that changed."""
-    if any(isinstance(arg, Number) and arg.varies for arg in (new, old)):
-        return "; it is an input of the program from now on"
-    if isinstance(new, Number) != isinstance(old, Number) and type(_value(new)) is type(_value(old)) is int:
-        return "; integers 0 and 1 are constants of a program"
-    return ""
+    """What to expect of a number that changed."""
+    became_input = isinstance(new, Number) and not isinstance(old, Number)
+    return "; it is an input of the program from now on" if became_input else ""
 
 
 def _value(arg: Any) -> Any:

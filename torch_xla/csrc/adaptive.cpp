@@ -23,26 +23,25 @@ std::unordered_map<Hash, Known, HashHasher>& known() {
 
 }  // namespace
 
-std::vector<bool> which_vary(const Hash& structure, const std::vector<uint64_t>& numbers, bool runs) {
+void find_varying(const Hash& structure, const std::vector<uint64_t>& numbers, std::vector<bool>& vary, bool runs) {
   auto& graphs = known();
-  const auto found = graphs.find(structure);
+  auto found = graphs.find(structure);
   if (found == graphs.end()) {
-    std::vector<bool> none(numbers.size(), false);
-    if (runs) {
-      if (graphs.size() >= kGraphs) {
-        graphs.clear();
-      }
-      graphs.emplace(structure, Known{numbers, none});
+    if (!runs) {
+      return;
     }
-    return none;
+    if (graphs.size() >= kGraphs) {
+      graphs.clear();
+    }
+    found = graphs.emplace(structure, Known{numbers, vary}).first;
   }
-  auto& [first, vary] = found->second;
+  auto& known = found->second;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    vary[i] = vary[i] || known.vary[i] || (runs && numbers[i] != known.first[i]);
+  }
   if (runs) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      vary[i] = vary[i] || numbers[i] != first[i];
-    }
+    known.vary = vary;
   }
-  return vary;
 }
 
 void forget_varying() {

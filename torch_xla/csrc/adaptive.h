@@ -8,9 +8,10 @@
 
 namespace torch_xla {
 
-// For each adaptive number of a graph, given by its bits, whether it varies. `structure` is the key of all graphs that
-// differ in these only, and `runs` says that this one is about to run, not only looked at. Wants the recorder's lock.
-std::vector<bool> which_vary(const Hash& structure, const std::vector<uint64_t>& numbers, bool runs);
+// Sets for each adaptive number of a graph, given by its bits, whether it varies; some do anyway. `structure` is the
+// key of all graphs that differ in these only, and `runs` says that this one is about to run, not only looked at. Wants
+// the recorder's lock.
+void find_varying(const Hash& structure, const std::vector<uint64_t>& numbers, std::vector<bool>& vary, bool runs);
 
 // Forgets what varied.
 void forget_varying();

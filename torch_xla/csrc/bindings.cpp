@@ -54,9 +54,9 @@ py::object describe_arg(const Arg& arg, bool constant) {
       return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
     case Arg::Kind::Number:
     case Arg::Kind::Adaptive:
+    case Arg::Kind::Integer:
       if (!constant) {
-        const auto* const kind = arg.kind == Arg::Kind::Adaptive ? "adaptive" : "number";
-        return py::make_tuple(kind, 1, torch::jit::toPyObject(arg.value));
+        return py::make_tuple("number", 1, torch::jit::toPyObject(arg.value));
       }
       break;
     case Arg::Kind::Attr:

@@ -111,7 +111,7 @@ void Call::collect() {
     if ((info.adaptive >> i & 1) != 0 && (v.isInt() || v.isDouble())) {
       add_adaptive(v);
     } else {
-      add(info.kinds[i], v);
+      add(i, v);
     }
     if (drop) {
       args.resize(kept_args);
@@ -181,9 +181,14 @@ void Call::add_input(const at::Tensor& t) {
   }
 }
 
-void Call::add_number(const IValue& v) {
-  const bool lift = info.has_tensor && (v.isDouble() || v.isInt() || v.isComplexDouble()) && !is_special_number(v);
-  push({lift ? Arg::Kind::Number : Arg::Kind::Attr, 0, v});
+void Call::add_number(const IValue& v, bool is_default) {
+  auto kind = Arg::Kind::Attr;
+  if (info.has_tensor && v.isInt() && !is_default) {
+    kind = Arg::Kind::Integer;
+  } else if (info.has_tensor && (v.isDouble() || v.isComplexDouble() || (v.isInt() && !is_special_number(v)))) {
+    kind = Arg::Kind::Number;
+  }
+  push({kind, 0, v});
 }
 
 void Call::add_adaptive(const IValue& v) {
@@ -206,12 +211,12 @@ void Call::add_tensor(const at::Tensor& t) {
   }
 }
 
-void Call::add(ArgKind kind, const IValue& v) {
+void Call::add(size_t i, const IValue& v) {
   if (v.isNone()) {
     push(attr({}));
     return;
   }
-  switch (kind) {
+  switch (info.kinds[i]) {
     case ArgKind::Tensor:
       add_tensor(v.toTensor());
       break;
@@ -239,7 +244,7 @@ void Call::add(ArgKind kind, const IValue& v) {
       break;
     }
     case ArgKind::Number:
-      add_number(v);
+      add_number(v, v.isInt() && info.defaults[i] >= 0 && v.toInt() == info.defaults[i]);
       break;
     case ArgKind::NumberList: {
       // Kept constant: the few operators that take such lists write them into the program's structure.

@@ -40,10 +40,10 @@ class Call {
   at::Tensor adopt(const at::Tensor& t, bool any_rank) const;
   void push(Arg arg);
   void add_input(const at::Tensor& t);
-  void add_number(const c10::IValue& v);
+  void add_number(const c10::IValue& v, bool is_default = false);
   void add_adaptive(const c10::IValue& v);
   void add_tensor(const at::Tensor& t);
-  void add(ArgKind kind, const c10::IValue& v);
+  void add(size_t i, const c10::IValue& v);
 
   bool foreign_ = false;  // some tensor is on another device
   bool fake_ = false;

@@ -67,7 +67,7 @@ class Graph {
   Graph() = default;
   void collect(std::vector<Value> roots, bool runs);
   void number_leaves(bool runs);
-  void settle_adaptive(const std::vector<size_t>& places, bool runs);
+  void settle_adaptive(const std::vector<size_t>& places, std::vector<bool> vary, bool runs);
   void find_donations(bool overwritten_too);
   void take_given();
   void settle();

@@ -27,7 +27,9 @@ Released& released() {
 
 }  // namespace
 
-bool is_number(const Arg& arg) { return arg.kind == Arg::Kind::Number || arg.kind == Arg::Kind::Adaptive; }
+bool is_number(const Arg& arg) {
+  return arg.kind == Arg::Kind::Number || arg.kind == Arg::Kind::Adaptive || arg.kind == Arg::Kind::Integer;
+}
 
 int64_t Meta::numel() const {
   int64_t n = 1;
@@ -194,7 +196,8 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   Args args;
   std::vector<int64_t> sizes(meta->sizes.begin(), meta->sizes.end());
   args.push_back(attr(sizes));
-  args.push_back({is_special_number(number) ? Arg::Kind::Attr : Arg::Kind::Number, 0, number});
+  const auto kind = number.isBool() ? Arg::Kind::Attr : number.isInt() ? Arg::Kind::Integer : Arg::Kind::Number;
+  args.push_back({kind, 0, number});
   args.push_back(attr(static_cast<int64_t>(meta->dtype)));
   for (int i = 0; i < 3; ++i) {
     args.push_back(attr({}));

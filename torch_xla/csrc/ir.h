@@ -78,6 +78,7 @@ struct Arg {
     OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
     Number,     // `value` is an input of the program, not a constant
     Adaptive,   // so is this, where it varies; see adaptive.h
+    Integer,    // so is this, where it varies or never was special
   };
   Kind kind = Kind::Attr;
   uint32_t count = 0;

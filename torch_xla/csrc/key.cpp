@@ -27,6 +27,7 @@ Hash call_hash(const Node& node) {
 
 void Graph::number_leaves(bool runs) {
   std::vector<size_t> adaptive;  // which numbers are
+  std::vector<bool> vary;        // those that are no constants in any program
   // Without their lengths, the end of one list could be read as the start of the next.
   key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
@@ -41,8 +42,9 @@ void Graph::number_leaves(bool runs) {
         hash_attr(key, arg.value);
         continue;
       }
-      if (arg.kind == Arg::Kind::Adaptive) {
+      if (arg.kind != Arg::Kind::Number) {
         adaptive.push_back(numbers.size());
+        vary.push_back(arg.kind == Arg::Kind::Integer && !is_special_number(arg.value));
       }
       NumberSlot slot;
       slot.node = node->slot;
@@ -91,18 +93,18 @@ void Graph::number_leaves(bool runs) {
   }
   key.mix(static_cast<uint64_t>(device));
   if (!adaptive.empty()) {
-    settle_adaptive(adaptive, runs);
+    settle_adaptive(adaptive, std::move(vary), runs);
   }
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::settle_adaptive(const std::vector<size_t>& places, bool runs) {
+void Graph::settle_adaptive(const std::vector<size_t>& places, std::vector<bool> vary, bool runs) {
   std::vector<uint64_t> values;
   values.reserve(places.size());
   for (const auto place : places) {
     values.push_back(numbers[place].bits());
   }
-  const auto vary = which_vary(key, values, runs);
+  find_varying(key, values, vary, runs);
   std::vector<bool> constant(numbers.size(), false);
   for (size_t i = 0; i < places.size(); ++i) {
     constant[places[i]] = !vary[i];

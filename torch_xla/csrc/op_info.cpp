@@ -115,6 +115,12 @@ bool writes(const c10::FunctionSchema& schema) {
   return false;
 }
 
+int8_t default_of(const c10::Argument& argument) {
+  const auto value = argument.default_value();
+  return value && value->isInt() && (value->toInt() == 0 || value->toInt() == 1) ? static_cast<int8_t>(value->toInt())
+                                                                                 : int8_t{-1};
+}
+
 using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
 const Overloads& overloads() {
   static const auto* const table = [] {
@@ -172,6 +178,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     const auto& argument = schema.arguments()[i];
     const bool rate = step && argument.type()->kind() == c10::TypeKind::FloatType;
     kinds.push_back(rate ? ArgKind::Number : kind_of(*argument.type()));
+    defaults.push_back(default_of(argument));
     has_tensor =
         has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());

@@ -32,6 +32,7 @@ struct OpInfo {
   Hash hash;
   uint64_t redefined = 0;  // how often an operator of this name was taken back before
   std::vector<ArgKind> kinds;
+  std::vector<int8_t> defaults;       // per argument: 0 or 1 where that is its default, such as alpha's, or -1
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
   std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
