@@ -27,10 +27,6 @@ Released& released() {
 
 }  // namespace
 
-bool is_number(const Arg& arg) {
-  return arg.kind == Arg::Kind::Number || arg.kind == Arg::Kind::Adaptive || arg.kind == Arg::Kind::Integer;
-}
-
 int64_t Meta::numel() const {
   int64_t n = 1;
   for (const auto s : sizes) {
@@ -161,7 +157,7 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
   auto node = c10::make_intrusive<Node>();
   node->op = &op;
-  node->numbered = std::any_of(args.begin(), args.end(), &is_number);
+  node->numbered = std::any_of(args.begin(), args.end(), [](const Arg& a) { return is_number(a); });
   node->args = std::move(args);
   node->inputs = std::move(inputs);
   node->outs = std::move(outs);

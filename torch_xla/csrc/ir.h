@@ -85,7 +85,7 @@ struct Arg {
   c10::IValue value;
 };
 inline Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
-bool is_number(const Arg& arg);
+inline bool is_number(const Arg& arg) { return arg.kind >= Arg::Kind::Number; }
 inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value)}; }
 using Args = c10::SmallVector<Arg, 5>;
 using Inputs = c10::SmallVector<Value, 3>;

@@ -32,7 +32,6 @@ struct OpInfo {
   Hash hash;
   uint64_t redefined = 0;  // how often an operator of this name was taken back before
   std::vector<ArgKind> kinds;
-  std::vector<int8_t> defaults;       // per argument: 0 or 1 where that is its default, such as alpha's, or -1
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
   std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
@@ -46,6 +45,7 @@ struct OpInfo {
   bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors
+  std::vector<int8_t> defaults;             // per argument: 0 or 1 where that is its default, such as alpha's, or -1
   Doubt doubt = nullptr;                    // calls that its Meta kernel accepts and its CPU kernel may not
   OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
   int functional_extra = 0;                 // optional arguments that operator has beyond this one's
