@@ -118,7 +118,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool pinned = false;
 
   bool seeded = false;
-  bool numbered = false;  // some argument may be such a number
+  bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
   bool given = false;   // the next program may have the buffer, though a tensor still has it
