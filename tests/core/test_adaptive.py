@@ -247,6 +247,27 @@ def test_eager_mode(compiles: Counting) -> None:
         torch.testing.assert_close(y.cpu(), host[i : i + 4].sin())
 
 
+def test_operators_with_other_constants_are_others() -> None:
+    host = torch.arange(-50_000, 50_000) % 17 - 8
+    x = host.to("xla")
+    torch_xla.sync()
+
+    def bounded(x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(0, 5) * 3 + x.clamp(-3, 0) * 5  # the constant is one bound, the input the other
+
+    y = bounded(x)
+    torch_xla.sync()
+    assert torch.equal(y.cpu(), bounded(host))
+
+
+def test_a_refused_number_is_told_at_once() -> None:
+    host, x = made()
+    for order in (3, 1):
+        torch.testing.assert_close(x.renorm(order, 0, 2).cpu(), host.renorm(order, 0, 2))
+    with pytest.raises(RuntimeError, match="^renorm: non-positive-norm not supported"):
+        x.renorm(0, 0, 2)
+
+
 def test_views_stay_views() -> None:
     host, x = made()
     for t in (host, x):

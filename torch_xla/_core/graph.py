@@ -82,10 +82,13 @@ class Node:
     @property
     def call(self) -> tuple[Any, ...]:
         """Equal for nodes that do the same, with tensors and numbers of their own."""
-        kinds = tuple(type(number.value) for number in self.numbers())
-        # `attrs` knows only the types of numbers that became constants after they were recorded.
-        constants = tuple(a for a in self.args if isinstance(a, (int, float, complex)))
-        return self.op, self.attrs, kinds, constants
+        # `attrs` does not know which of the numbers are constants of this program.
+        numbers = tuple(
+            type(a.value) if isinstance(a, Number) else a
+            for a in self.args
+            if isinstance(a, (Number, int, float, complex))
+        )
+        return self.op, self.attrs, numbers
 
     def numbers(self) -> list[Number]:
         """The placeholders for numbers, in order."""

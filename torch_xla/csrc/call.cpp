@@ -183,9 +183,13 @@ void Call::add_input(const at::Tensor& t) {
 
 void Call::add_number(const IValue& v, bool is_default) {
   auto kind = Arg::Kind::Attr;
-  if (info.has_tensor && v.isInt() && !is_default) {
-    kind = Arg::Kind::Integer;
-  } else if (info.has_tensor && (v.isDouble() || v.isComplexDouble() || (v.isInt() && !is_special_number(v)))) {
+  if (info.has_tensor && v.isInt()) {
+    const bool special = is_special_number(v);
+    kind = special && is_default ? Arg::Kind::Attr : Arg::Kind::Integer;
+    if (special) {
+      hash_attr(key, v);  // kernels refuse some of these, such as a norm of order 0
+    }
+  } else if (info.has_tensor && (v.isDouble() || v.isComplexDouble())) {
     kind = Arg::Kind::Number;
   }
   push({kind, 0, v});
