@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch_xla.experimental import eager_mode_context
 Counting = Callable[[int], AbstractContextManager[Any]]
 Read = Callable[[torch.Tensor, int], torch.Tensor]
 Write = Callable[[torch.Tensor, int], Any]
+Twice = Callable[..., list[Any]]
 
 READS: dict[str, Read] = {
     "row": lambda x, i: x[i] * 2.5,
@@ -54,53 +55,56 @@ WRITES: dict[str, Write] = {
 
 
 def made() -> tuple[torch.Tensor, torch.Tensor]:
+    """The same values on the host and on a device that knows no graph."""
     x = torch.arange(400.0).reshape(20, 20).div(50).contiguous()
-    return x, x.to("xla")
+    copy = x.to("xla")
+    torch_xla.sync()
+    cache.clear()
+    return x, copy
+
+
+@pytest.fixture
+def twice(compiles: Counting) -> Twice:
+    """Calls a function with one number per step, each with a barrier, which compiles two graphs."""
+
+    def run(step: Callable[[int], Any], numbers: Iterable[int] = range(5)) -> list[Any]:
+        found = []
+        with compiles(2):
+            for i in numbers:
+                found.append(step(i))
+                torch_xla.sync()
+        return found
+
+    return run
 
 
 @pytest.mark.parametrize("name", READS)
-def test_reads_compile_twice(name: str, compiles: Counting) -> None:
+def test_reads_compile_twice(name: str, twice: Twice) -> None:
     host, x = made()
-    torch_xla.sync()
-    cache.clear()
-    found = []
-    with compiles(2):
-        for i in range(5):
-            found.append(READS[name](x, i))
-            torch_xla.sync()
-    for i, y in enumerate(found):
+    for i, y in enumerate(twice(lambda i: READS[name](x, i))):
         torch.testing.assert_close(y.cpu(), READS[name](host, i))
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_writes_compile_twice(name: str, compiles: Counting) -> None:
+def test_writes_compile_twice(name: str, twice: Twice) -> None:
     host, x = made()
-    torch_xla.sync()
-    cache.clear()
-    with compiles(2):
-        for i in range(5):
-            WRITES[name](x, i)
-            torch_xla.sync()
+    twice(lambda i: WRITES[name](x, i))
     for i in range(5):
         WRITES[name](host, i)
     torch.testing.assert_close(x.cpu(), host)
 
 
-def test_gradients(compiles: Counting) -> None:
+def test_gradients(twice: Twice) -> None:
     host, x = made()
     for t in (host, x):
         t.requires_grad_()
         t.grad = torch.zeros_like(t)
     torch_xla.sync()
-    cache.clear()
 
     def loss(x: torch.Tensor, i: int) -> torch.Tensor:
         return (x[3 * i : 3 * i + 7 : 2].sin().sum() + x[i].cos().sum() * x[:, -1 - i].sin().prod()) * 2.5
 
-    with compiles(2):
-        for i in range(5):
-            loss(x, i).backward()
-            torch_xla.sync()
+    twice(lambda i: loss(x, i).backward())
     for i in range(5):
         loss(host, i).backward()
     assert x.grad is not None
@@ -116,72 +120,48 @@ def test_gradients(compiles: Counting) -> None:
         (lambda x, i: torch.empty_like(x).uniform_(0, i / 2), lambda i: 0, lambda i: i / 2),
     ],
 )
-def test_ranges_of_random_numbers(draw: Read, low: Any, high: Any, compiles: Counting) -> None:
+def test_ranges_of_random_numbers(draw: Read, low: Any, high: Any, twice: Twice) -> None:
+    made()
     x = torch.zeros(50, 50).to("xla")
-    torch_xla.sync()
-    cache.clear()
-    found = []
-    with compiles(2):
-        for i in range(2, 7):
-            found.append(draw(x, i))
-            torch_xla.sync()
-    for i, y in zip(range(2, 7), found, strict=True):
+    for i, y in enumerate(twice(lambda i: draw(x, i), range(2, 7)), 2):
         span = high(i) - low(i)
         assert low(i) <= y.min().item() <= low(i) + 0.01 * span
         assert high(i) - 0.01 * span <= y.max().item() <= high(i)
 
 
-def test_chances(compiles: Counting) -> None:
+def test_chances(twice: Twice) -> None:
+    made()
     x = torch.ones(100, 100).to("xla")
-    torch_xla.sync()
-    cache.clear()
-    kept = []
-    with compiles(2):
-        for i in range(1, 6):
-            kept.append((torch.nn.functional.dropout(x, i / 10) != 0).float().mean() * 1.5)
-            torch_xla.sync()
+    kept = twice(lambda i: (torch.nn.functional.dropout(x, i / 10) != 0).float().mean() * 1.5, range(1, 6))
     assert [y.item() / 1.5 for y in kept] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.03)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.3])
-def test_momentum_of_batch_norm(momentum: float | None, compiles: Counting) -> None:
+def test_momentum_of_batch_norm(momentum: float | None, twice: Twice) -> None:
     norms = [torch.nn.BatchNorm1d(20, momentum=momentum) for _ in range(2)]
-    host, x = made()
     norms[1].to("xla")
-    torch_xla.sync()
-    cache.clear()
+    host, x = made()
 
     def step(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: int) -> torch.Tensor:
         norm.momentum = momentum and momentum / i
         return norm(x * (i + 0.5))
 
-    with compiles(2):
-        for i in range(1, 6):
-            y = step(norms[1], x, i)
-            torch_xla.sync()
-    for i in range(1, 6):
-        expected = step(norms[0], host, i)
-    torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-5)
+    found = twice(lambda i: step(norms[1], x, i), range(1, 6))
+    for i, y in enumerate(found, 1):
+        torch.testing.assert_close(y.cpu(), step(norms[0], host, i), rtol=1e-4, atol=1e-5)
     for name, statistic in norms[1].state_dict().items():
         torch.testing.assert_close(statistic.cpu(), norms[0].state_dict()[name])
 
 
-def test_rows_of_an_iteration(compiles: Counting) -> None:
+def test_rows_of_an_iteration(twice: Twice) -> None:
     host, x = made()
-    torch_xla.sync()
-    cache.clear()
-    found = []
-    with compiles(2):
-        for row in x:
-            found.append(row * 2.5)
-            torch_xla.sync()
+    rows = iter(x)
+    found = twice(lambda _: next(rows) * 2.5, range(20))
     torch.testing.assert_close(torch.stack(found).cpu(), host * 2.5)
 
 
 def test_only_what_varies_is_an_input() -> None:
     _, x = made()
-    torch_xla.sync()
-    cache.clear()
     given = []
     for i in range(3):
         y = x[i : i + 4, 5:9] * 2.5
@@ -194,8 +174,6 @@ def test_only_what_varies_is_an_input() -> None:
 
 def test_looking_at_a_graph_decides_nothing(compiles: Counting) -> None:
     _, x = made()
-    torch_xla.sync()
-    cache.clear()
     y = x[3] * 2.5
     torch_xla.sync()
     del y
@@ -211,8 +189,6 @@ def test_looking_at_a_graph_decides_nothing(compiles: Counting) -> None:
 
 def test_a_loop_without_variation_has_constants(compiles: Counting) -> None:
     _, x = made()
-    torch_xla.sync()
-    cache.clear()
     with compiles(1):
         for _ in range(3):
             y = x[3:7, 1] * 2.5
@@ -223,8 +199,6 @@ def test_a_loop_without_variation_has_constants(compiles: Counting) -> None:
 
 def test_the_reason_says_so() -> None:
     _, x = made()
-    torch_xla.sync()
-    cache.clear()
     retrace.clear()
     for i in range(4):
         y = x[5 * i : 5 * i + 5] * 2.5
@@ -239,8 +213,6 @@ def test_the_reason_says_so() -> None:
 
 def test_eager_mode(compiles: Counting) -> None:
     host, x = made()
-    torch_xla.sync()
-    cache.clear()
     with eager_mode_context(True), compiles(2):
         found = [x[i : i + 4].sin() for i in range(6)]
     for i, y in enumerate(found):

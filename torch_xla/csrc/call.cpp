@@ -196,10 +196,8 @@ void Call::add_number(const IValue& v, bool is_default) {
 }
 
 void Call::add_adaptive(const IValue& v) {
-  // A loop reads or writes another element in each step (a timestep of a schedule, a loss in a list of them), so that
-  // is no constant even the first time.
-  const bool element = info.element_rank >= 0 && stack[base].toTensor().dim() == info.element_rank;
-  push({element ? Arg::Kind::Number : Arg::Kind::Adaptive, 0, v});
+  const auto& self = stack[base];
+  push(adaptive_arg(info, self.isTensor() ? self.toTensor().dim() : 0, v));
   hash_attr(key, v);  // shapes and a view's offset depend on it
 }
 

@@ -12,6 +12,12 @@
 
 namespace torch_xla {
 
+// A number that is a constant of the program until it varies; which element of a vector is meant varies from the start,
+// because loops read or write another in each step: a timestep of a schedule, a loss in a list of them.
+inline Arg adaptive_arg(const OpInfo& op, int64_t rank, c10::IValue number) {
+  return {rank == op.element_rank ? Arg::Kind::Number : Arg::Kind::Adaptive, 0, std::move(number)};
+}
+
 class Call {
  public:
   Call(OpInfo& op, torch::jit::Stack& s) : info(op), stack(s), base(s.size() - op.kinds.size()) {}

@@ -198,9 +198,7 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   for (int i = 0; i < 3; ++i) {
     args.push_back(attr({}));
   }
-  auto node = make_node(
-      full, std::move(args), {},
-      meta.set->metas.size() == 1 ? meta.set : make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
+  auto node = make_node(full, std::move(args), {}, single(meta));
   node->fill = true;
   return {std::move(node), 0};
 }

@@ -163,7 +163,7 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, con
 void hash_arg(Hash& hash, const Arg& arg);
 // The sequence number the next node will get.
 uint64_t node_sequence();
-// The meta of one result by itself. Wants the recorder's lock if there are others; so does the next.
+// The meta of one result by itself. Wants the recorder's lock if there are others; so do the next two.
 MetaSetPtr single(const MetaRef& meta);
 Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
 // The value of a tensor made from nothing: `number` everywhere.

@@ -41,7 +41,7 @@ struct OpInfo {
   bool seeded = false;        // draws random numbers
   int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
   uint32_t adaptive = 0;      // bit per argument: a number that is a constant of the program until it varies
-  int element_rank = -1;      // dimensions of the first argument where that says which element of a vector is meant
+  int element_rank = -1;      // dimensions of the first argument where such a number tells an element of a vector
   bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
   bool has_indices = false;                 // takes a list of optional tensors

@@ -76,20 +76,20 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   static auto& select = op_info("aten::select", "int");
   static auto& slice = op_info("aten::slice", "Tensor");
   const auto& self = impl_of(call.stack[call.base].toTensor())->alias;
+  const auto rank = static_cast<int64_t>(self.meta->sizes.size());
   const bool rows = &call.info == &unbind;
-  const auto kind = rows && self.meta->sizes.size() == 1 ? Arg::Kind::Number : Arg::Kind::Adaptive;
+  auto& op = rows ? select : slice;
   const auto& dim = call.args.at(rows ? 1 : 2);
-  const auto d = c10::maybe_wrap_dim(dim.value.toInt(), static_cast<int64_t>(self.meta->sizes.size()));
+  const auto d = c10::maybe_wrap_dim(dim.value.toInt(), rank);
   int64_t start = 0;
   for (uint32_t i = 0; i < metas->metas.size(); ++i) {
     const auto piece = single({metas, i});
-    Args args{input_arg(), dim, {kind, 0, start}};
+    Args args{input_arg(), dim, adaptive_arg(op, rank, start)};
     start += rows ? 1 : piece->metas[0].sizes[d];
     if (!rows) {
-      args.push_back({kind, 0, start});
+      args.push_back(adaptive_arg(op, rank, start));
       args.push_back(attr(int64_t{1}));
     }
-    auto& op = rows ? select : slice;
     const auto node = make_node(op, Args(args), Inputs(call.inputs), piece);
     outcome.results.push_back(self.view(op, std::move(args), piece, node));
   }

@@ -202,8 +202,7 @@ void Alias::find_path() {
   path = memory_alias(storage, meta).path;
   layout = storage->layouts;
   const auto add = [&](const char* name) {
-    path = make_step(path, op_info(name, ""), {input_arg()}, meta,
-                     make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
+    path = make_step(path, op_info(name, ""), {input_arg()}, meta, single(meta));
   };
   if (conjugate) {
     add("aten::_conj");

@@ -163,7 +163,7 @@ ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
   const MetaRef in = path.defined() ? MetaRef{path->out, 0} : base;
   return make_step(std::move(path), as_strided,
                    {input_arg(), attr(int_list(meta->sizes)), attr(int_list(meta->strides)), attr(meta->offset)}, in,
-                   make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set);
+                   single(meta));
 }
 
 std::vector<const ViewStep*> steps_of(const ViewPath& path) {

@@ -287,10 +287,10 @@ def _slice_scatter(
     dim = axis(dim, x.ndim)
     if isinstance(start, Lifted):
         return _write_at(x, src, dim, start.value, step)
-    first, last = clamp_slice(start, None if isinstance(end, Lifted) else end, x.shape[dim])
-    if isinstance(end, Lifted):
-        last = first + _reach(src.shape[dim], step)
-    return write_slice(x, src, dim, first, last, step)
+    if isinstance(end, Lifted):  # for a view, whose shape `src` has
+        start, _ = clamp_slice(start, None, x.shape[dim])
+        end = start + _reach(src.shape[dim], step)
+    return write_slice(x, src, dim, *clamp_slice(start, end, x.shape[dim]), step)
 
 
 @lowers("aten.select_scatter.default")
