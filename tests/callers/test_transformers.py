@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     StaticCache,
     Trainer,
@@ -25,7 +27,8 @@ from transformers import (
 import torch_xla
 
 VOCABULARY, LENGTH, ROWS = 32, 8, 24
-FAMILIES = ["gpt2", "llama"]
+FAMILIES = ["gpt2", "llama"]  # with tied weights
+TRAINED = [*FAMILIES, "mixtral"]
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +49,13 @@ def model_of(family: str, dropout: float = 0.0) -> PreTrainedModel:
             resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **ends,
         )  # fmt: skip
         return GPT2LMHeadModel(config)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, **ends,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, **ends,
+    }  # fmt: skip
+    if family == "mixtral":
+        return MixtralForCausalLM(MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **sizes))
+    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **sizes))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -86,7 +91,7 @@ sys.path.insert(0, os.environ["TESTS"])
 import test_transformers as tests
 folder = Path(sys.argv[1])
 found = {}
-for family in tests.FAMILIES:
+for family in tests.TRAINED:
     trainer = tests.trainer_of(folder / family, tests.model_of(family))
     assert trainer.args.device.type == "cpu", trainer.args.device
     before = trainer.evaluate()["eval_loss"]
@@ -106,7 +111,7 @@ def cpu_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TRAINED)
 def test_trainer_agrees_with_the_cpu(
     family: str, tmp_path: Path, cpu_losses: dict[str, list[float]], compiles: Any
 ) -> None:
@@ -185,8 +190,9 @@ def on_xla(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ("gpt2", {"cache_implementation": "static"}),
         ("llama", {"cache_implementation": "static"}),
         ("llama", {"num_beams": 2}),
+        ("mixtral", {"cache_implementation": "static"}),
     ],
-    ids=["greedy", "static cache", "static cache with position ids", "beams"],
+    ids=["greedy", "static cache", "static cache with position ids", "beams", "experts"],
 )
 def test_generate_agrees_with_the_cpu(family: str, options: dict[str, Any], compiles: Any) -> None:
     # An end token makes the loop read a value for every token; this one does not come up.

@@ -107,6 +107,15 @@ def test_histc(low, high):
     check(A.histc.default, FLOAT, 7, low, high)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (2, 5), (0, 0)])
+def test_histc_counts_integers_as_other_devices_do(low, high, dtype):
+    values = torch.tensor([0, 1, 1, 5, 3, 6, 2], dtype=dtype)
+    found = torch.histc(values.to("xla"), bins=7, min=low, max=high)
+    assert found.dtype == dtype
+    assert found.tolist() == torch.histc(values.float(), bins=7, min=low, max=high).tolist()
+
+
 def test_topk_places_point_at_the_values():
     x = torch.randn(5, 50)
     values, places = lower(A.topk.default, x, 7)

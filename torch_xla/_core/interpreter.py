@@ -72,8 +72,28 @@ def _linear_backward(
     return grad_x, rows.mT @ _wide(x).reshape(len(rows), x.shape[-1]), rows.sum(0)
 
 
-# Operators that PyTorch leaves to other devices.
-_WITHOUT_CPU_KERNEL: dict[str, Callable[..., Any]] = {
+# Its kernel asks for strides that the value of a node may not have.
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None, bias: None, out_dtype: None
+) -> torch.Tensor:
+    a, b = _wide(a), _wide(b)
+    if ends is None:
+        return a @ b
+    stops = ends.tolist()
+    stretches = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, rows] @ b[rows] for rows in stretches])
+    if a.dim() == 3:
+        return _grouped_mm(b.mT, a.mT, ends, None, None).mT
+    out = a.new_zeros(a.shape[0], b.shape[2])
+    for rows, own in zip(stretches, b, strict=True):
+        out[rows] = a[rows] @ own
+    return out
+
+
+# Operators that PyTorch leaves to other devices, or that its CPU takes in fewer layouts.
+_BY_PARTS: dict[str, Callable[..., Any]] = {
+    "aten._grouped_mm.default": _grouped_mm,
     "aten.linear_backward.default": _linear_backward,
     "aten._scaled_dot_product_fused_attention_overrideable.default": _attention,
     "aten._scaled_dot_product_fused_attention_overrideable_backward.default": _attention_backward,
@@ -112,7 +132,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
-            returned = _WITHOUT_CPU_KERNEL.get(node.op, op)(*with_tensors(op, positional), **keywords)
+            returned = _BY_PARTS.get(node.op, op)(*with_tensors(op, positional), **keywords)
             if op._schema.is_mutable:
                 flat: list[Any] = results_of(op, returned, positional, keywords)
             else:

@@ -20,6 +20,7 @@ enum class Form : uint8_t {
   Pieces,            // of a tensor, as views
   AsStridedScatter,  // so do they, of what is written
   Index,             // has a data-dependent shape, for masks only
+  GroupedProduct,    // its arguments tell the result's shape
 };
 
 enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };

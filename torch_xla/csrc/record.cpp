@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "frame.h"
+#include "grouped.h"
 #include "op_info.h"
 #include "python_hooks.h"
 #include "random.h"
@@ -48,6 +49,9 @@ MetaSetPtr inferred_metas(const Call& call) {
     const auto& self = arguments[0].toTensor();
     const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
     return make_meta(arguments[1].toIntVector(), arguments[2].toIntVector(), offset, self.scalar_type()).set;
+  }
+  if (call.info.form == Form::GroupedProduct) {
+    return grouped_product(arguments);
   }
   raise_if_kernel_refuses(call.info, arguments);
   try {

@@ -181,6 +181,10 @@ def _histc(ctx: Context, x: jax.Array, bins: int, low: Any, high: Any) -> jax.Ar
         low, high = jnp.where(automatic, jnp.min(x), low), jnp.where(automatic, jnp.max(x), high)
     flat = low == high
     low, high = jnp.where(flat, low - 1, low), jnp.where(flat, high + 1, high)
-    places = jnp.minimum(((x - low) * bins / (high - low)).astype(jnp.int64), bins - 1)
+    if not dtypes.is_floating(x):
+        places = (x - low).astype(jnp.int64) * bins // (high - low).astype(jnp.int64)
+    else:
+        places = ((x - low) * bins / (high - low)).astype(jnp.int64)
+    places = jnp.minimum(places, bins - 1)
     inside = (x >= low) & (x <= high)
     return jnp.zeros(bins, x.dtype).at[jnp.where(inside, places, bins)].add(1, mode="drop")

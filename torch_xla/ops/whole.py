@@ -15,7 +15,7 @@ OPERATORS = """
 _unsafe_view linear native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum
 repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward
-addr addr_ addr.out kron.out matmul.out linear.out mode.values
+_grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values
 """.split()
 
 # Their numbers shape the program (`x ** 2` is a multiplication), so they are constants of it from the start. Any other
