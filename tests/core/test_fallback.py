@@ -63,9 +63,25 @@ def define(library: torch.library.Library) -> None:
     library.impl("write_and_make", lambda x, by: torch.empty_like(x), "Meta")
     library.impl("write_and_make", lambda x, by: x.add_(by) * 2, "CPU")
 
+    def above_cpu(x: Tensor, least: float) -> Tensor:
+        if x.dim() != 1:
+            raise ValueError(f"expected a vector, got {x.dim()} dimensions")
+        return (x >= least).nonzero().squeeze(1)
+
+    library.define("above(Tensor x, float least) -> Tensor")
+    library.impl("above", above_cpu, "CPU")
+
 
 LIBRARY = torch.library.Library("fallback", "DEF")
 define(LIBRARY)
+
+
+@torch.library.register_fake("fallback::above", lib=LIBRARY)
+def _above(x: Tensor, least: float) -> Tensor:
+    """As torchvision's `nms`: how many there are depends on the values."""
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
 ops = torch.ops.fallback
 
 
@@ -262,6 +278,22 @@ class TestCuts:
         x = torch.zeros(3, 4).to("xla")
         assert x.nonzero().shape == (0, 2)
         assert x[x > 0].shape == (0,)
+
+
+class TestAFakeKernelWithADynamicSize:
+    def test_the_result_has_the_size_that_the_values_give(self) -> None:
+        host = values(36)
+        x = host.to("xla") * 1
+        for least in (0.5, 1.7, 9.0, 0.0):
+            found = ops.above(x, least)
+            assert found.shape == ops.above(host, least).shape
+            assert found.tolist() == ops.above(host, least).tolist()
+        assert "fallback::above" in met.executed_fallback_ops()
+
+    def test_a_mistake_is_told_at_the_call(self) -> None:
+        with pytest.raises(ValueError, match="expected a vector, got 2 dimensions"):
+            ops.above(values(6, 6).to("xla"), 1.0)
+        assert ops.above(values(6).to("xla"), 9.0).shape == (0,)
 
 
 def test_an_operator_that_is_defined_again() -> None:

@@ -59,6 +59,11 @@ MetaSetPtr inferred_metas(const Call& call) {
   } catch (const c10::NotImplementedError&) {
     return {};
   } catch (...) {
+    // Of others' operators a fake kernel may say that the shape depends on the values, and zeros would promise another.
+    if (call.info.op.schema().name().rfind("aten::", 0) != 0 &&
+        call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      return {};
+    }
     if (auto metas = infer_metas_as_cpu(call.info, arguments, call.key); metas.defined()) {
       return metas;
     }
@@ -326,7 +331,7 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
   if (!metas.defined()) {
     metas = inferred_metas(call);
     if (!metas.defined()) {
-      run_on_host(op, stack, info, "PyTorch has no Meta kernel for it");
+      run_on_host(op, stack, info, "no Meta kernel tells what it returns");
       return;
     }
     const RecorderLock lock;
