@@ -89,8 +89,10 @@ class Convention:
                 # As a value, a layer's place is no part of the kernels that read from it: XLA compiles equal ones once.
                 place = jax.lax.optimization_barrier(jnp.int32(starts[first]))
                 for i in range(first, min(first + layer, len(leaves))):
-                    start, size = place + (starts[i] - starts[first]), starts[i + 1] - starts[i]
-                    values[leaves[i]] = jax.lax.dynamic_slice(pack, (start,), (size,)).reshape(shapes[i])
+                    start = jax.lax.add(place, np.int32(starts[i] - starts[first]))
+                    size = starts[i + 1] - starts[i]
+                    part = jax.lax.dynamic_slice(pack, (start,), (size,), allow_negative_indices=False)
+                    values[leaves[i]] = jax.lax.reshape(part, shapes[i])
         floats, ints, complexes = (next(given) if n else None for n in self._sizes)
         return values, (floats, ints, complexes)
 

@@ -7,6 +7,7 @@ function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,10 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
         leaves, vectors = convention.arguments(inputs)
         values = dict(enumerate(leaves))
         results: Results = {}
-        numbers = {place: vectors[place[0]][place[1]] for own in places for place in own}
+        numbers = {
+            (vector, index): jax.lax.index_in_dim(vectors[vector], index, keepdims=False)
+            for vector, index in dict.fromkeys(itertools.chain.from_iterable(places))
+        }
         given: list[Numbers] = []
         for node, own in zip(graph.nodes, places, strict=True):
             found = [numbers[place] for place in own]
