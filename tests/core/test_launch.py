@@ -88,6 +88,24 @@ def test_a_script_that_starts_itself(tmp_path):
     assert python(script).stdout == "0 6.0\n"
 
 
+def test_a_process_group_needs_no_other_import(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch
+import torch.distributed as dist
+import torch_xla
+
+def train(index):
+    dist.init_process_group("xla", init_method="xla://")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).to("xla"), broadcast_buffers=False)
+    model(torch.ones(3, 2, device="xla")).sum().backward()
+    print(dist.get_world_size(), model.module.weight.grad.tolist())
+
+torch_xla.launch(train)
+""")
+    assert python(script).stdout == "1 [[3.0, 3.0]]\n"
+
+
 def test_wrappers():
     model = torch.nn.Linear(2, 2)
     assert xmp.MpModelWrapper(model).to("xla") is model and model.weight.device.type == "xla"

@@ -1,4 +1,7 @@
-"""Starting the processes of a job, imported as ``xmp``. This version runs jobs of one process."""
+"""Starting the processes of a job, imported as ``xmp``. This version runs jobs of one process.
+
+Importing it registers backend ``xla`` of `torch.distributed`, as scripts expect that start their processes with it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch.multiprocessing
 
 from torch_xla._core import backend
 from torch_xla._errors import listing, message
+from torch_xla.distributed import xla_backend as xla_backend
 
 T = TypeVar("T")
 
