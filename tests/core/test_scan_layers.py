@@ -144,6 +144,19 @@ def test_a_turn_and_its_gradients_as_functions() -> None:
     assert flat == [1, 2] and again([3, 4]) == ((3, None), [4])
 
 
+def test_a_turn_may_write_to_what_it_is_given() -> None:
+    def add(total: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total += x
+        x.mul_(2)
+        return total, total + x
+
+    start, xs = torch.tensor([5.0], device="xla"), torch.tensor([[1.0], [2.0], [3.0]], device="xla")
+    total, sums = scan(add, start, xs)
+    assert total.tolist() == [11.0]
+    assert sums.tolist() == [[8.0], [12.0], [17.0]]
+    assert start.tolist() == [5.0] and xs.tolist() == [[1.0], [2.0], [3.0]]
+
+
 def test_wrong_use_is_refused() -> None:
     one, two = torch.ones(3, 2, device="xla"), torch.ones(2, 2, device="xla")
     with pytest.raises(ValueError, match="must be callable"):
@@ -154,8 +167,8 @@ def test_wrong_use_is_refused() -> None:
         scan(lambda c, x: (c, None), one[0], ())
     with pytest.raises(RuntimeError, match=r"\[scan\] fn returned the carry .*float64"):
         scan(lambda c, x: (c.double(), None), one[0], one)
-    with pytest.raises(RuntimeError, match="writes to its argument 0"):
-        scan(lambda c, x: (c.add_(x), None), one[0], one)
+    with pytest.raises(RuntimeError, match="in-place operation"):
+        scan(lambda c, x: (c.add_(x), None), one[0].clone().requires_grad_(), one)
     with pytest.raises(RuntimeError, match="writes to a tensor from outside"):
         scan(lambda c, x: (c + two[0].add_(x), None), one[0], one)
     weight = torch.ones(2, device="xla", requires_grad=True)

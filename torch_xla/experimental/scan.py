@@ -35,7 +35,8 @@ def scan(
 
     Args:
         fn: Takes a nest of carried tensors and one of slices; returns the carried tensors of the next turn, of the same
-            structure, shapes and dtypes, and a nest of tensors (or None) to be stacked. It writes to none of them.
+            structure, shapes and dtypes, and a nest of tensors (or None) to be stacked. It may write to what it is
+            given, which are the turn's own tensors, unless gradients are wanted.
         init: What the first turn is given.
         xs: A nest of tensors on an XLA device, of a common first size of at least 1.
         partition_fn: What splits a turn into what is kept for the gradients and what is computed again, as
@@ -47,8 +48,8 @@ def scan(
 
     Raises:
         ValueError: `fn` cannot be called, or the first sizes differ.
-        RuntimeError: `fn` changes the structure, shape or dtype of what it carries, writes to an argument, or uses a
-            tensor from outside that requires a gradient.
+        RuntimeError: `fn` changes the structure, shape or dtype of what it carries, writes to a tensor from outside (or
+            to an argument where gradients are wanted), or uses a tensor from outside that requires a gradient.
     """
     if not callable(fn):
         raise ValueError(message("scan", f"fn {fn!r} must be callable"))
@@ -81,7 +82,8 @@ def _operator(
 ) -> _Found:
     turn = _Turn(fn, carry, of_carry, of_slices)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*carry, *slices))
-    operator = loops.operator(turn, carry, slices, (), "scan", gradients, partition)
+    function = turn if gradients else turn.on_copies
+    operator = loops.operator(function, carry, slices, (), "scan", gradients, partition)
     return operator, turn.stacks_of
 
 
@@ -103,6 +105,10 @@ class _Turn:
             raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {self._given}"))
         stacked, self.stacks_of = tree_flatten_none(y)
         return [*carried, *stacked]
+
+    def on_copies(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        """As a call, of a function that may write to its arguments; XLA makes no copies of them."""
+        return self(*(value.clone() for value in values))
 
 
 def tree_flatten_none(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
