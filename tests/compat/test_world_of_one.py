@@ -445,6 +445,19 @@ model = FSDPv2(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), extra_data_axis="tenso
 model(x.detach()).sum().backward()
 assert model[0].weight.grad.shape == (4, 3)
 
+from torch_xla.experimental.custom_kernel import flash_attention
+q, k, v = torch.randn(3, 2, 4, 5, 6).to("xla")
+expected = flash_attention(q, k, v)
+for given in (None, mesh):
+    split = flash_attention(q, k, v, partition_spec=("fsdp", None, None, None), mesh=given)
+    assert torch.equal(split, expected)
+try:
+    flash_attention(q, k, v, partition_spec=("fsdp", None))
+except AssertionError as error:
+    assert "Partition spec length (2)" in str(error)
+else:
+    raise SystemExit("a spec of two dimensions was accepted")
+
 import torch_xla.distributed.xla_backend
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

@@ -93,8 +93,6 @@ def test_a_query_without_keys_is_zero() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"partition_spec": ("data", None)}, "got a partition_spec, expected none"),
-        ({"mesh": object()}, "got a mesh, expected none"),
         ({"q_segment_ids": torch.zeros(BATCH, QUERIES)}, "got only q_segment_ids"),
         ({"kv_segment_ids": torch.zeros(BATCH, KEYS)}, "got only kv_segment_ids"),
         (

@@ -11,6 +11,7 @@ import torch
 
 from torch_xla._errors import message
 from torch_xla.core.xla_model import XLA_LIB
+from torch_xla.distributed.spmd.xla_sharding import given_or_global, mark_sharding
 from torch_xla.experimental._paged_attention import multi_queries_paged_attention as multi_queries_paged_attention
 from torch_xla.experimental._paged_attention import paged_attention as paged_attention
 from torch_xla.experimental._paged_attention import ragged_paged_attention as ragged_paged_attention
@@ -72,25 +73,20 @@ def flash_attention(
         kv_segment_ids: Integers ``[batch, S]``.
         sm_scale: Factor of the scores.
         ab: Bias of the scores before they are scaled, ``[batch, heads, L, S]`` or broadcast to it.
-        partition_spec: Must be None.
-        mesh: Must be None.
+        partition_spec: How the four dimensions are split over the mesh, as for `mark_sharding`.
+        mesh: The devices, by default the global mesh; see `set_global_mesh`.
 
     Returns:
         ``[batch, heads, L, dim]`` in the dtype of `q`.
 
     Raises:
-        ValueError: One of the segment ids is missing, their shapes do not fit, or a partition is asked for.
+        ValueError: One of the segment ids is missing, or their shapes do not fit.
+        AssertionError: The partition does not fit the tensors, or there is no mesh for it.
+        NotImplementedError: The mesh has more than one device.
     """
-    if partition_spec is not None or mesh is not None:
-        given = "partition_spec" if partition_spec is not None else "mesh"
-        raise ValueError(
-            message(
-                "flash_attention",
-                f"got a {given}",
-                expected="none, because attention over a partitioned tensor is not implemented",
-                do="leave it out",
-            )
-        )
+    if partition_spec is not None:
+        for tensor in (q, k, v):
+            mark_sharding(tensor, given_or_global(mesh), partition_spec)
     bias = _bias(q, k, causal, _same_segment(q, k, q_segment_ids, kv_segment_ids), sm_scale, ab)
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, is_causal=causal and bias is None, scale=sm_scale

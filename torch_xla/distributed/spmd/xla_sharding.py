@@ -136,7 +136,7 @@ def enable_manual_sharding(
         partition_spec: See `mark_sharding`.
         mesh: The devices; the global mesh by default.
     """
-    return mark_sharding(t, _given_or_global(mesh), partition_spec)
+    return mark_sharding(t, given_or_global(mesh), partition_spec)
 
 
 def disable_manual_sharding(
@@ -152,10 +152,15 @@ def disable_manual_sharding(
     """
     if tuple(full_shape) != tuple(t.shape):
         raise AssertionError(message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{tuple(t.shape)}"))
-    return mark_sharding(t, _given_or_global(mesh), partition_spec)
+    return mark_sharding(t, given_or_global(mesh), partition_spec)
 
 
-def _given_or_global(mesh: Mesh | None) -> Mesh:
+def given_or_global(mesh: Mesh | None) -> Mesh:
+    """A mesh, or the one of `set_global_mesh`.
+
+    Raises:
+        AssertionError: There is neither.
+    """
     from torch_xla.distributed.spmd.mesh import get_global_mesh
 
     found = mesh or get_global_mesh()
