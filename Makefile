@@ -12,7 +12,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*.cpp torch_xla/csrc/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
-.PHONY: demo test test-fast test-ops conformance fuzz lint format bench build dev size clean
+.PHONY: demo test test-fast test-ops test-models conformance fuzz lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -66,6 +66,10 @@ fuzz: $(STAMPS)/dev $(STAMPS)/build
 # All operators; ARGS="--ops 'linalg.*' --dtypes float32 --only failed" takes some of them.
 test-ops: $(STAMPS)/dev $(STAMPS)/build
 	PYTHONPATH=tests $(BIN)/python -m opdb --workers $(WORKERS) $(ARGS)
+
+# Small models of transformers and samplers of diffusers; NAMES="mixtral euler" takes some of them.
+test-models: $(STAMPS)/dev $(STAMPS)/build
+	PYTHONPATH=tests:tests/callers $(BIN)/python -m models $(NAMES)
 
 # The own tests of torch_xla 2.9, from a clone of them; FILES="test_fp8.py" takes some of them.
 conformance: $(STAMPS)/dev $(STAMPS)/build

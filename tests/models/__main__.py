@@ -1,0 +1,206 @@
+"""Trains small models of many architectures, and draws with many samplers, on xla and on the CPU; writes a table.
+
+    PYTHONPATH=tests:tests/callers python -m models [NAME ...]
+
+A name takes those that have it in theirs, and then the table is printed only. It ends with 1 where a value differs, or
+a graph is compiled after the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+os.environ.setdefault("XLA_RETRACE_REPORT", "0")  # model after model at the same line is no loop
+
+import diffusers
+import test_diffusers
+import torch
+import transformers
+from tqdm import tqdm
+
+import torch_xla
+import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
+from models.zoo import ARCHITECTURES, Architecture
+
+REPORT = Path(__file__).parents[2] / "docs" / "models.md"
+STEPS, RATE = 4, 1e-3
+TOLERANCE = 1e-3  # of a loss, relative, and of an image
+SAMPLERS = """
+DDIM DDPM PNDM LMSDiscrete EulerDiscrete EulerAncestralDiscrete HeunDiscrete KDPM2Discrete KDPM2AncestralDiscrete
+DPMSolverMultistep DPMSolverSinglestep UniPCMultistep DEISMultistep SASolver IPNDM LCM TCD EDMEuler
+""".split()
+
+
+@dataclass
+class Outcome:
+    """What one row of a table says.
+
+    Attributes:
+        difference: Largest, between the two devices.
+        compiles: Graphs compiled in the first step, and in all later ones.
+        seconds: The first step on xla, and the last.
+        on_host: Operators that ran on the host.
+        error: What was raised, if anything.
+    """
+
+    difference: float = 0.0
+    compiles: tuple[int, int] = (0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
+    on_host: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def passes(self) -> bool:
+        return not self.error and self.difference < TOLERANCE and self.compiles[1] == 0
+
+    def row(self, name: str) -> str:
+        if self.error:
+            return f"| {name} | {self.error} | | | |"
+        first, later = self.seconds
+        return (
+            f"| {name} | {self.difference:.0e} | {self.compiles[0]} + {self.compiles[1]} | {first:.1f} s, then "
+            f"{later * 1e3:.0f} ms | {', '.join(self.on_host) or '—'} |"
+        )
+
+
+def moved(batch: dict[str, Any], device: str) -> dict[str, Any]:
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
+def losses(model: torch.nn.Module, batch: dict[str, Any]) -> Iterator[float]:
+    """A loss per training step."""
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    for _ in range(STEPS):
+        torch.manual_seed(1)
+        found = model(**batch)
+        loss = found.get("loss")
+        if loss is None:
+            loss = sum((part.float() ** 2).mean() for part in found.to_tuple() if isinstance(part, torch.Tensor))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+        yield loss.item()
+
+
+def compiled() -> int:
+    return int(met.counter_value("UncachedCompile") or 0)
+
+
+def train(architecture: Architecture) -> Outcome:
+    """Some steps on each device."""
+    model = architecture.build()
+    batch = architecture.batch(torch.Generator().manual_seed(0))
+    on_xla = copy.deepcopy(model).to("xla")
+    expected = list(losses(model, batch))
+    met.clear_all()
+    found, counts, times = [], [0], [perf_counter()]
+    for loss in losses(on_xla, moved(batch, "xla")):
+        found.append(loss)
+        counts.append(compiled())
+        times.append(perf_counter())
+    difference = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    seconds = (times[1] - times[0], times[-1] - times[-2])
+    return Outcome(difference, (counts[1], counts[-1] - counts[1]), seconds, on_host())
+
+
+def on_host() -> list[str]:
+    """Operators that ran there; reading the loss is not one."""
+    return [name.split("::")[1] for name in met.executed_fallback_ops() if name != "aten::_local_scalar_dense"]
+
+
+def draw(name: str) -> Outcome:
+    """An image by a small Stable Diffusion, twice."""
+    torch.manual_seed(1)
+    pipeline, inputs = test_diffusers.stable_diffusion()
+    pipeline.set_progress_bar_config(disable=True)
+    kind = getattr(diffusers, f"{name}Scheduler")
+    pipeline.scheduler = kind() if name == "EDMEuler" else kind.from_config(pipeline.scheduler.config)
+    expected = test_diffusers.run(pipeline, inputs, "cpu", 8)
+    pipeline.to("xla")
+    met.clear_all()
+    counts, times, difference = [0], [perf_counter()], 0.0
+    for _ in range(2):
+        found = test_diffusers.run(pipeline, inputs, "xla", 8)
+        difference = max(difference, (found - expected).abs().max().item())
+        counts.append(compiled())
+        times.append(perf_counter())
+    return Outcome(
+        difference, (counts[1], counts[2] - counts[1]), (times[1] - times[0], times[2] - times[1]), on_host()
+    )
+
+
+def attempt(what: Callable[[Any], Outcome], given: Any) -> Outcome:
+    try:
+        return what(given)
+    except Exception as error:
+        return Outcome(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def table(title: str, step: str, outcomes: dict[str, Outcome]) -> str:
+    passing = sum(outcome.passes() for outcome in outcomes.values())
+    head = f"| | largest difference | compiles, {step} + later | time | on the host |\n|---|---|---|---|---|\n"
+    rows = "\n".join(outcome.row(name) for name, outcome in outcomes.items())
+    return f"## {title}: {passing} of {len(outcomes)}\n\n{head}{rows}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="models", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = [name.lower() for name in parser.parse_args().names]
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+
+    def wanted(name: str) -> bool:
+        return not names or any(part in name.lower() for part in names)
+
+    models = {a.model: a for a in ARCHITECTURES if wanted(a.model)}
+    samplers = [name for name in SAMPLERS if wanted(name)]
+    with tqdm(total=len(models) + len(samplers), disable=None) as progress:
+
+        def counted(what: Callable[[Any], Outcome], name: str, given: Any) -> Outcome:
+            progress.set_description(name)
+            outcome = attempt(what, given)
+            progress.update()
+            return outcome
+
+        trained = {name: counted(train, name, architecture) for name, architecture in models.items()}
+        drawn = {name: counted(draw, name, name) for name in samplers}
+    versions = f"transformers {transformers.__version__}, diffusers {diffusers.__version__}, torch {torch.__version__}"
+    about = (
+        f"Written by `make test-models`, with {versions}, on {xr.device_type()}. A model has a few thousand random "
+        f"weights and no dropout, and is trained for {STEPS} steps with AdamW on both devices; the difference is the "
+        "largest of a loss, relative. A sampler draws an image twice in 8 steps; the difference is the largest of a "
+        "pixel. Operators on the host are those whose result has a shape that depends on values, and CTC's loss."
+    )
+    text = "\n\n".join(
+        [
+            "# Models of other libraries",
+            textwrap.fill(about, 120),
+            table("Training steps", "first step", trained),
+            table("Samplers", "first image", drawn),
+        ]
+    )
+    if names:
+        print(text)
+    else:
+        REPORT.write_text(text + "\n")
+        print(f"written to {REPORT.relative_to(Path.cwd())}")
+    failing = [name for name, outcome in {**trained, **drawn}.items() if not outcome.passes()]
+    print(f"{len(failing)} failing{': ' if failing else ''}{', '.join(failing)}")
+    return int(bool(failing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
