@@ -42,6 +42,7 @@ is_eager = _C.is_eager
 set_special_numbers = _C.set_special_numbers
 set_static_numbers = _C.set_static_numbers
 record_whole = _C.record_whole
+unboxed_kernels = _C.unboxed_kernels
 set_frame_depth = _C.set_frame_depth
 user_frame = _C.user_frame
 whereabouts = _C.whereabouts

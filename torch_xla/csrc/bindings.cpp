@@ -18,6 +18,7 @@
 #include "run.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
+#include "unboxed.h"
 
 namespace torch_xla {
 
@@ -350,6 +351,7 @@ PYBIND11_MODULE(_C, m) {
     op_info(name.c_str(), overload.c_str()).static_numbers = true;
   });
   m.def("record_whole", &record_whole);
+  m.def("unboxed_kernels", &unboxed_kernels);
   m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);
   m.def("destroyed_tensors", &destroyed_tensors);

@@ -34,9 +34,9 @@ IValue number_of(const at::Tensor& t) {
 
 }  // namespace
 
-bool Call::prepare() {
+void Call::find_device() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
-    auto& v = stack[base + i];
+    const auto& v = arguments[i];
     if (info.kinds[i] == ArgKind::Tensor) {
       if (v.isTensor()) {
         note(v.toTensor());
@@ -52,11 +52,11 @@ bool Call::prepare() {
   if (device < 0) {
     device = std::max<c10::DeviceIndex>(device_argument_, 0);
   }
-  if (!foreign_) {
-    return !fake_;
-  }
+}
+
+void Call::adopt_foreign() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
-    auto& v = stack[base + i];
+    auto& v = arguments[i];
     if (info.kinds[i] == ArgKind::Tensor && v.isTensor()) {
       v = IValue(adopt(v.toTensor(), false));
     } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
@@ -67,12 +67,11 @@ bool Call::prepare() {
       v = list;
     }
   }
-  return true;
 }
 
 void Call::adopt_indices() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
-    auto& v = stack[base + i];
+    auto& v = arguments[i];
     if (info.kinds[i] != ArgKind::OptTensorList || !v.isList()) {
       continue;
     }
@@ -102,7 +101,7 @@ void Call::collect() {
   key = info.hash;
   phase = current_phase();
   for (size_t i = 0; i < info.kinds.size(); ++i) {
-    const auto& v = stack[base + i];
+    const auto& v = arguments[i];
     // The functional form of an out= call has no such argument, but shapes are checked against it.
     const bool drop = info.functional != nullptr && info.is_out[i];
     const size_t kept_args = args.size();
@@ -196,7 +195,7 @@ void Call::add_number(const IValue& v, bool is_default) {
 }
 
 void Call::add_adaptive(const IValue& v) {
-  const auto& self = stack[base];
+  const auto& self = arguments[0];
   push(adaptive_arg(info, self.isTensor() ? self.toTensor().dim() : 0, v));
   hash_attr(key, v);  // shapes and a view's offset depend on it
 }

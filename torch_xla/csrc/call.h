@@ -2,7 +2,7 @@
 #pragma once
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
+#include <ATen/core/ivalue.h>
 
 #include <optional>
 
@@ -20,19 +20,24 @@ inline Arg adaptive_arg(const OpInfo& op, int64_t rank, c10::IValue number) {
 
 class Call {
  public:
-  Call(OpInfo& op, torch::jit::Stack& s) : info(op), stack(s), base(s.size() - op.kinds.size()) {}
+  Call(OpInfo& op, c10::IValue* first) : info(op), arguments(first) {}
 
-  // Finds the device and brings stray host values to it. Runs without the recorder's lock: it may copy. False if the
-  // call is not ours: what a FakeTensor wraps is a meta tensor that claims to be dispatched as on xla.
-  bool prepare();
+  // Finds the device, and whether all tensors are on it.
+  void find_device();
+  bool foreign() const { return foreign_; }
+  // Whether the call is not ours: what a FakeTensor wraps is a meta tensor that claims to be dispatched as on xla.
+  bool fake() const { return fake_; }
+  // Brings stray host values to the device. Runs without the recorder's lock: it may copy.
+  void adopt_foreign();
   // Index lists may hold host tensors, as on every device.
   void adopt_indices();
   // Fills `args`, `inputs`, `attrs`, `key` and `phase`. Wants the lock.
   void collect();
 
+  c10::ArrayRef<c10::IValue> given() const { return c10::ArrayRef<c10::IValue>(arguments, info.kinds.size()); }
+
   OpInfo& info;
-  torch::jit::Stack& stack;
-  const size_t base;
+  c10::IValue* const arguments;
   c10::DeviceIndex device = -1;
   Args args;
   Inputs inputs;

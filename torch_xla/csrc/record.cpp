@@ -16,6 +16,7 @@
 #include "refusals.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
+#include "unboxed.h"
 
 namespace torch_xla {
 
@@ -44,7 +45,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info
 
 // The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
 MetaSetPtr inferred_metas(const Call& call) {
-  const auto arguments = c10::ArrayRef<IValue>(call.stack).slice(call.base);
+  const auto arguments = call.given();
   if (call.info.form == Form::AsStrided) {  // a Meta kernel would not know how large the storage is
     const auto& self = arguments[0].toTensor();
     const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
@@ -84,7 +85,7 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   static auto& unbind = op_info("aten::unbind", "int");
   static auto& select = op_info("aten::select", "int");
   static auto& slice = op_info("aten::slice", "Tensor");
-  const auto& self = impl_of(call.stack[call.base].toTensor())->alias;
+  const auto& self = impl_of(call.arguments[0].toTensor())->alias;
   const auto rank = static_cast<int64_t>(self.meta->sizes.size());
   const bool rows = &call.info == &unbind;
   auto& op = rows ? select : slice;
@@ -105,7 +106,7 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
 }
 
 void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
-  const auto& self = impl_of(call.stack[call.base].toTensor())->alias;
+  const auto& self = impl_of(call.arguments[0].toTensor())->alias;
   if (call.info.form == Form::AsStrided) {
     outcome.results.push_back(self.as_strided({metas, 0}));
   } else if (call.info.form == Form::Pieces) {
@@ -123,8 +124,8 @@ void record_inplace_view(Call& call, Stack* stack) {
   auto& info = call.info;
   TORCH_CHECK(info.functional != nullptr, "[record ", info.name,
               "] has no functional form; use the out-of-place operator");
-  const at::Tensor self = (*stack)[call.base].toTensor();
-  Stack view_stack(stack->begin() + static_cast<int64_t>(call.base), stack->end());
+  const at::Tensor self = call.arguments[0].toTensor();
+  Stack view_stack(call.given().begin(), call.given().end());
   record(info.functional->op, &view_stack);
   const at::Tensor view = view_stack.front().toTensor();
   Alias old;
@@ -156,7 +157,7 @@ void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome
 void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& info = call.info;
   auto& op = info.functional != nullptr ? *info.functional : info;
-  const bool seeded = info.seeded && (info.dropout < 0 || call.stack[call.base + info.dropout].toDouble() != 0);
+  const bool seeded = info.seeded && (info.dropout < 0 || call.arguments[info.dropout].toDouble() != 0);
   if (seeded && call.phase == Phase::Recomputation) {
     if (auto gradient = awaited(call.device)) {
       call.inputs.push_back(std::move(gradient));
@@ -183,7 +184,7 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
     }
   }
   for (const auto position : info.written) {
-    const auto& v = call.stack[call.base + position];
+    const auto& v = call.arguments[position];
     if (v.isTensor()) {
       write_tensor(v.toTensor(), {node, out}, {metas, out}, outcome);
       ++out;
@@ -218,14 +219,14 @@ MetaSetPtr place_known(Call& call, Outcome& outcome) {
   return *found;
 }
 
-// Puts the results on the stack in place of the arguments, as the schema returns them.
-void finish(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
-  c10::SmallVector<at::Tensor, 2> fresh;
+// The fresh tensors of a call, computed already in eager mode.
+Tensors make_fresh(const Call& call, Outcome& outcome) {
+  Tensors fresh;
   for (auto& alias : outcome.results) {
     if (!alias.storage.defined()) {
       fresh.emplace_back();
     } else if (call.info.view) {
-      fresh.push_back(make_view(std::move(alias), call.stack[call.base].toTensor()));
+      fresh.push_back(make_view(std::move(alias), call.arguments[0].toTensor()));
     } else {
       fresh.push_back(make_tensor(std::move(alias)));
     }
@@ -238,13 +239,18 @@ void finish(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
     std::copy_if(fresh.begin(), fresh.end(), std::back_inserter(touched), [](const auto& t) { return t.defined(); });
     evaluate(touched);
   }
+  return fresh;
+}
+
+// Puts the results on the stack in place of the arguments, as the schema returns them.
+void give_back(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& stack) {
   c10::SmallVector<IValue, 2> results;
   auto next = fresh.begin();
   auto length = metas->returns.begin();
   auto number = metas->numbers.begin();
   for (const auto which : call.info.return_writes) {
     if (which >= 0) {
-      results.push_back(call.stack[call.base + call.info.written[which]]);
+      results.push_back(call.arguments[call.info.written[which]]);
     } else if (*length == MetaSet::kNumber) {
       ++next;
       results.emplace_back(*number++);
@@ -259,18 +265,18 @@ void finish(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
     }
     length += which < 0 ? 1 : 0;
   }
-  torch::jit::drop(call.stack, call.info.kinds.size());
+  torch::jit::drop(stack, call.info.kinds.size());
   for (auto& r : results) {
-    call.stack.push_back(std::move(r));
+    stack.push_back(std::move(r));
   }
 }
 
 // `first` is the position of the sizes.
 void check_as_strided(const Call& call, size_t first) {
-  const auto self = call.stack[call.base].toTensor();
-  const auto sizes = call.stack[call.base + first].toIntVector();
-  const auto strides = call.stack[call.base + first + 1].toIntVector();
-  const auto& offset_argument = call.stack[call.base + first + 2];
+  const auto self = call.arguments[0].toTensor();
+  const auto sizes = call.arguments[first].toIntVector();
+  const auto strides = call.arguments[first + 1].toIntVector();
+  const auto& offset_argument = call.arguments[first + 2];
   const int64_t offset = offset_argument.isNone() ? self.storage_offset() : offset_argument.toInt();
   TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
   int64_t last = offset;
@@ -304,13 +310,16 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
   auto& info = op_info(op);
   const FrameScope frame;
   keep_backward_in_this_thread();
-  Call call(info, *stack);
-  if (!call.prepare()) {
+  Call call(info, stack->data() + (stack->size() - info.kinds.size()));
+  call.find_device();
+  if (call.foreign()) {
+    call.adopt_foreign();
+  } else if (call.fake()) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
     return;
   }
-  raise_if_refused(info, c10::ArrayRef<IValue>(*stack).slice(call.base));
-  if (info.needs_host || (info.form == Form::Index && indexes_by_mask((*stack)[call.base + 1]))) {
+  raise_if_refused(info, call.given());
+  if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
     run_on_host(op, stack, info, "its result depends on the values");
     return;
   }
@@ -337,12 +346,31 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
     const RecorderLock lock;
     place(call, metas, outcome);
   }
-  finish(call, metas, outcome);
+  give_back(call, metas, make_fresh(call, outcome), *stack);
+}
+
+std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
+  const FrameScope frame;
+  keep_backward_in_this_thread();
+  Call call(info, arguments);
+  call.find_device();
+  if (call.foreign() || call.fake()) {
+    return {};
+  }
+  raise_if_refused(info, call.given());
+  Outcome outcome;
+  if (!place_known(call, outcome).defined()) {
+    return {};
+  }
+  return make_fresh(call, outcome);
 }
 
 void record_whole(const std::vector<std::string>& names) {
   static auto* const registrations = new std::vector<c10::RegistrationHandleRAII>();
   for (const auto& name : names) {
+    if (unboxed_kernels().count(name) != 0) {
+      continue;
+    }
     const auto dot = name.find('.', name.find("::"));
     const c10::OperatorName op{name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
     registrations->push_back(c10::Dispatcher::singleton().registerImpl(

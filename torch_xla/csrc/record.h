@@ -2,13 +2,22 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace torch_xla {
 
+struct OpInfo;
+using Tensors = c10::SmallVector<at::Tensor, 2>;
+
 void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// Records a plain operator or view where a call of this signature was recorded before, and gives the fresh tensors.
+// Gives none for any other call, and has done nothing then. Leaves the arguments as they are.
+std::optional<Tensors> record_known(OpInfo& info, c10::IValue* arguments);
 
 // Records these operators whole although PyTorch could decompose them by itself.
 void record_whole(const std::vector<std::string>& names);
