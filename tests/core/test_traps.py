@@ -57,6 +57,19 @@ print('end')
     assert "terminate" not in done.stderr
 
 
+def test_exit_waits_for_what_was_started() -> None:
+    done = script("""
+import atexit
+from torch_xla import _bindings
+atexit.register(lambda: print(_bindings.runs_in_flight(0)))  # called last
+x = torch.randn(600, 600, device='xla')
+for _ in range(3):
+    x = x @ x; torch_xla.sync()
+print(_bindings.runs_in_flight(0) > 0)
+""")
+    assert (done.stdout.split(), done.stderr) == (["True", "0"], "")
+
+
 def test_exit_with_pending_work_is_clean() -> None:
     done = script("x = torch.randn(3, device='xla').to('xla') + 1\nprint('end')")
     assert (done.stdout.strip(), done.stderr) == ("end", "")

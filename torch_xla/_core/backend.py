@@ -5,6 +5,7 @@ Counting devices and naming their kind never starts the client; the first xla te
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.metadata
 import importlib.util
@@ -152,6 +153,7 @@ def _devices() -> tuple[jax.Device, ...]:
     _started = True
     _bindings.set_device_count(len(devices))
     os.register_at_fork(after_in_child=_note_fork)
+    atexit.register(_finish_at_exit)  # after JAX has registered what takes its client down: the latest is called first
     # Workers of a DataLoader are forked beside the client and use no device; those that do get an error from us.
     warnings.filterwarnings("ignore", message="os.fork\\(\\) was called", category=RuntimeWarning)
     return devices
@@ -160,6 +162,13 @@ def _devices() -> tuple[jax.Device, ...]:
 def _note_fork() -> None:
     global _forked
     _forked = True
+
+
+def _finish_at_exit() -> None:
+    """Waits for what was started: its threads must not meet a client and a process that are being taken down."""
+    if not _forked:
+        for index in range(len(_devices())):
+            _bindings.wait_for_runs(index, 0)
 
 
 def _check_process() -> None:
