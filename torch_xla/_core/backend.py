@@ -166,9 +166,9 @@ def _note_fork() -> None:
 
 def _finish_at_exit() -> None:
     """Waits for what was started: its threads must not meet a client and a process that are being taken down."""
-    if not _forked:
-        for index in range(len(_devices())):
-            _bindings.wait_for_runs(index, 0)
+    for index in range(0 if _forked else len(_devices())):
+        for _ in range(_bindings.runs_in_flight(index)):  # not for more: a daemon thread may start ever new ones
+            _bindings.wait_for_runs(index, max(_bindings.runs_in_flight(index) - 1, 0))
 
 
 def _check_process() -> None:
