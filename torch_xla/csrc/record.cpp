@@ -35,12 +35,12 @@ bool indexes_by_mask(const IValue& indices) {
   return std::any_of(list.begin(), list.end(), &is_mask);
 }
 
-void run_on_host(const c10::OperatorHandle& op, Stack* stack, const OpInfo& info, const char* reason) {
+void run_on_host(const OpInfo& info, Stack* stack, const char* reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "[record ", info.op.schema().name(), "] ", reason,
+      info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "[record ", info.op.schema().name(), "] ", reason,
       ", and it has no CPU kernel that could run instead; register one, and a fake kernel, with torch.library");
   note_host_op(info.op.schema().name(), reason);
-  at::native::cpu_fallback(op, stack);
+  at::native::cpu_fallback(info.op, stack);
 }
 
 // The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
@@ -309,18 +309,22 @@ void keep_backward_in_this_thread() {
 void record(const c10::OperatorHandle& op, Stack* stack) {
   auto& info = op_info(op);
   const FrameScope frame;
+  record_any(info, stack);
+}
+
+void record_any(OpInfo& info, Stack* stack) {
   keep_backward_in_this_thread();
   Call call(info, stack->data() + (stack->size() - info.kinds.size()));
   call.find_device();
   if (call.foreign()) {
     call.adopt_foreign();
   } else if (call.fake()) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    info.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
     return;
   }
   raise_if_refused(info, call.given());
   if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
-    run_on_host(op, stack, info, "its result depends on the values");
+    run_on_host(info, stack, "its result depends on the values");
     return;
   }
   if (info.has_indices) {
@@ -340,7 +344,7 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
   if (!metas.defined()) {
     metas = inferred_metas(call);
     if (!metas.defined()) {
-      run_on_host(op, stack, info, "no Meta kernel tells what it returns");
+      run_on_host(info, stack, "no Meta kernel tells what it returns");
       return;
     }
     const RecorderLock lock;
@@ -350,7 +354,6 @@ void record(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
-  const FrameScope frame;
   keep_backward_in_this_thread();
   Call call(info, arguments);
   call.find_device();

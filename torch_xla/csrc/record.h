@@ -15,6 +15,8 @@ using Tensors = c10::SmallVector<at::Tensor, 2>;
 
 void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// The two that follow want a FrameScope.
+void record_any(OpInfo& info, torch::jit::Stack* stack);
 // Records a plain operator or view where a call of this signature was recorded before, and gives the fresh tensors.
 // Gives none for any other call, and has done nothing then. Leaves the arguments as they are.
 std::optional<Tensors> record_known(OpInfo& info, c10::IValue* arguments);

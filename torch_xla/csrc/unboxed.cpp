@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "frame.h"
 #include "op_info.h"
 #include "record.h"
 
@@ -70,6 +71,7 @@ template <class Op, class Result, class... Args>
 struct Kernel<Op, Result(Args...)> {
   static Result call(Args... args) {
     static auto& info = op_info(Op::name, Op::overload_name);
+    const FrameScope frame;
     {
       Arguments<sizeof...(Args)> arguments;
       arguments.set(args...);
@@ -78,7 +80,7 @@ struct Kernel<Op, Result(Args...)> {
       }
     }
     torch::jit::Stack stack{IValue(args)...};
-    record(info.op, &stack);
+    record_any(info, &stack);
     return Given<Result>::of(stack);
   }
 };
@@ -87,6 +89,7 @@ template <class Op, class... Args>
 struct Kernel<Op, Tensor&(Tensor&, Args...)> {
   static Tensor& call(Tensor& self, Args... args) {
     static auto& info = op_info(Op::name, Op::overload_name);
+    const FrameScope frame;
     {
       Arguments<1 + sizeof...(Args)> arguments;
       arguments.set(self, args...);
@@ -95,7 +98,7 @@ struct Kernel<Op, Tensor&(Tensor&, Args...)> {
       }
     }
     torch::jit::Stack stack{IValue(self), IValue(args)...};
-    record(info.op, &stack);
+    record_any(info, &stack);
     return self;
   }
 };
