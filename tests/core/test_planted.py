@@ -67,9 +67,12 @@ PLANTED = {
         ("34 values read at {loss.item()} in train",),
     ),
     "an operator on the host": (
-        {"    out = model(x)\n": "    out = model(x) + y.nonzero().sum() * 0\n"},
-        ("aten::nonzero runs on the host, between two programs: its result depends on the values ({out = } in train)",),
-        ("aten::nonzero ran on the host 34 times at {out = } in train",),
+        {"    out = model(x)\n": "    out = model(x) + y.unique().sum() * 0\n"},
+        (
+            "aten::_unique2 runs on the host, between two programs: its result depends on the values "
+            "({out = } in train)",
+        ),
+        ("aten::_unique2 ran on the host 34 times at {out = } in train",),
     ),
     "a list that keeps graphs alive": (
         {"y, loss.detach()": "y, torch.nn.functional.cross_entropy(model(x), y)"},

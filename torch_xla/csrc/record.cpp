@@ -14,6 +14,7 @@
 #include "random.h"
 #include "recompute.h"
 #include "refusals.h"
+#include "selected.h"
 #include "shape_cache.h"
 #include "tensor_impl.h"
 #include "unboxed.h"
@@ -324,7 +325,9 @@ void record_any(OpInfo& info, Stack* stack) {
   }
   raise_if_refused(info, call.given());
   if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
-    run_on_host(info, stack, "its result depends on the values");
+    if (!record_selected(info, *stack)) {
+      run_on_host(info, stack, "its result depends on the values");
+    }
     return;
   }
   if (info.has_indices) {
