@@ -109,6 +109,19 @@ def test_function_transforms(bias: bool) -> None:
     same(lambda *t: func.functionalize(F.linear)(*t), tensors)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_batched_tangents_of_a_vector(bias: bool) -> None:
+    """Without a bias PyTorch on CPU refuses them: it makes a matrix of the vector, and of the tangent keeps that."""
+    x, *layer = examples((5,), bias)
+
+    def jacobian(device: str, **how: object) -> Tensor:
+        parts = [t.to(device) for t in layer]
+        return torch.autograd.functional.jacobian(lambda x: F.linear(x, *parts).tanh(), x.to(device), **how).cpu()
+
+    forward = jacobian("xla", strategy="forward-mode", vectorize=True)
+    torch.testing.assert_close(forward, jacobian("cpu"))
+
+
 def test_tangents_of_a_backward_pass() -> None:
     def forward_over_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         with torch.autograd.forward_ad.dual_level():

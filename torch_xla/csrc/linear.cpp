@@ -28,10 +28,15 @@ DispatchKeySet derivatives(DispatchKeySet keys) {
 
 Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   const bool biased = bias && bias->defined();
+  const bool tangents = has_tangent(input) || has_tangent(weight) || (biased && has_tangent(*bias));
   // Of complex numbers those derivatives leave the conjugates out.
   const bool whole = !keys.has_any(kTransforms) && is_xla(input) && is_xla(weight) && input.dim() > 0 &&
                      weight.dim() == 2 && (!biased || (is_xla(*bias) && bias->dim() == 1)) && !weight.is_complex() &&
-                     !has_tangent(input) && !has_tangent(weight) && !(biased && has_tangent(*bias));
+                     !tangents;
+  if (tangents && input.dim() == 1 && weight.dim() == 2 && input.size(0) == weight.size(1)) {
+    // PyTorch makes a matrix of the vector, and of a tangent that is batched it then keeps that form.
+    return biased ? at::addmv(*bias, weight, input) : at::mv(weight, input);
+  }
   return whole ? at::redispatch::linear(derivatives(keys), input, weight, bias)
                : at::native::linear(input, weight, bias);
 }
