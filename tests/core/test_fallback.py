@@ -271,6 +271,13 @@ class TestCuts:
             torch_xla.sync()
         torch.testing.assert_close(y.cpu(), x)
 
+    def test_tensors_of_different_sizes_differ_unread(self, compiles: Counting, counted: Counting) -> None:
+        x = values(8, 8).to("xla")
+        with compiles(0), counted("aten::equal", 0):
+            assert not torch.equal(x @ x, x[:4])
+        with counted("aten::equal", 1):
+            assert torch.equal(x + 0, x)
+
     def test_nothing_is_found(self) -> None:
         x = torch.zeros(3, 4).to("xla")
         assert x.nonzero().shape == (0, 2)

@@ -346,6 +346,17 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return fetch(self).item();
 }
 
+// Tensors of different sizes are known to differ.
+bool equal(const Tensor& self, const Tensor& other) {
+  if (is_xla(self) && self.device() == other.device() && self.sizes() != other.sizes()) {
+    return false;
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::equal", "");
+  torch::jit::Stack stack{self, other};
+  record(op, &stack);
+  return stack.front().toBool();
+}
+
 // Keeps the leading elements in memory order; new ones are zero.
 const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   if (self.sizes() == sizes && !format) {
@@ -462,6 +473,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("equal", TORCH_FN(equal));
   m.impl("resize_", TORCH_FN(resize_));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_empty));
