@@ -1,7 +1,7 @@
 """Lowering: a graph becomes one JAX program, traced and lowered to StableHLO.
 
 Each node signature is its own `jax.jit`, so that equal nodes are traced once per process and become one private
-function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s.
+function of the module: 2,000 nodes lower in 0.2 s instead of 0.9 s. Only views stand in the program as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ from torch_xla.ops.decompositions import bind
 from torch_xla.ops.registry import Lifted, StaticNumbers
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
+
+# A primitive each, for which a function of its own would be more work for everybody.
+_INLINED = frozenset(
+    f"aten.{name}"
+    for name in ("alias.default", "detach.default", "expand.default", "permute.default", "slice.Tensor", "t.default")
+    + ("transpose.int", "unsqueeze.default", "view.default", "_unsafe_view.default", "squeeze.dim", "select.int")
+)
 
 _rules: dict[Any, Callable[..., Any]] = {}
 
@@ -231,7 +238,7 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     if len(_rules) >= _CAPACITY:
         _rules.clear()
     rule.__name__ = node.op.replace(".", "_")
-    found = _rules[key] = jax.jit(rule)
+    found = _rules[key] = rule if node.op in _INLINED else jax.jit(rule)
     return found
 
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.args import axis
+from torch_xla.ops.arithmetic import multiply, subtract, total
 from torch_xla.ops.registry import Context, lowers
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -266,7 +268,8 @@ def _sigmoid_backward(ctx: Context, grad: jax.Array, y: jax.Array) -> jax.Array:
 @lowers("aten.tanh_backward.default")
 def _tanh_backward(ctx: Context, grad: jax.Array, y: jax.Array) -> jax.Array:
     grad, y = dtypes.promote(grad, y)
-    return grad * jnp.conj(1 - y * y)
+    slope = subtract(lax.full_like(y, 1), multiply(y, y))
+    return multiply(grad, lax.conj(slope) if dtypes.is_complex(slope) else slope)
 
 
 @lowers("aten.logit.default")
@@ -311,8 +314,8 @@ def _log_softmax(ctx: Context, x: jax.Array, dim: int, half_to_float: bool) -> j
     x = dtypes.widen(x)
     if x.ndim == 0 or x.size == 0:
         return x * 0
-    shifted = x - jnp.max(x, axis=dim, keepdims=True)
-    return shifted - lax.log(jnp.sum(lax.exp(shifted), axis=dim, keepdims=True))
+    shifted = subtract(x, jnp.max(x, axis=dim, keepdims=True))
+    return subtract(shifted, lax.log(total(lax.exp(shifted), [axis(dim, x.ndim)], keepdims=True)))
 
 
 @lowers("aten._softmax_backward_data.default")
@@ -325,4 +328,5 @@ def _softmax_backward(ctx: Context, grad: jax.Array, y: jax.Array, dim: int, inp
 @lowers("aten._log_softmax_backward_data.default")
 def _log_softmax_backward(ctx: Context, grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any) -> jax.Array:
     grad, y = dtypes.promote(grad, y)
-    return grad - lax.exp(y) * (jnp.sum(grad, axis=dim, keepdims=True) if y.ndim else grad)
+    summed = total(grad, [axis(dim, y.ndim)], keepdims=True) if y.ndim else grad
+    return subtract(grad, multiply(lax.exp(y), summed))

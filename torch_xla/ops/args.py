@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.arithmetic import multiply
 from torch_xla.ops.registry import Lifted
 
 INT64_MAX = 2**63 - 1
@@ -62,7 +63,7 @@ def scale(x: jax.Array, number: Any) -> jax.Array:
     """``number * x`` in the dtype of `x`; no multiply when the number is the constant 1."""
     if is_constant(number, 1):
         return x
-    return x * dtypes.cast(number, dtypes.torch_dtype(x.dtype))
+    return multiply(x, dtypes.cast(number, dtypes.torch_dtype(x.dtype)))
 
 
 def along(values: jax.Array, dim: int, ndim: int) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.arithmetic import multiply, select, total
 
 
 def divide(x: jax.Array, y: Any) -> jax.Array:
@@ -33,17 +34,19 @@ def divide(x: jax.Array, y: Any) -> jax.Array:
 
 def _kept_apart(x: jax.Array, y: jax.Array) -> jax.Array:
     # XLA leaves a divisor alone that depends on the dividend; where that is NaN, any gives the same.
-    return x / jnp.where(x != x, x, y)
+    divisor = select(lax.ne(x, x), x, y)
+    return lax.div(jnp.broadcast_to(x, divisor.shape), divisor)
 
 
 def _in_double(x: jax.Array, y: jax.Array) -> jax.Array:
     # No quotient of 24-bit numbers is as near to the middle of two others as the errors of this product are large. And
     # XLA keeps what a division gives in memory if it is used twice, but not what a product gives.
-    reciprocal = 1 / y.astype(jnp.float64)
-    return (x.astype(jnp.float64) * reciprocal).astype(jnp.float32)
+    wide = y.astype(jnp.float64)
+    reciprocal = lax.div(jnp.ones_like(wide), wide)
+    return multiply(x.astype(jnp.float64), reciprocal).astype(jnp.float32)
 
 
 def mean(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The mean over some dimensions, which are kept. That of equal values is their value."""
-    total = jnp.sum(x, axis=tuple(axes), keepdims=True)
-    return divide(total, x.size // max(total.size, 1))
+    summed = total(x, axes, keepdims=True)
+    return divide(summed, x.size // max(summed.size, 1))

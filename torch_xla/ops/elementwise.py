@@ -11,8 +11,10 @@ import torch
 from jax import lax
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.args import scale
+from torch_xla.ops.arithmetic import add, multiply, select, subtract
 from torch_xla.ops.division import divide
-from torch_xla.ops.registry import Context, Lifted, Rule, lowers
+from torch_xla.ops.registry import Context, Rule, lowers
 
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -31,27 +33,19 @@ def binary(fn: Binary, floating: bool = False) -> Rule:
     return rule
 
 
-def _is_one(number: Any) -> bool:
-    return not isinstance(number, Lifted) and number == 1
-
-
-def _scaled(x: jax.Array, factor: Any) -> jax.Array:
-    return x if _is_one(factor) else x * dtypes.cast(factor, dtypes.dtype_of(x))
-
-
 # Addition and division.
 
 
 @lowers("aten.add.Tensor")
 def _add(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
-    return x + _scaled(y, alpha)
+    return add(x, scale(y, alpha))
 
 
 @lowers("aten.sub.Tensor")
 def _sub(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
-    return x - _scaled(y, alpha)
+    return subtract(x, scale(y, alpha))
 
 
 @lowers("aten.rsub.Tensor")
@@ -242,7 +236,7 @@ _PROMOTED: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("lt", _TENSOR_SCALAR, lax.lt),
     ("maximum", _DEFAULT, lax.max),
     ("minimum", _DEFAULT, lax.min),
-    ("mul", _TENSOR_SCALAR, lambda x, y: x * y),
+    ("mul", _TENSOR_SCALAR, multiply),
     ("ne", _TENSOR_SCALAR, lax.ne),
     ("pow", ("Tensor_Tensor", "Scalar"), _power),
     ("remainder", ("Tensor", "Scalar", "Scalar_Tensor"), _remainder),
@@ -284,12 +278,12 @@ def _clamp(ctx: Context, x: jax.Array, low: Any, high: Any) -> jax.Array:
 @lowers("aten.where.self")
 def _where(ctx: Context, condition: jax.Array, x: Any, y: Any) -> jax.Array:
     x, y = dtypes.broadcast(x, y, dtype=dtypes.result_type(x, y))
-    return jnp.where(_truth(condition), x, y)
+    return select(_truth(condition), x, y)
 
 
 @lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(ctx: Context, x: jax.Array, mask: jax.Array, value: Any) -> jax.Array:
-    return jnp.where(_truth(mask), dtypes.cast(value, dtypes.dtype_of(x)), x)
+    return select(_truth(mask), dtypes.cast(value, dtypes.dtype_of(x)), x)
 
 
 # Three operands.
@@ -299,18 +293,20 @@ def _masked_fill(ctx: Context, x: jax.Array, mask: jax.Array, value: Any) -> jax
 def _lerp(ctx: Context, start: jax.Array, end: jax.Array, weight: Any) -> jax.Array:
     # Two formulas, so that weights 0 and 1 give the ends exactly.
     start, end, weight = dtypes.broadcast(start, end, weight, dtype=dtypes.compute_type(start, end))
-    step = end - start
-    near_start = lax.abs(weight) < 0.5
-    return jnp.where(near_start, start + weight * step, end - step * (1 - weight))
+    step = lax.sub(end, start)
+    size = lax.abs(weight)
+    near_start = lax.lt(size, lax.full_like(size, 0.5))
+    rest = lax.sub(lax.full_like(weight, 1), weight)
+    return lax.select(near_start, lax.add(start, lax.mul(weight, step)), lax.sub(end, lax.mul(step, rest)))
 
 
 @lowers("aten.addcmul.default")
 def _addcmul(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: Any) -> jax.Array:
     x, a, b = dtypes.promote(x, a, b)
-    return x + _scaled(a, value) * b
+    return add(x, multiply(scale(a, value), b))
 
 
 @lowers("aten.addcdiv.default")
 def _addcdiv(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, value: Any) -> jax.Array:
     x, a, b = dtypes.convert(x, a, b, floating=True)
-    return x + divide(_scaled(a, value), b)
+    return add(x, divide(scale(a, value), b))

@@ -12,6 +12,7 @@ from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import is_constant, scale
+from torch_xla.ops.arithmetic import add, total
 from torch_xla.ops.registry import Context, lowers
 
 
@@ -46,7 +47,7 @@ def _accumulate(ctx: Context, x: jax.Array, product: jax.Array, beta: Any, alpha
     if not is_constant(beta, 1):
         factor = dtypes.cast(beta, dtypes.torch_dtype(product.dtype))
         x = jnp.where(factor == 0, jnp.zeros((), x.dtype), factor * x)
-    return x + product
+    return add(x, product)
 
 
 @lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default")
@@ -112,7 +113,7 @@ def _vdot(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
 def _linear(ctx: Context, x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     dtype = ctx.meta.dtype if bias is None else None
     out = contract(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)), dtype=dtype)
-    return out if bias is None else out + jnp.broadcast_to(bias.astype(out.dtype), out.shape)
+    return out if bias is None else add(out, bias.astype(out.dtype))
 
 
 @lowers("aten.linear_backward.default")
@@ -125,7 +126,7 @@ def _linear_backward(
     if not any(output_mask[1:]):
         return grad_x, None, None
     # PyTorch's shapes know both or neither of these; XLA leaves out what nobody takes.
-    return grad_x, contract(grad, x, (rows, rows), dtype=dtype), jnp.sum(grad, axis=rows)
+    return grad_x, contract(grad, x, (rows, rows), dtype=dtype), total(grad, rows)
 
 
 @lowers("aten.matmul.default")

@@ -12,6 +12,7 @@ from jax import lax
 
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
+from torch_xla.ops.arithmetic import add, multiply, subtract, total
 from torch_xla.ops.registry import Context, Lifted, lowers
 
 MaybeArray = jax.Array | None
@@ -22,14 +23,14 @@ def _moments(x: jax.Array, dims: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance over `dims`, kept as dimensions of size 1."""
     mean = division.mean(x, dims)
     # Two passes: E[x^2] - E[x]^2 cancels where the mean is large.
-    return mean, division.mean(jnp.square(x - mean), dims)
+    return mean, division.mean(lax.square(subtract(x, mean)), dims)
 
 
 def _normalize_grad(grad: jax.Array, normalized: jax.Array, rstd: jax.Array, dims: Sequence[int]) -> jax.Array:
     """Gradient of ``(x - mean) * rstd`` by ``x``, given the gradient of its result and the result."""
     mean_grad = division.mean(grad, dims)
-    mean_dot = division.mean(grad * normalized, dims)
-    return rstd * (grad - mean_grad - normalized * mean_dot)
+    mean_dot = division.mean(multiply(grad, normalized), dims)
+    return multiply(rstd, subtract(subtract(grad, mean_grad), multiply(normalized, mean_dot)))
 
 
 @lowers("aten.native_layer_norm.default")
@@ -39,12 +40,12 @@ def _layer_norm(
     x = dtypes.widen(x)
     dims = tuple(range(x.ndim - len(shape), x.ndim))
     mean, variance = _moments(x, dims)
-    rstd = lax.rsqrt(variance + eps)
-    out = (x - mean) * rstd
+    rstd = lax.rsqrt(add(variance, lax.full_like(variance, eps)))
+    out = multiply(subtract(x, mean), rstd)
     if weight is not None:
-        out = out * dtypes.widen(weight)
+        out = multiply(out, dtypes.widen(weight))
     if bias is not None:
-        out = out + dtypes.widen(bias)
+        out = add(out, dtypes.widen(bias))
     return out, mean, rstd
 
 
@@ -63,12 +64,12 @@ def _layer_norm_backward(
     grad, x, mean, rstd = dtypes.widen(grad), dtypes.widen(x), dtypes.widen(mean), dtypes.widen(rstd)
     rows = tuple(range(x.ndim - len(shape)))
     dims = tuple(range(len(rows), x.ndim))
-    normalized = (x - mean) * rstd
-    scaled = grad if weight is None else grad * dtypes.widen(weight)
+    normalized = multiply(subtract(x, mean), rstd)
+    scaled = grad if weight is None else multiply(grad, dtypes.widen(weight))
     return (
         _normalize_grad(scaled, normalized, rstd, dims) if output_mask[0] else None,
-        jnp.sum(grad * normalized, axis=rows) if output_mask[1] and weight is not None else None,
-        jnp.sum(grad, axis=rows) if output_mask[2] and bias is not None else None,
+        total(multiply(grad, normalized), rows) if output_mask[1] and weight is not None else None,
+        total(grad, rows) if output_mask[2] and bias is not None else None,
     )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import division, dtypes
+from torch_xla.ops.arithmetic import total
 from torch_xla.ops.registry import Context, lowers
 
 Dims = int | Sequence[int] | None
@@ -43,7 +44,7 @@ def _sum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) ->
     x = _promised(ctx, x)
     if x.dtype == jnp.bool_:
         return jnp.any(x, axis=axes(x, dim), keepdims=keepdim)
-    return jnp.sum(x, axis=axes(x, dim), keepdims=keepdim, dtype=x.dtype)
+    return total(x, axes(x, dim), keepdim)
 
 
 @lowers("aten.sum.default")
