@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kGraphs = 1 << 14;
 
 struct Known {
-  std::vector<uint64_t> first;
-  std::vector<bool> vary;
+  Vector<uint64_t> first;
+  Vector<bool> vary;
 };
 
 std::unordered_map<Hash, Known, HashHasher>& known() {
@@ -23,7 +23,7 @@ std::unordered_map<Hash, Known, HashHasher>& known() {
 
 }  // namespace
 
-void find_varying(const Hash& structure, const std::vector<uint64_t>& numbers, std::vector<bool>& vary, bool runs) {
+void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs) {
   auto& graphs = known();
   auto found = graphs.find(structure);
   if (found == graphs.end()) {

@@ -5,13 +5,14 @@
 #include <vector>
 
 #include "hash.h"
+#include "pool.h"
 
 namespace torch_xla {
 
 // Sets for each adaptive number of a graph, given by its bits, whether it varies; some do anyway. `structure` is the
 // key of all graphs that differ in these only, and `runs` says that this one is about to run, not only looked at. Wants
 // the recorder's lock.
-void find_varying(const Hash& structure, const std::vector<uint64_t>& numbers, std::vector<bool>& vary, bool runs);
+void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs);
 
 // Forgets what varied.
 void forget_varying();

@@ -156,7 +156,7 @@ void resize_storage(const at::Storage& storage, int64_t bytes) {
   auto* const ours = dynamic_cast<Storage*>(storage.unsafeGetStorageImpl());
   TORCH_CHECK(ours != nullptr && bytes >= 0, "[storage] got resize_(", bytes, ") of a storage on ", storage.device(),
               ", expected one on xla and no less than 0 bytes");
-  std::vector<Value> replaced;
+  Vector<Value> replaced;
   const RecorderLock lock;
   ours->resize(static_cast<size_t>(bytes), {}, replaced);
 }
@@ -266,7 +266,7 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
       .def("attach_shared",
            [](Graph& g, const std::vector<py::object>& buffers) {
-             std::vector<Graph::Result> results(buffers.size());
+             Vector<Graph::Result> results(buffers.size());
              for (size_t i = 0; i < buffers.size(); ++i) {
                results[i].buffer = py::object(buffers[i]).release().ptr();
              }

@@ -12,14 +12,14 @@ namespace torch_xla {
 void Graph::find_donations(bool overwritten_too) {
   const auto epoch = latest_epoch();
   successors.assign(leaves.size(), -1);
-  std::vector<bool> overwritten(leaves.size(), false);
-  std::vector<bool> held_once(leaves.size(), false);
+  Vector<bool> overwritten(leaves.size(), false);
+  Vector<bool> held_once(leaves.size(), false);
   // Position of each node's first result in a table of all results, which tells the outputs among them.
-  std::vector<uint32_t> base(nodes.size() + 1, 0);
+  Vector<uint32_t> base(nodes.size() + 1, 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
     base[i + 1] = base[i] + static_cast<uint32_t>(nodes[i]->outs->metas.size());
   }
-  std::vector<int32_t> output_at(base.back(), -1);
+  Vector<int32_t> output_at(base.back(), -1);
   for (size_t i = 0; i < outputs.size(); ++i) {
     output_at[base[outputs[i].node->slot] + outputs[i].index] = static_cast<int32_t>(i);
   }

@@ -20,9 +20,9 @@ uint64_t epoch = 0;  // of the latest collection; under the recorder's lock
 
 // Marks everything `roots` need and returns the nodes of it that are to be computed. An explicit stack: a chain may be
 // a million nodes long.
-std::vector<Node*> reach(std::vector<Value>& roots) {
-  std::vector<Node*> found;
-  std::vector<Node*> stack;
+Vector<Node*> reach(Vector<Value>& roots) {
+  Vector<Node*> found;
+  Vector<Node*> stack;
   const auto visit = [&](Value& value) {
     resolve(value);
     if (value.node->epoch != epoch) {
@@ -54,7 +54,7 @@ std::vector<Node*> reach(std::vector<Value>& roots) {
 }
 
 // Puts nodes in recording order. Their numbers are mostly dense, and each then finds its place without a comparison.
-void sort_by_sequence(std::vector<Node*>& nodes) {
+void sort_by_sequence(Vector<Node*>& nodes) {
   const auto earlier = [](const Node* a, const Node* b) { return a->sequence < b->sequence; };
   if (nodes.empty()) {
     return;
@@ -66,7 +66,7 @@ void sort_by_sequence(std::vector<Node*>& nodes) {
     std::sort(nodes.begin(), nodes.end(), earlier);
     return;
   }
-  std::vector<Node*> places(span, nullptr);
+  Vector<Node*> places(span, nullptr);
   for (auto* node : nodes) {
     places[node->sequence - start] = node;
   }
@@ -74,7 +74,7 @@ void sort_by_sequence(std::vector<Node*>& nodes) {
 }
 
 // What comes from placeholders stays pending: it is there to be traced, and what else is pending must run.
-void leave_traced(std::vector<Value>& roots) {
+void leave_traced(Vector<Value>& roots) {
   if (!any_placeholders()) {
     return;
   }
@@ -113,7 +113,7 @@ Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
     graph.cut_at_ = node_sequence();
   }
   ++epoch;
-  std::vector<Value> roots;
+  Vector<Value> roots;
   for_each_storage(device, [&](Storage& s) {
     if (barrier && s.origin) {
       fill_to_leaf(s);
@@ -138,7 +138,7 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
   Graph graph;
   const RecorderLock lock;
   ++epoch;
-  std::vector<Value> roots;
+  Vector<Value> roots;
   if (live && !tensors.empty()) {
     forget_views(tensors.front().device().index(), graph.forgotten_);
   }
@@ -175,7 +175,7 @@ Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool 
   return graph;
 }
 
-void Graph::collect(std::vector<Value> roots, bool runs) {
+void Graph::collect(Vector<Value> roots, bool runs) {
   auto reached = reach(roots);
   sort_by_sequence(reached);
   nodes.reserve(reached.size());
@@ -214,8 +214,8 @@ bool Graph::share_as(const std::shared_ptr<const Sharing>& known) {
   return holds;
 }
 
-std::vector<NodePtr> Graph::fills() const {
-  std::vector<NodePtr> found(unused_fills_);
+Vector<NodePtr> Graph::fills() const {
+  Vector<NodePtr> found(unused_fills_);
   std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(found), [](const NodePtr& n) { return n->unfilled(); });
   std::sort(found.begin(), found.end());
   found.erase(std::unique(found.begin(), found.end()), found.end());
@@ -258,12 +258,12 @@ int64_t Graph::unheld_bytes() const {
   return bytes;
 }
 
-void Graph::attach(std::vector<Result> results, bool shared) {
+void Graph::attach(Vector<Result> results, bool shared) {
   static auto& sizes = metric("TensorsGraphSize");
   sizes.add(static_cast<double>(nodes.size()), "count");
   TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
-  Inputs garbage;
-  std::vector<Value> old;
+  Vector<Value> garbage;
+  Vector<Value> old;
   {
     const RecorderLock lock;
     settle();
@@ -275,7 +275,7 @@ void Graph::attach(std::vector<Result> results, bool shared) {
         node.become_leaf(results[i].buffer, garbage);
       } else {
         if (node.forwards == nullptr) {
-          node.forwards = std::make_unique<std::vector<Value>>(node.outs->metas.size());
+          node.forwards = std::make_unique<Vector<Value>>(node.outs->metas.size());
         }
         auto& forward = (*node.forwards)[outputs[i].index];
         forward = make_leaf({node.outs, outputs[i].index}, results[i].buffer);
@@ -310,7 +310,7 @@ void Graph::attach(std::vector<Result> results, bool shared) {
 }
 
 void Graph::abandon(const std::string& error) {
-  std::vector<Value> old;
+  Vector<Value> old;
   {
     const RecorderLock lock;
     settle();

@@ -26,12 +26,12 @@ class Graph {
 
   c10::DeviceIndex device = 0;
   Hash key;
-  std::vector<NodePtr> nodes;       // in recording order
-  std::vector<NodePtr> leaves;      // in order of first use
-  std::vector<bool> donated;        // per leaf: no one needs its buffer after the run
-  std::vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
-  std::vector<Value> outputs;       // in recording order
-  std::vector<NumberSlot> numbers;
+  Vector<NodePtr> nodes;       // in recording order
+  Vector<NodePtr> leaves;      // in order of first use
+  Vector<bool> donated;        // per leaf: no one needs its buffer after the run
+  Vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
+  Vector<Value> outputs;       // in recording order
+  Vector<NumberSlot> numbers;
 
   // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
   std::vector<Hash> roles() const;
@@ -42,7 +42,7 @@ class Graph {
   bool share_as(const std::shared_ptr<const Sharing>& known);
 
   // Leaves that still need a buffer, filled with one number each.
-  std::vector<NodePtr> fills() const;
+  Vector<NodePtr> fills() const;
   bool has_fills() const;
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
@@ -59,15 +59,15 @@ class Graph {
   };
   // Gives the results to the tensors and leaves the graph empty. `shared` buffers are held by someone else too and are
   // never donated.
-  void attach(std::vector<Result> results, bool shared = false);
+  void attach(Vector<Result> results, bool shared = false);
   // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
   void abandon(const std::string& error);
 
  private:
   Graph() = default;
-  void collect(std::vector<Value> roots, bool runs);
+  void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
-  void settle_adaptive(const std::vector<size_t>& places, std::vector<bool> vary, bool runs);
+  void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs);
   void find_donations(bool overwritten_too);
   void take_given();
   void settle();
@@ -75,8 +75,8 @@ class Graph {
 
   uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
   std::shared_ptr<const Sharing> sharing_;
-  std::vector<Value> forgotten_;       // what views remembered, to be released after the lock
-  std::vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
+  Vector<Value> forgotten_;       // what views remembered, to be released after the lock
+  Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
 
 // The collection that the marks of nodes belong to. Wants the recorder's lock.

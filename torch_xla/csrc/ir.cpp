@@ -107,7 +107,7 @@ void Node::let_go() {
     inputs.clear();
     return;
   }
-  std::vector<Value> dying(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
+  Vector<Value> dying(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
   inputs.clear();
   while (!dying.empty()) {
     const Value value = std::move(dying.back());
@@ -120,7 +120,7 @@ void Node::let_go() {
   }
 }
 
-void Node::become_leaf(PyObject* stolen_buffer, Inputs& garbage) {
+void Node::become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage) {
   op = nullptr;
   buffer = stolen_buffer;
   for (auto& input : inputs) {

@@ -108,7 +108,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint64_t sequence = 0;
 
   // Results of a node with several that were computed while the node lives on.
-  std::unique_ptr<std::vector<Value>> forwards;
+  std::unique_ptr<Vector<Value>> forwards;
 
   // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
   uint64_t epoch = 0;
@@ -147,7 +147,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
   // Turns a single-result node into the leaf that holds its value; hands its inputs to `garbage`.
-  void become_leaf(PyObject* stolen_buffer, Inputs& garbage);
+  void become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage);
 
  private:
   void let_go();

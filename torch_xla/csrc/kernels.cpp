@@ -364,7 +364,7 @@ const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::M
   }
   const auto twin = at::detail::empty_meta(sizes, self.scalar_type(), format);
   const auto meta = make_meta(twin.sizes(), twin.strides(), self.storage_offset(), self.scalar_type());
-  std::vector<Value> replaced;
+  Vector<Value> replaced;
   Alias old;
   const RecorderLock lock;
   auto* const impl = impl_of(self);

@@ -26,8 +26,8 @@ Hash call_hash(const Node& node) {
 }  // namespace
 
 void Graph::number_leaves(bool runs) {
-  std::vector<size_t> adaptive;  // which numbers are
-  std::vector<bool> vary;        // those that are no constants in any program
+  Vector<size_t> adaptive;  // which numbers are
+  Vector<bool> vary;        // those that are no constants in any program
   // Without their lengths, the end of one list could be read as the start of the next.
   key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
@@ -98,14 +98,14 @@ void Graph::number_leaves(bool runs) {
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::settle_adaptive(const std::vector<size_t>& places, std::vector<bool> vary, bool runs) {
-  std::vector<uint64_t> values;
+void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs) {
+  Vector<uint64_t> values;
   values.reserve(places.size());
   for (const auto place : places) {
     values.push_back(numbers[place].bits());
   }
   find_varying(key, values, vary, runs);
-  std::vector<bool> constant(numbers.size(), false);
+  Vector<bool> constant(numbers.size(), false);
   for (size_t i = 0; i < places.size(); ++i) {
     constant[places[i]] = !vary[i];
     key.mix(static_cast<uint64_t>(vary[i]));

@@ -75,7 +75,7 @@ void merge_clone(Value& value) {
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
   if (clone.holder && clone.holder->expired()) {
-    node.forwards = std::make_unique<std::vector<Value>>(1, Value{*clone.original(), 0});
+    node.forwards = std::make_unique<Vector<Value>>(1, Value{*clone.original(), 0});
     node.source.reset();
     resolve(value);
   }
@@ -87,8 +87,8 @@ uint32_t waiting_clones(const Node& leaf) {
   return count;
 }
 
-std::vector<NodePtr> clones_to_fetch(const std::vector<NodePtr>& leaves, const std::vector<bool>& donated) {
-  std::vector<NodePtr> found;
+Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool>& donated) {
+  Vector<NodePtr> found;
   const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (original_of(*leaves[i]) != nullptr) {
@@ -102,8 +102,8 @@ std::vector<NodePtr> clones_to_fetch(const std::vector<NodePtr>& leaves, const s
   return found;
 }
 
-void fetch_clones(const std::vector<NodePtr>& clones) {
-  std::vector<NodePtr> leaves;
+void fetch_clones(const Vector<NodePtr>& clones) {
+  Vector<NodePtr> leaves;
   std::vector<c10::intrusive_ptr<Source>> done;  // destroyed after the lock is gone
   std::vector<PyObject*> originals;
   for (const auto& leaf : clones) {

@@ -16,8 +16,8 @@ void merge_clone(Value& value);
 // How many clones of a leaf have no buffer yet. Wants the recorder's lock.
 uint32_t waiting_clones(const Node& leaf);
 // What must get a buffer before a program takes these leaves, and writes over those that are donated.
-std::vector<NodePtr> clones_to_fetch(const std::vector<NodePtr>& leaves, const std::vector<bool>& donated);
+Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool>& donated);
 // Gives clones their buffers, all in one go. Wants the GIL, not the recorder's lock.
-void fetch_clones(const std::vector<NodePtr>& clones);
+void fetch_clones(const Vector<NodePtr>& clones);
 
 }  // namespace torch_xla

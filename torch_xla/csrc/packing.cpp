@@ -131,9 +131,9 @@ void Packing::close(const Graph& graph, Members& pack, size_t least) {
   packs.push_back(std::exchange(pack, {}));
 }
 
-std::vector<PyObject*> Packing::gather(const Graph& graph) const {
+Vector<PyObject*> Packing::gather(const Graph& graph) const {
   fetch_clones(clones_to_fetch(graph.leaves, graph.donated));
-  std::vector<PyObject*> buffers;
+  Vector<PyObject*> buffers;
   buffers.reserve(leaves.size());
   const auto own = [&](uint32_t slot) {
     const auto& leaf = graph.leaves[slot];

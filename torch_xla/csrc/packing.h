@@ -30,7 +30,7 @@ class Packing {
   std::vector<Place> results;  // per output
 
   // The program's buffers: single leaves, then packs; new references. Wants the GIL, not the recorder's lock.
-  std::vector<PyObject*> gather(const Graph& graph) const;
+  Vector<PyObject*> gather(const Graph& graph) const;
 
  private:
   void form(const Graph& graph);

@@ -1,12 +1,36 @@
-// Memory of small objects that come and go by the hundred with each step: what one step frees the next takes again, in
-// the reverse order, still in the processor's cache. malloc would join the pieces and cut them anew.
+// Memory of what comes and goes with each step, small objects by the hundred and the lists of them: what one step frees
+// the next takes again, in the reverse order, still in the processor's cache. malloc would join the pieces and cut them
+// anew, and does so with all small pieces of the process whenever it is asked for more than 1 KB.
 #pragma once
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace torch_xla {
+
+// A free piece of memory holds the next one.
+struct FreePiece {
+  FreePiece* next;
+};
+
+// Held for a few instructions, by any thread.
+class SpinGuard {
+ public:
+  explicit SpinGuard(std::atomic_flag& busy) : busy_(busy) {
+    while (busy_.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~SpinGuard() { busy_.clear(std::memory_order_release); }
+  SpinGuard(const SpinGuard&) = delete;
+  SpinGuard& operator=(const SpinGuard&) = delete;
+
+ private:
+  std::atomic_flag& busy_;
+};
 
 // A base class; from any thread.
 template <typename T>
@@ -14,7 +38,7 @@ class Pooled {
  public:
   static void* operator new(size_t size) {
     {
-      const Guard guard;
+      const SpinGuard guard(busy_);
       if (free_ != nullptr) {
         --count_;
         return std::exchange(free_, free_->next);
@@ -24,10 +48,10 @@ class Pooled {
   }
   static void operator delete(void* object) {
     {
-      const Guard guard;
+      const SpinGuard guard(busy_);
       if (count_ < kMost) {
         ++count_;
-        free_ = new (object) Free{free_};
+        free_ = new (object) FreePiece{free_};
         return;
       }
     }
@@ -36,19 +60,69 @@ class Pooled {
 
  private:
   static constexpr size_t kMost = 8192;  // of a large graph's objects most go back to malloc
-  struct Free {
-    Free* next;
-  };
-  struct Guard {
-    Guard() {
-      while (busy_.test_and_set(std::memory_order_acquire)) {
-      }
-    }
-    ~Guard() { busy_.clear(std::memory_order_release); }
-  };
   static inline std::atomic_flag busy_;
-  static inline Free* free_ = nullptr;
+  static inline FreePiece* free_ = nullptr;
   static inline size_t count_ = 0;
 };
+
+// Blocks of powers of two, for lists; from any thread.
+class Blocks {
+ public:
+  static void* take(size_t size) {
+    const auto kind = kind_of(size);
+    if (kind >= kKinds) {
+      return ::operator new(size);
+    }
+    {
+      const SpinGuard guard(busy_);
+      auto& [free, count] = lists_[kind];
+      if (free != nullptr) {
+        --count;
+        return std::exchange(free, free->next);
+      }
+    }
+    return ::operator new(kLeast << kind);
+  }
+  static void give(void* block, size_t size) {
+    const auto kind = kind_of(size);
+    if (kind < kKinds) {
+      const SpinGuard guard(busy_);
+      auto& [free, count] = lists_[kind];
+      if (count < kMost) {
+        ++count;
+        free = new (block) FreePiece{free};
+        return;
+      }
+    }
+    ::operator delete(block);
+  }
+
+ private:
+  static constexpr size_t kLeast = 64;
+  static constexpr size_t kKinds = 12;  // to 128 KB, above which malloc takes pages of their own
+  static constexpr size_t kMost = 16;
+  struct List {
+    FreePiece* free;
+    size_t count;
+  };
+  static size_t kind_of(size_t size) { return size <= kLeast ? 0 : std::bit_width((size - 1) / kLeast); }
+  static inline std::atomic_flag busy_;
+  static inline std::array<List, kKinds> lists_{};
+};
+
+template <typename T>
+struct BlockAllocator {
+  using value_type = T;
+  BlockAllocator() = default;
+  template <typename U>
+  BlockAllocator(const BlockAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(Blocks::take(n * sizeof(T))); }
+  void deallocate(T* block, size_t n) { Blocks::give(block, n * sizeof(T)); }
+  friend bool operator==(const BlockAllocator&, const BlockAllocator&) { return true; }
+};
+
+// A list that a step makes and frees.
+template <typename T>
+using Vector = std::vector<T, BlockAllocator<T>>;
 
 }  // namespace torch_xla

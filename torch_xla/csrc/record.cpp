@@ -77,7 +77,7 @@ MetaSetPtr inferred_metas(const Call& call) {
 struct Outcome {
   c10::SmallVector<Alias, 2> results;  // the fresh ones; without a storage where there is none
   c10::SmallVector<const at::Tensor*, 2> written;
-  std::vector<Value> old_values;
+  Vector<Value> old_values;
   std::vector<Alias> old_aliases;
 };
 

@@ -21,6 +21,13 @@ std::deque<py::object>& runs(c10::DeviceIndex device) {
   return all->at(device);
 }
 
+void block(const py::object& token) {
+  static auto* const name = PyUnicode_InternFromString("block_until_ready");
+  if (!py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(token.ptr(), name))) {
+    throw py::error_already_set();
+  }
+}
+
 // For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
 // it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
 py::tuple start(const py::object& run, const py::tuple& arguments) {
@@ -43,7 +50,7 @@ void attach(Graph& graph, const Packing& packing, const py::tuple& results) {
   for (size_t k = 0; k < packing.packs.size(); ++k) {
     packs.push_back(c10::make_intrusive<Pack>(array(k), packing.layouts[k]));
   }
-  std::vector<Graph::Result> found;
+  Vector<Graph::Result> found;
   found.reserve(graph.outputs.size());
   for (const auto& place : packing.results) {
     if (place.pack >= 0) {
@@ -95,7 +102,7 @@ void wait_for_runs(c10::DeviceIndex device, size_t left) {
     const auto token = std::move(queue.front());
     queue.pop_front();
     try {
-      token.attr("block_until_ready")();
+      block(token);
     } catch (py::error_already_set&) {
       explain(token.ptr(), device);
       throw;
@@ -125,7 +132,7 @@ py::object execute(Graph& graph, Program& program) {
   py::object token;
   try {
     const auto numbers = program.numbers(graph);
-    std::vector<PyObject*> buffers;
+    Vector<PyObject*> buffers;
     {
       const Timed timed(gathering_time());
       buffers = program.packing.gather(graph);
@@ -140,7 +147,7 @@ py::object execute(Graph& graph, Program& program) {
     const py::tuple results = start(program.run(), arguments);
     token = results[results.size() - 1];
     if (program.waits) {
-      token.attr("block_until_ready")();
+      block(token);
     }
     const Timed timed(attaching_time());
     attach(graph, program.packing, results);

@@ -26,7 +26,7 @@ uint64_t NumberSlot::bits() const {
   return found;
 }
 
-Sharing::Sharing(const std::vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
+Sharing::Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
   struct Class {
     uint32_t count = 0;
     int64_t place = -1;
@@ -63,9 +63,9 @@ void Sharing::add(NumberSlot::Type type, uint32_t place) {
   size = std::max(size, place + 1);
 }
 
-std::vector<bool> Sharing::broken(const std::vector<NumberSlot>& numbers) const {
+Vector<bool> Sharing::broken(const Vector<NumberSlot>& numbers) const {
   std::vector<const NumberSlot*> first(sizes[static_cast<size_t>(NumberSlot::Type::Float)], nullptr);
-  std::vector<bool> found(first.size(), false);
+  Vector<bool> found(first.size(), false);
   for (size_t i = 0; i < numbers.size(); ++i) {
     if (numbers[i].type != NumberSlot::Type::Float) {
       continue;
@@ -80,12 +80,12 @@ std::vector<bool> Sharing::broken(const std::vector<NumberSlot>& numbers) const 
   return found;
 }
 
-bool Sharing::holds(const std::vector<NumberSlot>& numbers) const {
+bool Sharing::holds(const Vector<NumberSlot>& numbers) const {
   const auto found = broken(numbers);
   return std::find(found.begin(), found.end(), true) == found.end();
 }
 
-Sharing Sharing::unbroken(const std::vector<NumberSlot>& numbers) const {
+Sharing Sharing::unbroken(const Vector<NumberSlot>& numbers) const {
   const auto apart = broken(numbers);
   Sharing result;
   std::unordered_map<uint32_t, uint32_t> moved;
@@ -98,7 +98,7 @@ Sharing Sharing::unbroken(const std::vector<NumberSlot>& numbers) const {
   return result;
 }
 
-NumberVectors Sharing::pack(const std::vector<NumberSlot>& numbers) const {
+NumberVectors Sharing::pack(const Vector<NumberSlot>& numbers) const {
   const auto size = [&](NumberSlot::Type type) { return sizes[static_cast<size_t>(type)]; };
   NumberVectors vectors{std::vector<double>(size(NumberSlot::Type::Float)),
                         std::vector<int64_t>(size(NumberSlot::Type::Int)),

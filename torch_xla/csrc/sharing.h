@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "pool.h"
 
 namespace torch_xla {
 
@@ -34,13 +35,13 @@ struct NumberVectors {
 class Sharing {
  public:
   // By the values that the numbers have now; `roles` tells what must be equal too, per node.
-  Sharing(const std::vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
+  Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
 
   // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
-  bool holds(const std::vector<NumberSlot>& numbers) const;
+  bool holds(const Vector<NumberSlot>& numbers) const;
   // The same without what does not hold here.
-  Sharing unbroken(const std::vector<NumberSlot>& numbers) const;
-  NumberVectors pack(const std::vector<NumberSlot>& numbers) const;
+  Sharing unbroken(const Vector<NumberSlot>& numbers) const;
+  NumberVectors pack(const Vector<NumberSlot>& numbers) const;
 
   std::vector<uint32_t> places;     // per number: where it is in the vector of its type
   std::array<uint32_t, 3> sizes{};  // of the vectors, by type
@@ -48,7 +49,7 @@ class Sharing {
  private:
   Sharing() = default;
   void add(NumberSlot::Type type, uint32_t place);
-  std::vector<bool> broken(const std::vector<NumberSlot>& numbers) const;
+  Vector<bool> broken(const Vector<NumberSlot>& numbers) const;
 };
 
 }  // namespace torch_xla

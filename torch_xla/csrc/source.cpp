@@ -31,7 +31,7 @@ void Pack::fetch(const NodePtr& leaf) {
   }
 }
 
-bool Pack::holds(const std::vector<NodePtr>& all, const std::vector<uint32_t>& slots) const {
+bool Pack::holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const {
   if (slots.size() != layout->shapes.size()) {
     return false;
   }

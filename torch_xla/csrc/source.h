@@ -21,7 +21,7 @@ struct Pack final : Source {
   void fetch(const NodePtr& leaf) override;
   Pack* pack() override { return this; }
   // Whether these leaves, in this order, are all it holds.
-  bool holds(const std::vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
+  bool holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
   // Index of a member's first element in the buffer.
   int64_t start_of(const Node& leaf) const { return layout->starts.at(leaf.place); }
 

@@ -104,7 +104,7 @@ void Storage::release_resources() {
   StorageImpl::release_resources();
 }
 
-void Storage::resize(size_t bytes, const MetaRef& like, std::vector<Value>& garbage) {
+void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) {
   if (bytes == nbytes()) {
     return;
   }
@@ -175,7 +175,7 @@ void ViewStep::remember(Value v, const Storage& storage) {
   }
 }
 
-void forget_views(c10::DeviceIndex device, std::vector<Value>& garbage) {
+void forget_views(c10::DeviceIndex device, Vector<Value>& garbage) {
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   for (auto* step = r.views[device]; step != nullptr;) {
@@ -255,7 +255,7 @@ void Alias::write(Value v) {
   }
   const auto steps = steps_of(through);
   resolve(storage->value);
-  std::vector<Value> inputs{storage->value};
+  Vector<Value> inputs{storage->value};
   for (size_t i = 0; i + 1 < steps.size(); ++i) {
     inputs.push_back(forward(*steps[i], inputs.back()));
   }

@@ -33,7 +33,7 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   void release_resources() override;
   // Frees the value at 0 bytes. Growing keeps what there is, in memory order, and adds zeros; a storage that holds
   // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
-  void resize(size_t bytes, const MetaRef& like, std::vector<Value>& garbage);
+  void resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage);
 
   const uint64_t id;  // no other storage ever has it
   Value value;
@@ -84,7 +84,7 @@ struct ViewStep final : c10::intrusive_ptr_target {
 using ViewPath = c10::intrusive_ptr<ViewStep>;
 
 // Takes back all values that views of a device remember; `garbage` is to be destroyed after the lock is gone.
-void forget_views(c10::DeviceIndex device, std::vector<Value>& garbage);
+void forget_views(c10::DeviceIndex device, Vector<Value>& garbage);
 
 // What a tensor is: a storage and a path to it. All functions want the recorder's lock.
 struct Alias {

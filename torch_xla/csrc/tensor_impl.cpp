@@ -122,7 +122,7 @@ void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offs
   const auto meta =
       make_meta(sizes, strides.empty() ? c10::IntArrayRef(dense->strides) : strides, offset, dense->dtype);
   const auto shared = StoragePtr::reclaim_copy(storage);
-  std::vector<Value> replaced;
+  Vector<Value> replaced;
   Alias old;
   const RecorderLock lock;
   if (extent(*meta) > storage->nbytes()) {
