@@ -1,6 +1,7 @@
 """Builds the recorder, one C++ extension against the installed torch. Everything else is in pyproject.toml."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import setup
@@ -9,6 +10,9 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 # Debug information doubles the compile time and makes the library thirty times as large.
 DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
+# XLA's headers, without which its programs cannot call PyTorch's kernels.
+JAXLIB = find_spec("jaxlib")
+HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("torch_xla/csrc/*.cpp"))
 
 
@@ -25,7 +29,9 @@ if __name__ == "__main__":
     setup(
         ext_modules=[
             CppExtension(
-                "torch_xla._C", SOURCES, extra_compile_args=["-O2", DEBUG, "-std=c++20", "-fvisibility=hidden"]
+                "torch_xla._C",
+                SOURCES,
+                extra_compile_args=["-O2", DEBUG, "-std=c++20", "-fvisibility=hidden", *HEADERS],
             )
         ],
         cmdclass={"build_ext": Build},

@@ -34,6 +34,7 @@ runs_in_flight = _C.runs_in_flight
 add_run = _C.add_run
 in_eager_operation = _C.in_eager_operation
 set_eager_operation = _C.set_eager_operation
+host_kernel_target = _C.host_kernel_target
 
 # What the recorder asks of Python, and how it records.
 set_python_hooks = _C.set_python_hooks

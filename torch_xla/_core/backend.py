@@ -130,6 +130,8 @@ def _devices() -> tuple[jax.Device, ...]:
     global _started
     import jax
 
+    from torch_xla.ops import host_kernel
+
     platform = _platform()
     if platform == "cpu" and _config.CPU_NUM_DEVICES.get() > 1:
         try:
@@ -150,6 +152,7 @@ def _devices() -> tuple[jax.Device, ...]:
         ) from error
     if platform == "cpu":
         devices = devices[: _config.CPU_NUM_DEVICES.get()]
+        host_kernel.register()  # a program from disk may call it
     _started = True
     _bindings.set_device_count(len(devices))
     os.register_at_fork(after_in_child=_note_fork)

@@ -78,10 +78,10 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
         StaticNumbers: An operator must be recorded with its numbers as constants.
         LoweringError: A node could not be lowered.
     """
-    lowered = lowering.lower(graph, name, token=True)
+    lowered = lowering.lower(graph, name, to_run=True)
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
-        lowered = lowering.lower(replace(graph, donated=(), successors=()), name, token=True)
+        lowered = lowering.lower(replace(graph, donated=(), successors=()), name, to_run=True)
     return lowered
 
 

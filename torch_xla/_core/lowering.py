@@ -25,7 +25,7 @@ from torch_xla._core.composites import MARKS, Region, boundary, plan
 from torch_xla._core.convention import Convention, number_places
 from torch_xla._core.graph import Graph, Node, Wire, fill_template
 from torch_xla._core.horizontal import Plan
-from torch_xla.ops import precision
+from torch_xla.ops import host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import bind
@@ -67,13 +67,14 @@ class LoweringError(RuntimeError):
     """A node could not be lowered; names the operator and, if known, the user's line."""
 
 
-def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
+def lower(graph: Graph, name: str = "graph", to_run: bool = False) -> Lowered:
     """Lowers a graph; `convention.py` tells what its program takes and gives.
 
     Args:
         graph: The graph.
         name: Name of the module in dumps and profiles.
-        token: Whether it gives a token too, as `dispatch.py` wants.
+        to_run: Whether it is for the graph's device, and not to be shown or exported: it gives a token too, as
+            `dispatch.py` wants, and may call what only this process has.
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
@@ -109,10 +110,11 @@ def lower(graph: Graph, name: str = "graph", token: bool = False) -> Lowered:
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
-    with backend.x64(), exact, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    own = host_kernel.used(to_run and backend.jax_device(graph.device).platform == "cpu")
+    with backend.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         sharding = backend.sharding(graph.device)
-        convention = Convention(graph, token)
+        convention = Convention(graph, to_run)
         together = Plan(graph, places, convention.given, convention.wanted)
         needed = _needed(graph, {*convention.singles, *together.singles})
         jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
@@ -230,7 +232,7 @@ def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tupl
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
-    key = (node.call, avals, node.outs, precision.current())
+    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use())
     found = _rules.get(key)
     if found is not None:
         return found

@@ -8,6 +8,7 @@
 #include "executable_cache.h"
 #include "frame.h"
 #include "graph.h"
+#include "host_kernel.h"
 #include "metric.h"
 #include "op_info.h"
 #include "packing.h"
@@ -336,6 +337,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("add_run", [](int device, py::object token) { add_run(static_cast<c10::DeviceIndex>(device), token); });
   m.def("in_eager_operation", &in_eager_operation);
   m.def("set_eager_operation", &set_eager_operation);
+  m.def("host_kernel_target", &host_kernel_target);
   m.def("set_eager", &set_eager);
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);

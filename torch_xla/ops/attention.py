@@ -12,12 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.registry import Context, lowers
 
 MaybeArray = jax.Array | None
+
+# PyTorch's kernels for CPUs.
+_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 # Scores of one call that are held at once, and how many rows of queries are then taken at a time.
 _SCORES = 1 << 24
@@ -261,7 +266,12 @@ def _fused(
     *,
     scale: float | None,
 ) -> tuple[MaybeArray, ...]:
-    out, logsumexp = _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
+    found = None
+    if dropout_p == 0:
+        found = host_kernel.attempt(
+            _CPU.default, (q, k, v, 0.0, is_causal), {"attn_mask": _additive(attn_bias, q), "scale": scale}, ctx.out[:2]
+        )
+    out, logsumexp = found or _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
     # The backward draws the same dropout again from the seed and offset saved here.
     seed, offset = ctx.seed if dropout_p > 0 and ctx.seed is not None else (jnp.zeros((), np.int64),) * 2
     return out, logsumexp, None, None, None, None, seed, offset, None
@@ -294,12 +304,25 @@ def _fused_backward(
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
     # PyTorch may promise a bias gradient that the mask does not ask for.
     bias_grad = attn_bias is not None and (grad_input_mask[3] or ctx.out[3] is not None)
+    if dropout_p == 0 and not grad_input_mask[3]:
+        saved = (grad, q, k, v, out, logsumexp, 0.0, is_causal)
+        mask = {"attn_mask": _additive(attn_bias, q), "scale": scale}
+        found = host_kernel.attempt(_CPU_BACKWARD.default, saved, mask, ctx.out[:3])
+        if found is not None:
+            return (*found, None if ctx.out[3] is None else jnp.zeros(ctx.out[3].shape, q.dtype))
     *grads, grad_scores = _attend_backward(
         grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, dropout, bias_grad
     )
     if attn_bias is None or not bias_grad or grad_scores is None:
         return (*grads, None)
     return (*grads, _unbroadcast(grad_scores, attn_bias.shape))
+
+
+def _additive(bias: MaybeArray, like: jax.Array) -> MaybeArray:
+    """A mask of booleans as one to be added."""
+    if bias is None or bias.dtype != np.bool_:
+        return bias
+    return jnp.where(bias, jnp.zeros((), like.dtype), jnp.asarray(-math.inf, like.dtype))
 
 
 def _unbroadcast(grad: jax.Array, shape: Sequence[int]) -> jax.Array:

@@ -101,13 +101,17 @@ def call(
         StaticNumbers: The operator's numbers must be recorded as constants.
         RuntimeError: A rule returned another shape or another number of results than PyTorch promises.
     """
-    from torch_xla.ops import decompositions, fallback
+    from torch_xla.ops import decompositions, fallback, host_kernel
 
     load_rules()
     name = str(op)
     rule = rule_for(name)
-    if rule is not None:
-        with jax.named_scope(op.name().split("::")[-1]):
+    scope = jax.named_scope(op.name().split("::")[-1])
+    if work := host_kernel.work(name, args, kwargs):
+        with scope:
+            results: Any = host_kernel.run(op, args, kwargs, out, work)
+    elif rule is not None:
+        with scope:
             results = rule(Context(name, tuple(out), seed), *args, **kwargs)
     elif _has_lifted(args) or _has_lifted(kwargs.values()):
         raise StaticNumbers(name)

@@ -1,0 +1,222 @@
+"""PyTorch's CPU kernels inside a program: where they are used, that they agree, and where they must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from probes import cut_of, python
+from torch import Tensor
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla._core import cache, lowering
+from torch_xla.ops import host_kernel
+
+pytestmark = pytest.mark.skipif(not host_kernel.register(), reason="built without jaxlib's headers")
+
+TARGET = "torch_xla.host_kernel"
+
+
+def image(*sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
+
+
+ROWS, IMAGE, WEIGHT = image(64, 512), image(2, 4, 80, 80), image(6, 4, 3, 3)
+HEADS = image(2, 4, 64, 32)
+GRID = F.affine_grid(torch.eye(2, 3).expand(2, 2, 3) * 0.9, [2, 4, 80, 80], align_corners=False)
+
+# By overload, a call and its arguments, large enough for the kernel.
+CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor, ...]]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": (F.scaled_dot_product_attention, (HEADS,) * 3),
+    "aten.argmax.default": (lambda x: x.argmax(1), (ROWS,)),
+    "aten.argmin.default": (lambda x: x.argmin(0), (ROWS,)),
+    "aten.bmm.default": (torch.bmm, (image(4, 64, 64), image(4, 64, 128))),
+    "aten.convolution.default": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (IMAGE, WEIGHT)),
+    "aten.cumprod.default": (lambda x: x.cumprod(0), (ROWS,)),
+    "aten.cumsum.default": (lambda x: x.cumsum(1), (ROWS,)),
+    "aten.kthvalue.default": (lambda x: x.kthvalue(7, 1), (ROWS,)),
+    "aten.linear.default": (F.linear, (ROWS.bfloat16(), ROWS.bfloat16(), image(64).bfloat16())),
+    "aten.max.dim": (lambda x: x.max(1), (ROWS,)),
+    "aten.median.default": (torch.median, (ROWS,)),
+    "aten.median.dim": (lambda x: x.median(1, keepdim=True), (ROWS,)),
+    "aten.min.dim": (lambda x: x.min(0), (ROWS,)),
+    "aten.mm.default": (lambda x: x @ x.T, (ROWS.bfloat16(),)),
+    "aten.sort.default": (torch.ops.aten.sort.default, (ROWS,)),
+    "aten.sort.stable": (lambda x: x.sort(dim=0, stable=True, descending=True), ((ROWS * 9).long(),)),
+}
+# Likewise, for those that are the backward of a call.
+BACKWARD: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": (F.scaled_dot_product_attention, (HEADS,) * 3),
+    "aten.convolution_backward.default": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (IMAGE, WEIGHT, image(6))),
+    "aten.grid_sampler_2d_backward.default": (lambda x, g: F.grid_sample(x, g, align_corners=False), (IMAGE, GRID)),
+    "aten.max_pool2d_with_indices_backward.default": (lambda x: F.max_pool2d(x, 2, 1), (IMAGE,)),
+    "aten.max_pool3d_with_indices_backward.default": (lambda x: F.max_pool3d(x[None], 2, 1), (IMAGE,)),
+    "aten.upsample_bilinear2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bilinear"), (IMAGE,)),
+}
+
+
+def gradients(call: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    def both(*arguments: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in arguments]
+        result = call(*leaves)
+        return (result.detach(), *torch.autograd.grad(result, leaves, torch.ones_like(result)))
+
+    return both
+
+
+def results(call: Callable[..., Tensor | tuple[Tensor, ...]], *arguments: Tensor) -> list[Tensor]:
+    found = call(*arguments)
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def placed(*tensors: Tensor) -> bool:
+    """Whether the program that computes pending tensors calls a kernel."""
+    return TARGET in lowering.lower(cut_of(*tensors), to_run=True).stage.as_text()
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    torch_xla.sync()
+    cache.clear()
+    yield
+
+
+def agree(call: Callable[..., Tensor | tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
+    want = results(call, *arguments)
+    got = results(call, *(x.to("xla") for x in arguments))
+    if arguments[0].dtype == torch.bfloat16 and not host_kernel._has_bfloat16():
+        pytest.skip("PyTorch has no fast bfloat16 on this machine")
+    assert placed(*got)
+    torch_xla.sync()
+    for have, expected in zip(got, want, strict=True):
+        assert have.dtype == expected.dtype
+        torch.testing.assert_close(have.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+class TestEachOperator:
+    def test_all_are_here(self) -> None:
+        assert {*CALLS, *BACKWARD} == set(host_kernel._WORK)
+
+    @pytest.mark.parametrize("name", CALLS)
+    def test_call(self, name: str) -> None:
+        agree(*CALLS[name])
+
+    @pytest.mark.parametrize("name", BACKWARD)
+    def test_backward(self, name: str) -> None:
+        call, arguments = BACKWARD[name]
+        agree(gradients(call), arguments)
+
+
+class TestConvolutions:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_types(self, dtype: torch.dtype) -> None:
+        x, w = IMAGE.to(dtype).to("xla"), WEIGHT.to(dtype).to("xla").requires_grad_()
+        out = F.conv2d(x, w, padding="same")
+        (grad,) = torch.autograd.grad(out.sum(), w)
+        assert placed(out, grad)
+        assert out.dtype == grad.dtype == dtype
+        want = F.conv2d(IMAGE.to(dtype).float(), WEIGHT.to(dtype).float(), padding="same")
+        torch.testing.assert_close(out.float().cpu(), want, atol=0.1, rtol=0.02)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=3, output_padding=2, padding=1),
+            lambda x, w: F.conv2d(x, w[:4, :1], groups=4, dilation=2),
+            lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0]),
+            lambda x, w: F.conv3d(x[:, :, None], w[:, :, None], stride=(1, 2, 3)),
+            lambda x, w: F.conv2d(x[0], w),
+            lambda x, w: F.conv2d(x.permute(0, 1, 3, 2), w.flip(2)),
+        ],
+        ids=["transposed", "depthwise", "1d", "3d", "unbatched", "views"],
+    )
+    def test_forms(self, call: Callable[..., Tensor]) -> None:
+        agree(gradients(call), (IMAGE, WEIGHT))
+
+    def test_only_the_gradients_that_are_wanted(self) -> None:
+        w = WEIGHT.clone().to("xla").requires_grad_()
+        (grad,) = torch.autograd.grad(F.conv2d(IMAGE.to("xla"), w).square().sum(), w)
+        text = lowering.lower(cut_of(grad), to_run=True).stage.as_text()
+        backward = next(line for line in text.splitlines() if TARGET in line and "convolution_backward" in line)
+        assert backward.rsplit("->", 1)[1].count("tensor<") == 1
+
+    def test_large_ones_take_several_threads(self) -> None:
+        def threads(x: Tensor) -> str:
+            text = lowering.lower(cut_of(F.conv2d(x, WEIGHT.to("xla"))), to_run=True).stage.as_text()
+            return text[text.index("_parallel = ") :].split(",")[0].split(" = ")[1]
+
+        assert threads(IMAGE[:, :, :9, :9].to("xla")) == "false"
+        assert threads(IMAGE.repeat(12, 1, 1, 1).to("xla")) == "true"
+
+
+class TestAttention:
+    @pytest.mark.parametrize("kind", ["truth", "numbers", "row without a key", "causal"])
+    def test_masks(self, kind: str) -> None:
+        masks = {
+            "truth": torch.rand(64, 64) > 0.3,
+            "numbers": image(2, 1, 64, 64),
+            "row without a key": (torch.arange(64) > 2)[:, None].expand(64, 64),
+        }
+        mask = masks.get(kind)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            own = None if mask is None else mask.to(q.device)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=own, is_causal=kind == "causal", scale=0.3)
+
+        agree(gradients(attend), (HEADS, HEADS + 1, HEADS * 2))
+
+    def test_dropout_and_shared_heads_are_left_to_the_rule(self) -> None:
+        q = HEADS.to("xla")
+        assert not placed(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+        assert not placed(F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True))
+
+
+class TestElsewhere:
+    """A program that is exported, or runs on another kind of device, has none of this."""
+
+    def test_exports(self) -> None:
+        out = F.conv2d(IMAGE.to("xla"), WEIGHT.to("xla"))
+        assert TARGET not in xm.get_stablehlo([out])
+        assert "stablehlo.convolution" in xm.get_stablehlo([out])
+
+    def test_small_and_other_dtypes(self) -> None:
+        small, double = ROWS[:4].to("xla"), IMAGE.double().to("xla")
+        assert not placed(small.sort()[0], small.cumsum(0), small.argmax(1))
+        assert not placed(F.conv2d(double, WEIGHT.double().to("xla")))
+        assert not placed(F.conv2d(IMAGE[:0].to("xla"), WEIGHT.to("xla")))
+
+    def test_built_without_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host_kernel, "register", lambda: False)
+        out = F.conv2d(IMAGE.to("xla"), WEIGHT.to("xla"))
+        assert not placed(out)
+        torch.testing.assert_close(out.cpu(), F.conv2d(IMAGE, WEIGHT), atol=1e-4, rtol=1e-4)
+
+
+PROGRAM = """
+import sys, torch, torch_xla, torch_xla.runtime as xr, torch_xla.debug.metrics as met
+xr.initialize_cache(sys.argv[1])
+x = torch.arange(20000.0).reshape(2, 1, 100, 100).to("xla").requires_grad_()
+out = torch.nn.functional.conv2d(x, torch.ones(1, 1, 3, 3, device="xla"))
+out.sum().backward()
+torch_xla.sync()
+print(out[1, 0, 5, 5].item(), x.grad.sum().item(), met.counter_value("PersistentCacheHit"))
+"""
+
+
+class TestProcess:
+    def test_a_program_from_disk_calls_it(self, tmp_path: Path) -> None:
+        first, second = (python("-c", PROGRAM, str(tmp_path), devices=1).stdout.split() for _ in range(2))
+        assert first[:2] == second[:2] == ["95454.0", "172872.0"]
+        assert first[2] == "None" and int(second[2]) >= 1
+
+    def test_a_kernel_that_fails_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(host_kernel._WORK, "aten.gather.default", lambda *rest, **others: 1)
+        kept = torch.ones(4).to("xla") * 2
+        wrong = torch.gather(ROWS.to("xla"), 1, torch.full((64, 1), 600).to("xla"))
+        with pytest.raises(RuntimeError, match="index 600 is out of bounds"):
+            wrong.cpu()
+        assert (kept + 1).tolist() == [3.0] * 4

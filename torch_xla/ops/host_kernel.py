@@ -1,0 +1,228 @@
+"""PyTorch's CPU kernels within a program that runs on a CPU, for operators that XLA:CPU is much slower at.
+
+XLA calls them from its own threads, without Python and without the GIL, so such a program is like any other: it is
+started asynchronously, overwrites its inputs, and is kept on disk. A program that goes elsewhere, to StableHLO or to
+another kind of device, has the operator's rule instead.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla import _bindings
+from torch_xla.ops import dtypes
+from torch_xla.ops.args import ints
+from torch_xla.ops.registry import Meta
+
+_TARGET = "torch_xla.host_kernel"
+# Multiplications below which a kernel stays in its thread: waking PyTorch's others takes longer.
+_PARALLEL = 20_000_000
+_LEAST = 1 << 14  # values below which XLA's code is as fast
+_PER_VALUE = 64  # multiplications that other work on a value is worth
+_PLAIN = frozenset("float32 float64 int64 int32 int16 int8 uint8".split())
+_HALF = ("bfloat16", "float16")
+
+_used: contextvars.ContextVar[bool] = contextvars.ContextVar("host kernels", default=False)
+
+
+@functools.cache
+def register() -> bool:
+    """Makes the kernels known to XLA; False if this package was built where jaxlib's headers were missing."""
+    target = _bindings.host_kernel_target()
+    if target is not None:
+        jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
+    return target is not None
+
+
+@contextmanager
+def used(on: bool) -> Iterator[None]:
+    """A scope in which programs are lowered to run on this machine's CPU, or are not."""
+    before = _used.set(on and register())
+    try:
+        yield
+    finally:
+        _used.reset(before)
+
+
+def in_use() -> bool:
+    """Whether this is such a scope; part of what a lowered operator is."""
+    return _used.get()
+
+
+def work(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """How much an operator computes where it runs as PyTorch's kernel, and 0 where it does not.
+
+    Args:
+        name: Overload name, such as ``aten.convolution.default``.
+        args: Its positional arguments, with arrays for tensors.
+        kwargs: Its keyword arguments, likewise.
+
+    Returns:
+        Roughly the number of multiplications.
+    """
+    if not _used.get():
+        return 0
+    measure = _WORK.get(name)
+    return measure(*args, **kwargs) if measure is not None else 0
+
+
+def attempt(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
+) -> tuple[Any, ...] | None:
+    """As `run`, where that is worth it; else None."""
+    amount = work(str(op), args, kwargs)
+    return run(op, args, kwargs, out, amount) if amount else None
+
+
+def run(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], work: int
+) -> tuple[Any, ...]:
+    """Places PyTorch's kernel into the program.
+
+    Args:
+        op: The operator.
+        args: Positional arguments with arrays for tensors; no tensors in lists.
+        kwargs: Keyword arguments, likewise.
+        out: Promised results.
+        work: What `work` said.
+
+    Returns:
+        One array per promised result, None where undefined.
+    """
+    arrays: list[jax.Array] = []
+    operands: list[int] = []
+    attributes: dict[str, Any] = {}
+    given = iter(args)
+    for argument in op._schema.arguments:
+        value = kwargs[argument.name] if argument.name in kwargs else next(given, argument.default_value)
+        if "Tensor" in str(argument.type):
+            operands.append(-1 if value is None else len(arrays))
+            arrays += [] if value is None else [value.astype(_widened(value.dtype))]
+        elif value is not None:
+            attributes[argument.name] = _attribute(value)
+    metas = [meta for meta in out if meta is not None]
+    counted = iter(range(len(metas)))
+    call = jax.ffi.ffi_call(
+        _TARGET,
+        [jax.ShapeDtypeStruct(m.shape, _widened(dtypes.numpy_dtype(m.dtype))) for m in metas],
+        vmap_method="sequential",
+    )
+    found = call(
+        *arrays,
+        _name=op._schema.name,
+        _overload=op._schema.overload_name,
+        _operands=_attribute(operands),
+        _parallel=work >= _PARALLEL,
+        _results=_attribute([-1 if meta is None else next(counted) for meta in out]),
+        **attributes,
+    )
+    values = iter(found)
+    return tuple(None if meta is None else next(values) for meta in out)
+
+
+def _attribute(value: bool | int | float | Sequence[int]) -> Any:
+    if isinstance(value, bool):
+        return value
+    return np.float64(value) if isinstance(value, float) else np.array(value, np.int64)[()]
+
+
+def _convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: object,
+    stride: Sequence[int],
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    *rest: object,
+) -> int:
+    if x.dtype.name not in ("float32", *_HALF):
+        return 0
+    steps = 1 if transposed else math.prod(ints(stride, x.ndim - 2))
+    return -(-math.prod(x.shape[2:]) // steps) * x.shape[0] * weight.size
+
+
+def _convolution_backward(grad: jax.Array, *arguments: Any) -> int:
+    return 2 * _convolution(*arguments) if grad.size else 0
+
+
+def _values(x: jax.Array, *rest: object, dtype: object = None, **others: object) -> int:
+    return _PER_VALUE * x.size if x.size >= _LEAST and dtype is None and x.dtype.name in _PLAIN else 0
+
+
+def _by_row(x: jax.Array, dim: int | None = None, *rest: object, **others: object) -> int:
+    return _values(x) if dim is not None else 0
+
+
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array, *rest: object, attn_mask: Any = None, **others: Any) -> int:
+    plain = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[3] == v.shape[3]
+    masked = attn_mask is None or attn_mask.ndim in (2, 4) and attn_mask.dtype == q.dtype
+    if not plain or not masked or q.dtype.name not in ("float32", *_HALF):
+        return 0
+    products = 2 * q.size * k.shape[2]
+    return products if products >= _PER_VALUE * _LEAST else 0
+
+
+def _attention_backward(grad: jax.Array, *arguments: Any, **keywords: Any) -> int:
+    return 2 * _attention(*arguments, **keywords)
+
+
+def _matrices(x: jax.Array, y: jax.Array) -> int:
+    return _products(x, y.shape[-1], batched=x.ndim == 3)
+
+
+def _linear(x: jax.Array, weight: jax.Array, *rest: object) -> int:
+    return _products(x, weight.size // x.shape[-1] if x.size else 0)
+
+
+def _products(x: jax.Array, columns: int, batched: bool = False) -> int:
+    slow = x.dtype == jax.numpy.bfloat16 and _has_bfloat16() or x.dtype == np.float32 and batched
+    return x.size * columns if slow and x.size * columns >= _PER_VALUE * _LEAST else 0
+
+
+@functools.cache
+def _has_bfloat16() -> bool:
+    """Whether PyTorch's kernels compute with bfloat16 on this machine without going through scalars."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _widened(dtype: Any) -> Any:
+    """The dtype to compute in: float32 for a half type that is slow; what sums does so in float32 anyway."""
+    slow = dtype == np.float16 or dtype == jax.numpy.bfloat16 and not _has_bfloat16()
+    return np.dtype(np.float32) if slow else dtype
+
+
+# By overload, how much is computed for such arguments, and 0 where XLA:CPU is not much slower.
+_WORK: dict[str, Callable[..., int]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "aten.argmax.default": _by_row,
+    "aten.argmin.default": _by_row,
+    "aten.bmm.default": _matrices,
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten.cumprod.default": _values,
+    "aten.cumsum.default": _values,
+    "aten.grid_sampler_2d_backward.default": _values,
+    "aten.kthvalue.default": _values,
+    "aten.linear.default": _linear,
+    "aten.max.dim": _values,
+    "aten.max_pool2d_with_indices_backward.default": _values,
+    "aten.max_pool3d_with_indices_backward.default": _values,
+    "aten.median.default": _values,
+    "aten.median.dim": _values,
+    "aten.min.dim": _values,
+    "aten.mm.default": _matrices,
+    "aten.sort.default": _values,
+    "aten.sort.stable": _values,
+    "aten.upsample_bilinear2d_backward.default": _values,
+}
