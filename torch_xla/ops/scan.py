@@ -58,3 +58,13 @@ def _cummax(ctx: Context, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]
 @lowers("aten.cummin.default")
 def _cummin(ctx: Context, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     return _running(x, dim, lax.le)
+
+
+@lowers("aten._cummax_helper.default")
+def _cummax_written(ctx: Context, x: jax.Array, values: object, places: object, dim: int) -> tuple[jax.Array, ...]:
+    return _cummax(ctx, x, dim)
+
+
+@lowers("aten._cummin_helper.default")
+def _cummin_written(ctx: Context, x: jax.Array, values: object, places: object, dim: int) -> tuple[jax.Array, ...]:
+    return _cummin(ctx, x, dim)
