@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,9 @@ GRID = F.affine_grid(torch.eye(2, 3).expand(2, 2, 3) * 0.9, [2, 4, 80, 80], alig
 
 # By overload, a call and its arguments, large enough for the kernel.
 CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor, ...]]] = {
+    "aten._fft_c2c.default": (lambda x: torch.fft.fft2(x, norm="ortho"), (torch.complex(ROWS, -ROWS),)),
+    "aten._fft_c2r.default": (lambda x: torch.fft.irfft(x, n=1000), (torch.complex(ROWS, -ROWS),)),
+    "aten._fft_r2c.default": (torch.fft.rfft, (ROWS,)),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": (F.scaled_dot_product_attention, (HEADS,) * 3),
     "aten.argmax.default": (lambda x: x.argmax(1), (ROWS,)),
     "aten.argmin.default": (lambda x: x.argmin(0), (ROWS,)),
@@ -38,6 +42,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor,
     "aten.convolution.default": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (IMAGE, WEIGHT)),
     "aten.cumprod.default": (lambda x: x.cumprod(0), (ROWS,)),
     "aten.cumsum.default": (lambda x: x.cumsum(1), (ROWS,)),
+    "aten.grid_sampler_2d.default": (lambda x, g: F.grid_sample(x, g, align_corners=True), (IMAGE, GRID)),
     "aten.kthvalue.default": (lambda x: x.kthvalue(7, 1), (ROWS,)),
     "aten.linear.default": (F.linear, (ROWS.bfloat16(), ROWS.bfloat16(), image(64).bfloat16())),
     "aten.max.dim": (lambda x: x.max(1), (ROWS,)),
@@ -47,6 +52,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor,
     "aten.mm.default": (lambda x: x @ x.T, (ROWS.bfloat16(),)),
     "aten.sort.default": (torch.ops.aten.sort.default, (ROWS,)),
     "aten.sort.stable": (lambda x: x.sort(dim=0, stable=True, descending=True), ((ROWS * 9).long(),)),
+    "aten.upsample_bicubic2d.default": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"), (IMAGE,)),
+    "aten.upsample_bilinear2d.default": (lambda x: F.interpolate(x, (90, 90), mode="bilinear"), (IMAGE,)),
 }
 # Likewise, for those that are the backward of a call.
 BACKWARD: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
@@ -55,6 +62,7 @@ BACKWARD: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "aten.grid_sampler_2d_backward.default": (lambda x, g: F.grid_sample(x, g, align_corners=False), (IMAGE, GRID)),
     "aten.max_pool2d_with_indices_backward.default": (lambda x: F.max_pool2d(x, 2, 1), (IMAGE,)),
     "aten.max_pool3d_with_indices_backward.default": (lambda x: F.max_pool3d(x[None], 2, 1), (IMAGE,)),
+    "aten.upsample_bicubic2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bicubic"), (IMAGE,)),
     "aten.upsample_bilinear2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bilinear"), (IMAGE,)),
 }
 
@@ -152,6 +160,13 @@ class TestConvolutions:
         assert threads(IMAGE[:, :, :9, :9].to("xla")) == "false"
         assert threads(IMAGE.repeat(12, 1, 1, 1).to("xla")) == "true"
 
+    def test_several_at_once(self) -> None:
+        x, weights = IMAGE.repeat(12, 1, 1, 1), [WEIGHT * i for i in range(1, 9)]
+        got = [F.conv2d(x.to("xla"), w.to("xla")) for w in weights]
+        torch_xla.sync()
+        for w, have in zip(weights, got, strict=True):
+            torch.testing.assert_close(have.cpu(), F.conv2d(x, w), atol=1e-4, rtol=1e-4)
+
 
 class TestAttention:
     @pytest.mark.parametrize("kind", ["truth", "numbers", "row without a key", "causal"])
@@ -195,6 +210,14 @@ class TestElsewhere:
         assert not placed(out)
         torch.testing.assert_close(out.cpu(), F.conv2d(IMAGE, WEIGHT), atol=1e-4, rtol=1e-4)
 
+    def test_built_for_another_jaxlib(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*arguments: object, **others: object) -> None:
+            raise RuntimeError("version 99 of the interface")
+
+        monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+        with pytest.warns(UserWarning, match=r"^\[host kernel\] jaxlib .*version 99.*install torch_xla again"):
+            assert not host_kernel.register.__wrapped__()
+
 
 PROGRAM = """
 import sys, torch, torch_xla, torch_xla.runtime as xr, torch_xla.debug.metrics as met
@@ -213,8 +236,9 @@ class TestProcess:
         assert first[:2] == second[:2] == ["95454.0", "172872.0"]
         assert first[2] == "None" and int(second[2]) >= 1
 
-    def test_a_kernel_that_fails_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(host_kernel._WORK, "aten.gather.default", lambda *rest, **others: 1)
+    @pytest.mark.parametrize("work", [1, 1 << 40])
+    def test_a_kernel_that_fails_is_an_error(self, work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(host_kernel._WORK, "aten.gather.default", lambda *rest, **others: work)
         kept = torch.ones(4).to("xla") * 2
         wrong = torch.gather(ROWS.to("xla"), 1, torch.full((64, 1), 600).to("xla"))
         with pytest.raises(RuntimeError, match="index 600 is out of bounds"):

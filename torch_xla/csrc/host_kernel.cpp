@@ -6,6 +6,13 @@
 #include <c10/core/InferenceMode.h>
 #include <xla/ffi/api/ffi.h>
 
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
 // PyTorch's OpenMP; missing where it was built with another kind of threads.
 extern "C" {
 [[gnu::weak]] int omp_get_max_threads();
@@ -16,25 +23,64 @@ namespace torch_xla {
 
 namespace {
 
-// Keeps a kernel in this thread, or lets PyTorch divide it among its threads. A team of those is kept for every thread
-// of XLA's that had one, and waking it takes some 50 µs.
-class Threads {
+// A scope in which PyTorch's kernels stay in this thread.
+class Alone {
  public:
-  explicit Threads(bool parallel) : before_(!parallel && omp_set_num_threads ? omp_get_max_threads() : 0) {
+  Alone() : before_(omp_set_num_threads ? omp_get_max_threads() : 0) {
     if (before_ > 0) {
       omp_set_num_threads(1);
     }
   }
-  ~Threads() {
+  ~Alone() {
     if (before_ > 0) {
       omp_set_num_threads(before_);
     }
   }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
 
  private:
-  int before_;
+  const int before_;
+};
+
+// The one thread whose kernels PyTorch divides among its own: OpenMP keeps a team for each thread that ever did so, and
+// with one for each of XLA's there would be the square of the number of cores.
+class Leader {
+ public:
+  static Leader& get() {
+    static auto* const leader = new Leader;  // never destroyed: it may be at work when the process ends
+    return *leader;
+  }
+
+  // Runs something there, and throws what it throws.
+  void run(std::function<void()> work) {
+    std::packaged_task<void()> task(std::move(work));
+    auto done = task.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    arrived_.notify_one();
+    done.get();
+  }
+
+ private:
+  Leader() {
+    std::thread([this] {
+      while (true) {
+        std::unique_lock lock(mutex_);
+        arrived_.wait(lock, [this] { return !tasks_.empty(); });
+        auto task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task();
+      }
+    }).detach();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<std::packaged_task<void()>> tasks_;
 };
 
 namespace ffi = xla::ffi;
@@ -131,7 +177,6 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
     const auto slot = operand[tensors++];
     stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
   }
-  const Threads threads(attribute<bool>(attributes, "_parallel"));
   op.callBoxed(stack);
   for (size_t i = 0; i < stack.size(); ++i) {
     if (result[i] < 0) {
@@ -146,9 +191,17 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
 }
 
 ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
-  try {
-    const c10::InferenceMode guard;  // the thread is XLA's, where autograd's state is that of a new thread
+  const auto work = [&] {
+    const c10::InferenceMode guard;  // such a thread has autograd switched on
     run(operands, results, attributes);
+  };
+  try {
+    if (attribute<bool>(attributes, "_parallel")) {
+      Leader::get().run(work);
+    } else {
+      const Alone alone;
+      work();
+    }
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());

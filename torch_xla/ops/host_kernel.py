@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -36,11 +38,20 @@ _used: contextvars.ContextVar[bool] = contextvars.ContextVar("host kernels", def
 
 @functools.cache
 def register() -> bool:
-    """Makes the kernels known to XLA; False if this package was built where jaxlib's headers were missing."""
+    """Makes the kernels known to XLA; False if this package was built where jaxlib's headers were missing or others."""
     target = _bindings.host_kernel_target()
-    if target is not None:
+    if target is None:
+        return False
+    try:
         jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
-    return target is not None
+    except Exception as error:
+        warnings.warn(
+            f"[host kernel] jaxlib {version('jaxlib')} does not take PyTorch's kernels ({error}): convolutions and "
+            "some others are slower on this CPU; install torch_xla again beside this jaxlib",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 @contextmanager
@@ -159,6 +170,10 @@ def _values(x: jax.Array, *rest: object, dtype: object = None, **others: object)
     return _PER_VALUE * x.size if x.size >= _LEAST and dtype is None and x.dtype.name in _PLAIN else 0
 
 
+def _transform(x: jax.Array, *rest: object) -> int:
+    return _PER_VALUE * x.size if x.size >= _LEAST else 0
+
+
 def _by_row(x: jax.Array, dim: int | None = None, *rest: object, **others: object) -> int:
     return _values(x) if dim is not None else 0
 
@@ -203,6 +218,9 @@ def _widened(dtype: Any) -> Any:
 
 # By overload, how much is computed for such arguments, and 0 where XLA:CPU is not much slower.
 _WORK: dict[str, Callable[..., int]] = {
+    "aten._fft_c2c.default": _transform,
+    "aten._fft_c2r.default": _transform,
+    "aten._fft_r2c.default": _transform,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten.argmax.default": _by_row,
@@ -212,6 +230,7 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.convolution_backward.default": _convolution_backward,
     "aten.cumprod.default": _values,
     "aten.cumsum.default": _values,
+    "aten.grid_sampler_2d.default": _values,
     "aten.grid_sampler_2d_backward.default": _values,
     "aten.kthvalue.default": _values,
     "aten.linear.default": _linear,
@@ -224,5 +243,8 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.mm.default": _matrices,
     "aten.sort.default": _values,
     "aten.sort.stable": _values,
+    "aten.upsample_bicubic2d.default": _values,
+    "aten.upsample_bicubic2d_backward.default": _values,
+    "aten.upsample_bilinear2d.default": _values,
     "aten.upsample_bilinear2d_backward.default": _values,
 }
