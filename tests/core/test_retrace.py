@@ -14,6 +14,7 @@ import torch_xla
 from torch_xla._core import cache
 from torch_xla._core import retrace as core
 from torch_xla.debug import retrace
+from torch_xla.ops import precision
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,20 @@ def test_a_first_graph_and_known_graphs_say_nothing(capfd: pytest.CaptureFixture
         run(lambda: torch.ones(3, device="xla").sin())
     assert not retrace.records()
     assert capfd.readouterr().err == ""
+
+
+def test_another_device_has_programs_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    for device in ("xla:0", "xla:1"):
+        run(lambda device=device: torch.ones(3, device=device).sin())
+    assert not retrace.records()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in (None, "high"):
+        monkeypatch.setattr(precision, "_chosen", level)
+        run(lambda: torch.ones(3, device="xla").sin())
+    assert only().reason.startswith("nothing that is recorded: a setting of PyTorch or XLA changed")
 
 
 def test_an_input_of_another_shape(capfd: pytest.CaptureFixture[str]) -> None:

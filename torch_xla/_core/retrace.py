@@ -31,6 +31,7 @@ _ALIGNED = 2000
 # wherever they are, as where a model skips some of its layers.
 _ALIKE = 0.5
 _ALIKE_ANYWHERE = 0.75
+_NOTHING = "nothing that is recorded: a setting of PyTorch or XLA changed, or its program was dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Retrace:
     @property
     def reason(self) -> str:
         """The first difference in words."""
-        return str(self.differences[0]) if self.differences else "nothing that is recorded; its program was dropped"
+        return str(self.differences[0]) if self.differences else _NOTHING
 
     def __str__(self) -> str:
         what = f"graph {self.name}" if self.name else "a graph"
@@ -93,7 +94,8 @@ class _Line:
     told: int = 0
 
 
-_lines: OrderedDict[str, _Line] = OrderedDict()
+# By line and device: each device has programs of its own.
+_lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
 _records: deque[Retrace] = deque(maxlen=1000)
 _guards: list[str] = []
 
@@ -115,7 +117,8 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
     if _bindings.is_eager():  # every operator is a graph
         return None
     line = line or "a thread without Python code"
-    known = _lines.setdefault(line, _Line())
+    place = line, graph.device
+    known = _lines.setdefault(place, _Line())
     nearest = nearest_of(graph, known.graphs)
     found = None
     if nearest is not None:
@@ -130,7 +133,7 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
     _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count)
     known.count += 1
     known.graphs.append(graph)
-    _lines.move_to_end(line)
+    _lines.move_to_end(place)
     _forget()
     if found is not None:
         _records.append(found)
