@@ -2,6 +2,7 @@
 
 #if __has_include(<xla/ffi/api/ffi.h>)
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <xla/ffi/api/ffi.h>
@@ -14,10 +15,7 @@
 #include <thread>
 
 // PyTorch's OpenMP; missing where it was built with another kind of threads.
-extern "C" {
-[[gnu::weak]] int omp_get_max_threads();
-[[gnu::weak]] void omp_set_num_threads(int);
-}
+extern "C" [[gnu::weak]] void omp_set_num_threads(int);
 
 namespace torch_xla {
 
@@ -26,13 +24,13 @@ namespace {
 // A scope in which PyTorch's kernels stay in this thread.
 class Alone {
  public:
-  Alone() : before_(omp_set_num_threads ? omp_get_max_threads() : 0) {
-    if (before_ > 0) {
+  Alone() : before_(at::get_num_threads()) {  // the first time in a thread, this sets the number
+    if (omp_set_num_threads) {
       omp_set_num_threads(1);
     }
   }
   ~Alone() {
-    if (before_ > 0) {
+    if (omp_set_num_threads) {
       omp_set_num_threads(before_);
     }
   }
