@@ -32,6 +32,7 @@ _LEAST = 1 << 14  # values below which XLA's code is as fast
 _PER_VALUE = 64  # multiplications that other work on a value is worth
 _PLAIN = frozenset("float32 float64 int64 int32 int16 int8 uint8".split())
 _HALF = ("bfloat16", "float16")
+_PRODUCTS = ("aten::bmm", "aten::linear", "aten::mm")
 
 _used: contextvars.ContextVar[bool] = contextvars.ContextVar("host kernels", default=False)
 
@@ -109,6 +110,7 @@ def run(
     Returns:
         One array per promised result, None where undefined.
     """
+    name = op._schema.name
     arrays: list[jax.Array] = []
     operands: list[int] = []
     attributes: dict[str, Any] = {}
@@ -117,19 +119,19 @@ def run(
         value = kwargs[argument.name] if argument.name in kwargs else next(given, argument.default_value)
         if "Tensor" in str(argument.type):
             operands.append(-1 if value is None else len(arrays))
-            arrays += [] if value is None else [value.astype(_widened(value.dtype))]
+            arrays += [] if value is None else [value.astype(_widened(value.dtype, name))]
         elif value is not None:
             attributes[argument.name] = _attribute(value)
     metas = [meta for meta in out if meta is not None]
     counted = iter(range(len(metas)))
     call = jax.ffi.ffi_call(
         _TARGET,
-        [jax.ShapeDtypeStruct(m.shape, _widened(dtypes.numpy_dtype(m.dtype))) for m in metas],
+        [jax.ShapeDtypeStruct(m.shape, _widened(dtypes.numpy_dtype(m.dtype), name)) for m in metas],
         vmap_method="sequential",
     )
     found = call(
         *arrays,
-        _name=op._schema.name,
+        _name=name,
         _overload=op._schema.overload_name,
         _operands=_attribute(operands),
         _parallel=work >= _PARALLEL,
@@ -200,19 +202,24 @@ def _linear(x: jax.Array, weight: jax.Array, *rest: object) -> int:
 
 
 def _products(x: jax.Array, columns: int, batched: bool = False) -> int:
-    slow = x.dtype == jax.numpy.bfloat16 and _has_bfloat16() or x.dtype == np.float32 and batched
+    slow = batched if x.dtype == np.float32 else x.dtype.name in _fast_halves()
     return x.size * columns if slow and x.size * columns >= _PER_VALUE * _LEAST else 0
 
 
 @functools.cache
-def _has_bfloat16() -> bool:
-    """Whether PyTorch's kernels compute with bfloat16 on this machine without going through scalars."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _fast_halves() -> frozenset[str]:
+    """The half types in which PyTorch's products and convolutions compute on this machine without scalar code."""
+    if not torch.backends.mkldnn.is_available():
+        return frozenset()
+    mkldnn = torch.ops.mkldnn
+    known = {"bfloat16": mkldnn._is_mkldnn_bf16_supported, "float16": mkldnn._is_mkldnn_fp16_supported}
+    return frozenset(name for name, supported in known.items() if supported())
 
 
-def _widened(dtype: Any) -> Any:
+def _widened(dtype: Any, name: str) -> Any:
     """The dtype to compute in: float32 for a half type that is slow; what sums does so in float32 anyway."""
-    slow = dtype == np.float16 or dtype == jax.numpy.bfloat16 and not _has_bfloat16()
+    # Of float16 PyTorch has fast products, but neither convolutions nor attention with gradients.
+    slow = dtype.name in _HALF and (dtype.name not in _fast_halves() or dtype == np.float16 and name not in _PRODUCTS)
     return np.dtype(np.float32) if slow else dtype
 
 
