@@ -40,6 +40,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor,
     "aten.argmin.default": (lambda x: x.argmin(0), (ROWS,)),
     "aten.bmm.default": (torch.bmm, (image(4, 64, 64), image(4, 64, 128))),
     "aten.convolution.default": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (IMAGE, WEIGHT)),
+    "aten.cos.default": (torch.cos, (ROWS,)),
     "aten.cumprod.default": (lambda x: x.cumprod(0), (ROWS,)),
     "aten.cumsum.default": (lambda x: x.cumsum(1), (ROWS,)),
     "aten.grid_sampler_2d.default": (lambda x, g: F.grid_sample(x, g, align_corners=True), (IMAGE, GRID)),
@@ -50,6 +51,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor,
     "aten.median.dim": (lambda x: x.median(1, keepdim=True), (ROWS,)),
     "aten.min.dim": (lambda x: x.min(0), (ROWS,)),
     "aten.mm.default": (lambda x: x @ x.T, (ROWS.bfloat16(),)),
+    "aten.mode.default": (lambda x: x.mode(1), ((ROWS * 9).long(),)),
+    "aten.sin.default": (torch.sin, (ROWS,)),
     "aten.sort.default": (torch.ops.aten.sort.default, (ROWS,)),
     "aten.sort.stable": (lambda x: x.sort(dim=0, stable=True, descending=True), ((ROWS * 9).long(),)),
     "aten.upsample_bicubic2d.default": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"), (IMAGE,)),
@@ -166,6 +169,17 @@ class TestConvolutions:
         torch_xla.sync()
         for w, have in zip(weights, got, strict=True):
             torch.testing.assert_close(have.cpu(), F.conv2d(x, w), atol=1e-4, rtol=1e-4)
+
+
+def test_permutations() -> None:
+    drawn = torch.randperm(40_000, device="xla")
+    assert placed(drawn)
+    assert torch.equal(drawn.cpu().sort()[0], torch.arange(40_000))
+    assert not torch.equal(drawn.cpu(), torch.randperm(40_000, device="xla").cpu())
+
+
+def test_products_of_integers() -> None:
+    agree(torch.mm, ((ROWS * 100).long(), (ROWS.T * 100).long()))
 
 
 class TestAttention:

@@ -30,7 +30,8 @@ _TARGET = "torch_xla.host_kernel"
 _PARALLEL = 20_000_000
 _LEAST = 1 << 14  # values below which XLA's code is as fast
 _PER_VALUE = 64  # multiplications that other work on a value is worth
-_PLAIN = frozenset("float32 float64 int64 int32 int16 int8 uint8".split())
+_INTEGERS = frozenset("int64 int32 int16 int8 uint8".split())
+_PLAIN = _INTEGERS | {"float32", "float64"}
 _HALF = ("bfloat16", "float16")
 _PRODUCTS = ("aten::bmm", "aten::linear", "aten::mm")
 
@@ -202,7 +203,7 @@ def _linear(x: jax.Array, weight: jax.Array, *rest: object) -> int:
 
 
 def _products(x: jax.Array, columns: int, batched: bool = False) -> int:
-    slow = batched if x.dtype == np.float32 else x.dtype.name in _fast_halves()
+    slow = batched if x.dtype == np.float32 else x.dtype.name in _INTEGERS or x.dtype.name in _fast_halves()
     return x.size * columns if slow and x.size * columns >= _PER_VALUE * _LEAST else 0
 
 
@@ -235,6 +236,7 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.bmm.default": _matrices,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten.cos.default": _values,
     "aten.cumprod.default": _values,
     "aten.cumsum.default": _values,
     "aten.grid_sampler_2d.default": _values,
@@ -248,6 +250,8 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.median.dim": _values,
     "aten.min.dim": _values,
     "aten.mm.default": _matrices,
+    "aten.mode.default": _values,
+    "aten.sin.default": _values,
     "aten.sort.default": _values,
     "aten.sort.stable": _values,
     "aten.upsample_bicubic2d.default": _values,

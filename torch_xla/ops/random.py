@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.registry import Context, Meta, lowers
 
 # Random integers of a floating type fill the range where every whole number has a representation.
@@ -156,7 +156,12 @@ def _end_of(dtype: torch.dtype) -> int:
 # `torch.randperm` arrives in its out form, which has no functional twin of the same arguments.
 @lowers("aten.randperm.default", "aten.randperm.generator", "aten.randperm.out", "aten.randperm.generator_out")
 def _randperm(ctx: Context, n: int, **_: Any) -> jax.Array:
-    return jax.random.permutation(ctx.key(), jnp.arange(n, dtype=jnp.int64))
+    # Of 63 bits each: that two are equal is as good as impossible, and JAX's own way sorts 32 bits several times.
+    keys = lax.shift_right_logical(jax.random.bits(ctx.key(), (n,), np.uint64), np.uint64(1)).astype(np.int64)
+    whole = Meta((n,), torch.int64)
+    options = {"stable": True, "dim": 0, "descending": False}
+    found = host_kernel.attempt(torch.ops.aten.sort.stable, (keys,), options, (whole, whole))
+    return found[1] if found else lax.sort((keys, lax.iota(np.int64, n)), num_keys=1)[1]
 
 
 # Coins and dropout.
