@@ -171,6 +171,12 @@ class TestConvolutions:
             torch.testing.assert_close(have.cpu(), F.conv2d(x, w), atol=1e-4, rtol=1e-4)
 
 
+def test_results_are_written_where_xla_wants_them() -> None:
+    text = lowering.lower(cut_of(*ROWS.to("xla").max(1)), to_run=True).stage.as_text()
+    assert '_overload = "dim_max"' in text
+    assert host_kernel._writing(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default) is None
+
+
 def test_permutations() -> None:
     drawn = torch.randperm(40_000, device="xla")
     assert placed(drawn)

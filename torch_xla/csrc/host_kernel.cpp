@@ -165,23 +165,27 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(text("_name").c_str(), text("_overload").c_str());
   const auto operand = attribute<Numbers>(attributes, "_operands"), result = attribute<Numbers>(attributes, "_results");
 
+  const auto result_at = [&](int64_t slot) { return tensor_at(*results.get<ffi::AnyBuffer>(slot).value()); };
+
   torch::jit::Stack stack;
-  size_t tensors = 0;
+  size_t tensors = 0, written = 0;
   for (const auto& argument : op.schema().arguments()) {
     if (!is_tensor(*argument.type())) {
       stack.push_back(constant(*argument.type(), attributes, argument.name()));
-      continue;
+    } else if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      stack.push_back(result_at(result[written++]));
+    } else {
+      const auto slot = operand[tensors++];
+      stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
     }
-    const auto slot = operand[tensors++];
-    stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
   }
   op.callBoxed(stack);
-  for (size_t i = 0; i < stack.size(); ++i) {
+  for (size_t i = written; i < stack.size(); ++i) {
     if (result[i] < 0) {
       continue;
     }
     const auto& found = stack[i].toTensor();
-    const auto to = tensor_at(*results.get<ffi::AnyBuffer>(result[i]).value());
+    const auto to = result_at(result[i]);
     TORCH_CHECK(found.sizes() == to.sizes(), "[host kernel] ", op.schema().name(), " gave sizes ", found.sizes(),
                 ", expected ", to.sizes());
     to.copy_(found);

@@ -112,6 +112,7 @@ def run(
         One array per promised result, None where undefined.
     """
     name = op._schema.name
+    kernel = (_writing(op) if None not in out else None) or op
     arrays: list[jax.Array] = []
     operands: list[int] = []
     attributes: dict[str, Any] = {}
@@ -133,7 +134,7 @@ def run(
     found = call(
         *arrays,
         _name=name,
-        _overload=op._schema.overload_name,
+        _overload=kernel._schema.overload_name,
         _operands=_attribute(operands),
         _parallel=work >= _PARALLEL,
         _results=_attribute([-1 if meta is None else next(counted) for meta in out]),
@@ -141,6 +142,19 @@ def run(
     )
     values = iter(found)
     return tuple(None if meta is None else next(values) for meta in out)
+
+
+@functools.cache
+def _writing(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The form of an operator that puts its results where it is told, if there is one: saves memory and a copy."""
+    given = [(a.name, str(a.type)) for a in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        form = getattr(op.overloadpacket, name)
+        kept = [(a.name, str(a.type)) for a in form._schema.arguments if a.alias_info is None]
+        written = [a for a in form._schema.arguments if a.alias_info is not None]
+        if kept == given and len(written) == len(op._schema.returns) and all(a.kwarg_only for a in written):
+            return form
+    return None
 
 
 def _attribute(value: bool | int | float | Sequence[int]) -> Any:
