@@ -14,10 +14,14 @@ from torch import Tensor
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
 from torch_xla._core import cache, lowering
 from torch_xla.ops import host_kernel
 
-pytestmark = pytest.mark.skipif(not host_kernel.register(), reason="built without jaxlib's headers")
+pytestmark = [
+    pytest.mark.skipif(xr.device_type() != "CPU", reason="programs of other devices have no such kernels"),
+    pytest.mark.skipif(not host_kernel.register(), reason="built without jaxlib's headers, or with another version's"),
+]
 
 TARGET = "torch_xla.host_kernel"
 
@@ -97,9 +101,10 @@ def empty() -> Iterator[None]:
 def agree(call: Callable[..., Tensor | tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
     want = results(call, *arguments)
     got = results(call, *(x.to("xla") for x in arguments))
-    if arguments[0].dtype == torch.bfloat16 and "bfloat16" not in host_kernel._fast_halves():
-        pytest.skip("PyTorch has no fast bfloat16 on this machine")
-    assert placed(*got)
+    slow_half = arguments[0].dtype == torch.bfloat16 and "bfloat16" not in host_kernel._fast_halves()
+    assert placed(*got) != slow_half
+    if slow_half:  # XLA's values then, which the rule's own tests compare
+        return
     torch_xla.sync()
     for have, expected in zip(got, want, strict=True):
         assert have.dtype == expected.dtype
