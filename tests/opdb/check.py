@@ -77,7 +77,7 @@ def check(job: Job) -> Result:
     with (
         warnings.catch_warnings(),
         mock.patch.object(host_kernel, "_LEAST", 0),
-        mock.patch.object(host_kernel, "run", wraps=host_kernel.run) as kernel,
+        mock.patch.object(host_kernel, "_place", wraps=host_kernel._place) as kernel,
     ):
         warnings.simplefilter("ignore")
         _check(job, result)

@@ -130,8 +130,6 @@ def _devices() -> tuple[jax.Device, ...]:
     global _started
     import jax
 
-    from torch_xla.ops import host_kernel
-
     platform = _platform()
     if platform == "cpu" and _config.CPU_NUM_DEVICES.get() > 1:
         try:
@@ -152,6 +150,8 @@ def _devices() -> tuple[jax.Device, ...]:
         ) from error
     if platform == "cpu":
         devices = devices[: _config.CPU_NUM_DEVICES.get()]
+        from torch_xla.ops import host_kernel
+
         host_kernel.register()  # a program from disk may call it
     _started = True
     _bindings.set_device_count(len(devices))

@@ -106,12 +106,11 @@ def call(
     load_rules()
     name = str(op)
     rule = rule_for(name)
-    scope = jax.named_scope(op.name().split("::")[-1])
-    if work := host_kernel.work(name, args, kwargs):
-        with scope:
-            results: Any = host_kernel.run(op, args, kwargs, out, work)
+    results: Any = host_kernel.attempt(op, args, kwargs, out)
+    if results is not None:
+        pass
     elif rule is not None:
-        with scope:
+        with jax.named_scope(op.name().split("::")[-1]):
             results = rule(Context(name, tuple(out), seed), *args, **kwargs)
     elif _has_lifted(args) or _has_lifted(kwargs.values()):
         raise StaticNumbers(name)

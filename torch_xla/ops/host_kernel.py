@@ -71,46 +71,31 @@ def in_use() -> bool:
     return _used.get()
 
 
-def work(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """How much an operator computes where it runs as PyTorch's kernel, and 0 where it does not.
-
-    Args:
-        name: Overload name, such as ``aten.convolution.default``.
-        args: Its positional arguments, with arrays for tensors.
-        kwargs: Its keyword arguments, likewise.
-
-    Returns:
-        Roughly the number of multiplications.
-    """
-    if not _used.get():
-        return 0
-    measure = _WORK.get(name)
-    return measure(*args, **kwargs) if measure is not None else 0
-
-
 def attempt(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
 ) -> tuple[Any, ...] | None:
-    """As `run`, where that is worth it; else None."""
-    amount = work(str(op), args, kwargs)
-    return run(op, args, kwargs, out, amount) if amount else None
-
-
-def run(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], work: int
-) -> tuple[Any, ...]:
-    """Places PyTorch's kernel into the program.
+    """Places PyTorch's kernel into the program, where XLA:CPU would be much slower.
 
     Args:
         op: The operator.
         args: Positional arguments with arrays for tensors; no tensors in lists.
         kwargs: Keyword arguments, likewise.
         out: Promised results.
-        work: What `work` said.
 
     Returns:
-        One array per promised result, None where undefined.
+        One array per promised result, None where undefined; or None, with nothing done.
     """
+    measure = _WORK.get(str(op)) if _used.get() else None
+    work = measure(*args, **kwargs) if measure is not None else 0
+    if not work:
+        return None
+    with jax.named_scope(op.name().split("::")[-1]):
+        return _place(op, args, kwargs, out, work)
+
+
+def _place(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], work: int
+) -> tuple[Any, ...]:
     name = op._schema.name
     kernel = (_writing(op) if None not in out else None) or op
     arrays: list[jax.Array] = []
@@ -183,12 +168,16 @@ def _convolution_backward(grad: jax.Array, *arguments: Any) -> int:
     return 2 * _convolution(*arguments) if grad.size else 0
 
 
+def _enough(work: int) -> int:
+    return work if work >= _PER_VALUE * _LEAST else 0
+
+
 def _values(x: jax.Array, *rest: object, dtype: object = None, **others: object) -> int:
-    return _PER_VALUE * x.size if x.size >= _LEAST and dtype is None and x.dtype.name in _PLAIN else 0
+    return _enough(_PER_VALUE * x.size) if dtype is None and x.dtype.name in _PLAIN else 0
 
 
 def _transform(x: jax.Array, *rest: object) -> int:
-    return _PER_VALUE * x.size if x.size >= _LEAST else 0
+    return _enough(_PER_VALUE * x.size)
 
 
 def _by_row(x: jax.Array, dim: int | None = None, *rest: object, **others: object) -> int:
@@ -200,8 +189,7 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, *rest: object, attn_mas
     masked = attn_mask is None or attn_mask.ndim in (2, 4) and attn_mask.dtype == q.dtype
     if not plain or not masked or q.dtype.name not in ("float32", *_HALF):
         return 0
-    products = 2 * q.size * k.shape[2]
-    return products if products >= _PER_VALUE * _LEAST else 0
+    return _enough(2 * q.size * k.shape[2])
 
 
 def _attention_backward(grad: jax.Array, *arguments: Any, **keywords: Any) -> int:
@@ -218,7 +206,7 @@ def _linear(x: jax.Array, weight: jax.Array, *rest: object) -> int:
 
 def _products(x: jax.Array, columns: int, batched: bool = False) -> int:
     slow = batched if x.dtype == np.float32 else x.dtype.name in _INTEGERS or x.dtype.name in _fast_halves()
-    return x.size * columns if slow and x.size * columns >= _PER_VALUE * _LEAST else 0
+    return _enough(x.size * columns) if slow else 0
 
 
 @functools.cache
@@ -238,7 +226,7 @@ def _widened(dtype: Any, name: str) -> Any:
     return np.dtype(np.float32) if slow else dtype
 
 
-# By overload, how much is computed for such arguments, and 0 where XLA:CPU is not much slower.
+# By overload, roughly how many multiplications such arguments take, and 0 where XLA:CPU is not much slower.
 _WORK: dict[str, Callable[..., int]] = {
     "aten._fft_c2c.default": _transform,
     "aten._fft_c2r.default": _transform,
