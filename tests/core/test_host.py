@@ -55,6 +55,17 @@ class TestSmall:
             read = [timesteps[i].item() for i in range(20)]
         assert read == list(range(980, -20, -50))
 
+    def test_types_that_the_cpu_does_not_mix(self) -> None:
+        x, weight = torch.randn(2, 3).bfloat16(), torch.ones(3).bfloat16()
+
+        def gradient(device: str) -> torch.Tensor:
+            y = x.to(device, copy=True).requires_grad_()
+            torch.nn.functional.layer_norm(y, (3,), weight.to(device)).prod().backward()
+            assert y.grad is not None
+            return y.grad.cpu()  # of statistics in float32, unlike on the CPU
+
+        torch.testing.assert_close(gradient("xla"), gradient("cpu"), rtol=0.05, atol=0.05)
+
     def test_rows_of_a_larger_tensor(self, compiles: Counting) -> None:
         table = torch.arange(40_000.0).view(1000, 40)
         on_device = table.to("xla")

@@ -25,7 +25,7 @@ DTYPES = {
 # Kinds other than the forward values are checked for these dtypes.
 _KIND_DTYPES = {
     "forward": tuple(DTYPES),
-    "gradient": ("float32", "float64"),
+    "gradient": ("float32", "float64", "bfloat16", "float16"),
     "inplace": ("float32", "float64"),
     "out": ("float32", "float64"),
     "error": ("float32",),  # `error_inputs` chooses dtypes by itself

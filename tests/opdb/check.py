@@ -167,7 +167,7 @@ def _expect(job: Job, call: Call, sample: Sample) -> _Expected:
         torch.manual_seed(seed)
         if not wide:
             return attempt(lambda: call.run(sample, args, kwargs, given))
-        args, kwargs = samples.cast((args, kwargs), narrow, torch.float32)
+        args, kwargs, given = samples.cast((args, kwargs, given), narrow, torch.float32)
         return attempt(lambda: samples.cast(call.run(sample, args, kwargs, given), torch.float32, narrow))
 
     try:

@@ -19,7 +19,7 @@ _constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = Ordered
 
 
 def run(cut: _bindings.Graph) -> bool:
-    """Computes a cut graph and gives its results to the tensors; False where PyTorch has no CPU kernel for it."""
+    """Computes a cut graph and gives its results to the tensors; False where no CPU kernel takes its dtypes."""
     numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
     key = (cut.key, cut.number_places, numbers)
     buffers = _constants.get(key)
@@ -31,8 +31,10 @@ def run(cut: _bindings.Graph) -> bool:
         ]
         try:
             results = interpreter.interpret(described, leaves)
-        except NotImplementedError:
-            return False
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) or "scalar type" in str(error):
+                return False
+            raise
         buffers = [backend.upload(result, cut.device) for result in results]
         if not leaves:
             _constants[key] = buffers

@@ -306,6 +306,10 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
 }
 
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
+  // It gets what its forward gave, and statistics of 16-bit tensors are float32 here, unlike on CPU.
+  if (info.name.find("_backward") != std::string::npos) {
+    return;
+  }
   constexpr size_t kBytes = size_t{1} << 16;
   size_t bytes = 0;
   bool empty = false;

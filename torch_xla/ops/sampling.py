@@ -132,7 +132,7 @@ def _fractional_max_pool(
     batched = x if x.ndim == n + 2 else x[None]
     lead, sizes = batched.shape[:2], batched.shape[2:]
     rows = jnp.reshape(batched, (*lead, math.prod(sizes)))
-    samples = jnp.reshape(samples.astype(x.dtype), (*lead, n))
+    samples = samples[: lead[0]].astype(x.dtype)  # there may be some for a larger batch
     # In two dimensions the first sample belongs to the columns, in three each to its own dimension.
     order = [1, 0] if n == 2 else list(range(n))
     starts = [_starts(samples[..., order[d]], sizes[d], out[d], kernel[d]) for d in range(n)]

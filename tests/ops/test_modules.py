@@ -1,0 +1,106 @@
+"""Each module of `torch.nn`, forward and gradients, in float32 and in the types of 16 bits, beside the CPU."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import torch_xla
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what PyTorch says of these inputs
+
+INPUTS = 2  # of each module and type
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+Values = list[torch.Tensor | None]
+DRAWS = ("Dropout", "Lazy", "RReLU")  # each device has its own random numbers
+MIXING = (torch.nn.LayerNorm(8), torch.nn.RMSNorm(8), torch.nn.GroupNorm(2, 6), torch.nn.BatchNorm1d(6))
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def results(module: torch.nn.Module, arguments: Any, device: str) -> Values:
+    """What a module gives, and the gradients by its arguments and parameters of the sum of all that."""
+    module = copy.deepcopy(module).to(device)
+
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().to(device, copy=True).requires_grad_(t.requires_grad)
+
+    args, kwargs = tree_map_only(torch.Tensor, moved, arguments)
+    outs = tensors(module(*args, **kwargs))
+    sums = [out.float().sum() for out in outs if out.requires_grad]
+    leaves = [t for t in (*tensors((args, kwargs)), *module.parameters()) if t.requires_grad]
+    grads = torch.autograd.grad(sums, leaves, allow_unused=True) if sums and leaves else ()
+    return [*(out.detach() for out in outs), *grads]
+
+
+def widened(value: Any, dtype: torch.dtype) -> Any:
+    def wide(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().float().requires_grad_(t.requires_grad) if t.dtype == dtype else t
+
+    return tree_map_only(torch.Tensor, wide, value)
+
+
+def expect_close(got: Values, own: Values, wide: Values, dtype: torch.dtype) -> None:
+    """Compares with what the CPU computes in float32.
+
+    In 16 bits the CPU rounds between operators and adds up in them, so it may itself be further off.
+    """
+    for ours, theirs, exact in zip(got, own, wide, strict=True):
+        assert (ours is None) == (theirs is None) and (ours is None) == (exact is None)
+        if ours is None or theirs is None or exact is None or not exact.numel():
+            continue
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        rtol = atol = 0.0
+        if exact.is_floating_point():
+            rtol = TOLERANCE[dtype]
+            atol = rtol * max(1.0, largest(exact)) + largest(theirs - exact)
+        torch.testing.assert_close(ours.cpu().to(exact.dtype), exact, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def largest(t: torch.Tensor) -> float:
+    finite = t[t.isfinite()].abs()
+    return finite.max().item() if finite.numel() else 0.0
+
+
+def inputs(info: ModuleInfo, dtype: torch.dtype, training: bool) -> list[ModuleInput]:
+    found = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
+    return [i for i in itertools.islice(found, INPUTS) if i.forward_input is not None]
+
+
+@pytest.mark.parametrize("info", module_db, ids=lambda info: info.name.removeprefix("nn."))
+def test_module(info):
+    checked = []
+    for dtype, training in itertools.product(TOLERANCE, (True, False) if info.train_and_eval_differ else (True,)):
+        for given in inputs(info, dtype, training):
+            torch.manual_seed(0)
+            module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
+            module = module.to(dtype).train(training)
+            arguments = given.forward_input.args, given.forward_input.kwargs
+            try:
+                own = results(module, arguments, "cpu")
+            except RuntimeError:
+                continue  # the CPU does not take these types
+            torch.manual_seed(0)
+            got = results(module, arguments, "xla")
+            checked.append((got, own, results(module.float(), widened(arguments, dtype), "cpu"), dtype))
+    torch_xla.sync()
+    for compared in checked:
+        if not any(name in info.name for name in DRAWS):
+            expect_close(*compared)
+    assert checked
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("module", MIXING, ids=lambda module: type(module).__name__)
+def test_float32_parameters_beside_16_bits(module, dtype):
+    x = torch.randn(4, 6, 8).to(dtype).requires_grad_()
+    own, got = (results(module, ((x,), {}), device) for device in ("cpu", "xla"))
+    expect_close(got, own, results(module, widened(((x,), {}), dtype), "cpu"), dtype)
