@@ -55,6 +55,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], tuple[Tensor,
     "aten.min.dim": (lambda x: x.min(0), (ROWS,)),
     "aten.mm.default": (lambda x: x @ x.T, (ROWS.bfloat16(),)),
     "aten.mode.default": (lambda x: x.mode(1), ((ROWS * 9).long(),)),
+    "aten.native_layer_norm.default": (lambda x, w: F.layer_norm(x, (32,), w, eps=0.1), (image(16, 32), image(32))),
     "aten.sort.default": (torch.ops.aten.sort.default, (ROWS,)),
     "aten.sort.stable": (lambda x: x.sort(dim=0, stable=True, descending=True), ((ROWS * 9).long(),)),
     "aten.upsample_bicubic2d.default": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"), (IMAGE,)),
@@ -67,6 +68,10 @@ BACKWARD: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "aten.grid_sampler_2d_backward.default": (lambda x, g: F.grid_sample(x, g, align_corners=False), (IMAGE, GRID)),
     "aten.max_pool2d_with_indices_backward.default": (lambda x: F.max_pool2d(x, 2, 1), (IMAGE,)),
     "aten.max_pool3d_with_indices_backward.default": (lambda x: F.max_pool3d(x[None], 2, 1), (IMAGE,)),
+    "aten.native_layer_norm_backward.default": (
+        lambda x, w, b: F.layer_norm(x, (512,), w, b),
+        (ROWS, ROWS[0], ROWS[1]),
+    ),
     "aten.upsample_bicubic2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bicubic"), (IMAGE,)),
     "aten.upsample_bilinear2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bilinear"), (IMAGE,)),
 }
@@ -123,6 +128,26 @@ class TestEachOperator:
     def test_backward(self, name: str) -> None:
         call, arguments = BACKWARD[name]
         agree(gradients(call), arguments)
+
+
+class TestLayerNorm:
+    @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+    def test_half_types(self, weights: torch.dtype) -> None:
+        arguments = ROWS.bfloat16(), ROWS[0].to(weights), ROWS[1].to(weights)
+        call = gradients(lambda x, w, b: F.layer_norm(x, (512,), w, b))
+        got = call(*(x.to("xla") for x in arguments))
+        assert placed(*got)
+        for have, given, want in zip(got[1:], arguments, call(*(x.float() for x in arguments))[1:], strict=True):
+            assert have.dtype == given.dtype
+            torch.testing.assert_close(have.float().cpu(), want, atol=0.1, rtol=0.02)
+
+    def test_large_ones_stay_with_xla(self) -> None:
+        assert not placed(F.layer_norm(ROWS.to("xla"), (512,)))
+
+    def test_of_nothing(self) -> None:
+        call = gradients(lambda x, w: F.layer_norm(x, (4,), w))
+        agreed = zip(call(*(x.to("xla") for x in (image(0, 4), image(4)))), call(image(0, 4), image(4)), strict=True)
+        assert all(torch.equal(have.cpu(), want) for have, want in agreed)
 
 
 class TestConvolutions:

@@ -29,11 +29,13 @@ _TARGET = "torch_xla.host_kernel"
 # Multiplications below which a kernel stays in its thread: waking PyTorch's others takes longer.
 _PARALLEL = 20_000_000
 _LEAST = 1 << 14  # values below which XLA's code is as fast
+_FUSED = 1 << 14  # values above which a normalization is better fused by XLA with what is around it
 _PER_VALUE = 64  # multiplications that other work on a value is worth
 _INTEGERS = frozenset("int64 int32 int16 int8 uint8".split())
 _PLAIN = _INTEGERS | {"float32", "float64"}
 _HALF = ("bfloat16", "float16")
 _PRODUCTS = ("aten::bmm", "aten::linear", "aten::mm")
+_WIDE = ("aten::native_layer_norm_backward",)  # take no statistics in float32 beside 16-bit types
 
 _used: contextvars.ContextVar[bool] = contextvars.ContextVar("host kernels", default=False)
 
@@ -209,6 +211,15 @@ def _products(x: jax.Array, columns: int, batched: bool = False) -> int:
     return _enough(x.size * columns) if slow else 0
 
 
+def _layer_norm(x: jax.Array, *rest: object) -> int:
+    # Each sum in a program costs the host some 0.4 us whenever that starts.
+    return _PER_VALUE * x.size if x.size <= _FUSED and x.dtype.name in ("float32", "float64") else 0
+
+
+def _layer_norm_backward(grad: jax.Array, *rest: object) -> int:
+    return _PER_VALUE * grad.size
+
+
 @functools.cache
 def _fast_halves() -> frozenset[str]:
     """The half types in which PyTorch's products and convolutions compute on this machine without scalar code."""
@@ -222,8 +233,8 @@ def _fast_halves() -> frozenset[str]:
 def _widened(dtype: Any, name: str) -> Any:
     """The dtype to compute in: float32 for a half type that is slow; what sums does so in float32 anyway."""
     # Of float16 PyTorch has fast products, but neither convolutions nor attention with gradients.
-    slow = dtype.name in _HALF and (dtype.name not in _fast_halves() or dtype == np.float16 and name not in _PRODUCTS)
-    return np.dtype(np.float32) if slow else dtype
+    slow = dtype.name not in _fast_halves() or name in _WIDE or dtype == np.float16 and name not in _PRODUCTS
+    return np.dtype(np.float32) if slow and dtype.name in _HALF else dtype
 
 
 # By overload, roughly how many multiplications such arguments take, and 0 where XLA:CPU is not much slower.
@@ -252,6 +263,8 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.min.dim": _values,
     "aten.mm.default": _matrices,
     "aten.mode.default": _values,
+    "aten.native_layer_norm.default": _layer_norm,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten.sort.default": _values,
     "aten.sort.stable": _values,
     "aten.upsample_bicubic2d.default": _values,
