@@ -72,8 +72,12 @@ class Recorder:
 
     def add(self, stage: str, start: float, end: float, detail: Any = None) -> None:
         """Keeps a span of the calling thread."""
+        self.keep(Span(stage, start, end, threading.get_ident(), detail))
+
+    def keep(self, span: Span) -> None:
+        """Keeps a span."""
         if len(self.spans) < _MOST:
-            self.spans.append(Span(stage, start, end, threading.get_ident(), detail))
+            self.spans.append(span)
         else:
             self.dropped += 1
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -249,6 +250,21 @@ def test_operators_on_the_host_have_their_line():
     (fallback,) = profiled.report.fallbacks
     assert (fallback.op, fallback.line, fallback.count) == ("aten::_unique2", line, 1)
     assert fallback.how.startswith("between two programs")
+
+
+@pytest.mark.parametrize("turns", [1, 40])
+def test_programs_that_end_while_the_host_sleeps(turns):
+    x = torch.randn(512, 512).to("xla")
+    for _ in range(2):  # the first compiles
+        with torch_xla.debug.profile() as profiled:
+            y = x
+            for _ in range(turns):
+                y = torch.tanh(y @ x)
+            torch_xla.sync()
+            time.sleep(1.0)
+        assert y.shape == x.shape
+    (run,) = profiled.report.runs
+    assert 0 < run.seconds < 0.8  # and not until the block was left
 
 
 def test_two_profiles_at_once():

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
@@ -22,8 +23,10 @@ from torch_xla.debug._profile.report import Report
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
 # are longer than many steps.
-_SAMPLE_SECONDS = 2e-3  # each look takes the GIL from a step that may be as short
+_SAMPLE_SECONDS = 5e-3  # each look takes the GIL from a step that may be as short
 _SWITCH_SECONDS = 5e-4
+# How exactly the end of a program is known.
+_LOOK_SECONDS = 5e-5
 # How often all live tensors are counted, beside the 1st, 2nd, 4th, 8th … barrier.
 _COUNT_SECONDS = 0.25
 
@@ -61,8 +64,11 @@ class Collector(_timeline.Recorder):
         self.counts: list[tuple[float, dict[tuple[Any, ...], int]]] = []
         self.names: dict[int, str] = {}
         self.stats: dict[str, Any] = {}
-        self._queues: dict[int, SimpleQueue[tuple[_timeline.Launch, int] | None]] = {}
-        self._waiters: list[threading.Thread] = []
+        self._running: list[tuple[_timeline.Launch, int]] = []  # and by which thread they were started
+        self._looking = threading.Lock()
+        self._looked = self.start
+        self._late: SimpleQueue[Any] = SimpleQueue()  # of tokens
+        self._waiter: threading.Thread | None = None
         self._barriers = 0
         self._counted = 0.0
 
@@ -91,34 +97,77 @@ class Collector(_timeline.Recorder):
         self.counts.append((start, counts))
         super().add("profile", start, self._counted)
 
-    def launched(self, launch: _timeline.Launch) -> None:
-        """Has a thread wait for the program."""
-        queue = self._queues.get(launch.device)
-        if queue is None:
-            queue = self._queues[launch.device] = SimpleQueue()
-            self._waiters.append(_thread("device", self._wait_for, queue))
-        self.stats.setdefault(launch.key, launch.executable.loaded)
-        queue.put((launch._replace(executable=None), threading.get_ident()))
+    def keep(self, span: _timeline.Span) -> None:
+        """Keeps a span; and as its thread has the interpreter now, sees which programs are over."""
+        super().keep(span)
+        if self._running and span.end - self._looked > _LOOK_SECONDS:
+            self._look()
 
-    def _wait_for(self, queue: SimpleQueue[tuple[_timeline.Launch, int] | None]) -> None:
-        while (item := queue.get()) is not None:
-            launch, thread = item
-            with suppress(Exception):  # it is raised where the program's user waits
-                launch.token.block_until_ready()
-            self.finished.append(Finished(launch._replace(token=None), thread, perf_counter()))
+    def launched(self, launch: _timeline.Launch) -> None:
+        """Takes notice of a program that was started."""
+        self.stats.setdefault(launch.key, launch.executable.loaded)
+        self._running.append((launch._replace(executable=None), threading.get_ident()))
+
+    def _look(self) -> None:
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._looked = perf_counter()
+            place = 0
+            while place < len(self._running):
+                launch, thread = self._running[place]
+                if _is_over(launch.token):
+                    del self._running[place]
+                    self.finished.append(Finished(launch._replace(token=None), thread, self._looked))
+                else:
+                    place += 1
+        finally:
+            self._looking.release()
+
+    def wait_if_silent(self) -> None:
+        """Has a thread wait for what runs, where no thread has looked for long.
+
+        A thread that always did would take the interpreter from a short step twice, which costs it 0.1 ms.
+        """
+        silent = perf_counter() - self._looked > _SAMPLE_SECONDS / 2
+        self._look()
+        running = self._running[:1]
+        if running and silent and self._late.empty():
+            if self._waiter is None:
+                self._waiter = _thread("device", self._wait)
+            self._late.put(running[0][0].token)
+
+    def _wait(self) -> None:
+        while (token := self._late.get()) is not None:
+            _finish(token)
+            self._look()
 
     def finish(self) -> None:
         """Waits for the programs that were started."""
         self.end = perf_counter()
-        for queue in self._queues.values():
-            queue.put(None)
-        for waiter in self._waiters:
-            waiter.join()
+        while running := self._running[:1]:
+            _finish(running[0][0].token)
+            self._look()
+        if self._waiter is not None:
+            self._late.put(None)
+            self._waiter.join()
         over = max((done.end for done in self.finished), default=0.0)
         if over > self.end:
             super().add("wait", self.end, over)
             self.end = over
         self.count_tensors()
+
+
+def _finish(token: Any) -> None:
+    with suppress(Exception):  # it is raised where the program's user waits
+        token.block_until_ready()
+
+
+def _is_over(token: Any) -> bool:
+    try:
+        return bool(token.is_ready())
+    except Exception:  # it failed
+        return True
 
 
 def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
@@ -128,49 +177,57 @@ def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
 
 
 class _Sampler:
-    """Looks 500 times a second where a thread is."""
+    """Looks 200 times a second where the profiled thread is."""
 
-    def __init__(self, samples: list[Sample], thread: int) -> None:
-        self._samples, self._watched = samples, thread
-        self._stop = threading.Event()
+    def __init__(self, to: Collector) -> None:
+        self._to = to
+        self._stopped = False
         self._thread = _thread("lines", self._run)
 
     def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            self._samples.append(Sample(perf_counter(), *_bindings.whereabouts(self._watched)))
+        while not self._stopped:
+            time.sleep(_SAMPLE_SECONDS)  # an event's wait is Python code, for which the step would wait
+            self._to.samples.append(Sample(perf_counter(), *_bindings.whereabouts(self._to.owner)))
+            self._to.wait_if_silent()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped = True
         self._thread.join()
 
 
 class _Modules:
-    """Times the forward of every module by hooks that exist only meanwhile."""
+    """Times the forward of every module by hooks that exist only meanwhile, and are as short as can be."""
 
     def __init__(self, to: Collector) -> None:
-        self._to = to
-        self._paths = ModulePaths()
-        self._open: list[tuple[torch.nn.Module, float, str]] = []
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        paths = ModulePaths()
+        known: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        opened: list[tuple[torch.nn.Module, str, float]] = []
+        owner, me, is_compiling, keep = to.owner, threading.get_ident, torch.compiler.is_compiling, to.keep
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._to.owner:
-            return
-        path = self._paths.find(module, self._open[-1][2] if self._open else None)
-        self._open.append((module, perf_counter(), path))
-
-    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._to.owner:
-            return
-        # A hook that raised may have left others behind.
-        while self._open:
-            opened, start, path = self._open.pop()
-            if opened is module:
-                self._to.add("module", start, perf_counter(), (path, len(self._open)))
+        def enter(module: torch.nn.Module, _: Any) -> None:
+            if is_compiling() or me() != owner:
                 return
+            found = known.get(id(module))
+            if found is None or found[0]() is not module:
+                path = paths.find(module, opened[-1][1] if opened else None)
+                found = known[id(module)] = weakref.ref(module), path
+            opened.append((module, found[1], perf_counter()))
+
+        def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+            if is_compiling() or me() != owner:
+                return
+            end = perf_counter()
+            # A hook that raised may have left others behind.
+            while opened:
+                inner, path, start = opened.pop()
+                if inner is module:
+                    keep(_timeline.Span("module", start, end, owner, (path, len(opened))))
+                    return
+
+        self._hooks = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        ]
 
     def stop(self) -> None:
         for hook in self._hooks:
@@ -223,7 +280,7 @@ class profile:
             raise
         sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
         self._modules = _Modules(self._collector)
-        self._sampler = _Sampler(self._collector.samples, self._collector.owner)
+        self._sampler = _Sampler(self._collector)
         _timeline.start(self._collector)
         return self
 
