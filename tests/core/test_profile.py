@@ -267,6 +267,19 @@ def test_programs_that_end_while_the_host_sleeps(turns):
     assert 0 < run.seconds < 0.8  # and not until the block was left
 
 
+def test_a_module_that_is_called_by_itself_and_inside_another_one():
+    inner = nn.Linear(4, 4).to("xla")
+    outer = nn.Sequential(nn.Identity(), inner)
+    x = torch.ones(2, 4).to("xla")
+    with torch_xla.debug.profile() as profiled:
+        inner(x)
+        torch_xla.sync()
+        outer(x)
+        torch_xla.sync()
+    paths = [module.name for module in profiled.report.modules]
+    assert sorted(paths) == ["Linear", "Sequential", "Sequential/0", "Sequential/1"]
+
+
 def test_two_profiles_at_once():
     before = sys.getswitchinterval()
     with torch_xla.debug.profile() as outer:

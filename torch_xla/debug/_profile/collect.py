@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
@@ -199,19 +198,15 @@ class _Modules:
     """Times the forward of every module by hooks that exist only meanwhile, and are as short as can be."""
 
     def __init__(self, to: Collector) -> None:
-        paths = ModulePaths()
-        known: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        path_of = ModulePaths().find
         opened: list[tuple[torch.nn.Module, str, float]] = []
         owner, me, is_compiling, keep = to.owner, threading.get_ident, torch.compiler.is_compiling, to.keep
 
         def enter(module: torch.nn.Module, _: Any) -> None:
             if is_compiling() or me() != owner:
                 return
-            found = known.get(id(module))
-            if found is None or found[0]() is not module:
-                path = paths.find(module, opened[-1][1] if opened else None)
-                found = known[id(module)] = weakref.ref(module), path
-            opened.append((module, found[1], perf_counter()))
+            path = path_of(module, opened[-1][1] if opened else None)
+            opened.append((module, path, perf_counter()))
 
         def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
             if is_compiling() or me() != owner:
