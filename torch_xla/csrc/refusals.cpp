@@ -306,7 +306,7 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
 }
 
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
-  // It gets what its forward gave, and statistics of 16-bit tensors are float32 here, unlike on CPU.
+  // A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
   if (info.name.find("_backward") != std::string::npos) {
     return;
   }
