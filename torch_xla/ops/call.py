@@ -101,29 +101,35 @@ def call(
         StaticNumbers: The operator's numbers must be recorded as constants.
         RuntimeError: A rule returned another shape or another number of results than PyTorch promises.
     """
-    from torch_xla.ops import decompositions, fallback, host_kernel
+    from torch_xla.ops import host_kernel
 
     load_rules()
     name = str(op)
-    rule = rule_for(name)
     results: Any = host_kernel.attempt(op, args, kwargs, out)
-    if results is not None:
-        pass
-    elif rule is not None:
-        with jax.named_scope(op.name().split("::")[-1]):
-            results = rule(Context(name, tuple(out), seed), *args, **kwargs)
-    elif _has_lifted(args) or _has_lifted(kwargs.values()):
-        raise StaticNumbers(name)
-    elif (decomposition := decompositions.find(op)) is not None:
-        results = decompositions.run(decomposition, args, kwargs)
-    else:
-        _fallbacks.inside_graph(op._schema.name)
-        results = fallback.run(op, args, kwargs, out)
+    if results is None:
+        results = _anywhere(op, args, kwargs, Context(name, tuple(out), seed))
     if not isinstance(results, (tuple, list)):
         results = (results,)
     if len(results) != len(out):
         raise RuntimeError(f"[lower {name}] gave {len(results)} results, PyTorch promises {len(out)}")
     return tuple(_conform(name, x, meta) for x, meta in zip(results, out, strict=True))
+
+
+def _anywhere(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ctx: Context) -> Any:
+    """The results as any device computes them: by a rule, PyTorch's decomposition, or a callback."""
+    from torch_xla.ops import decompositions, fallback
+
+    rule = rule_for(ctx.op)
+    if rule is not None:
+        with jax.named_scope(op.name().split("::")[-1]):
+            return rule(ctx, *args, **kwargs)
+    if _has_lifted(args) or _has_lifted(kwargs.values()):
+        raise StaticNumbers(ctx.op)
+    decomposition = decompositions.find(op)
+    if decomposition is not None:
+        return decompositions.run(decomposition, args, kwargs)
+    _fallbacks.inside_graph(op._schema.name)
+    return fallback.run(op, args, kwargs, ctx.out)
 
 
 def _has_lifted(values: Iterable[Any]) -> bool:
