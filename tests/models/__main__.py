@@ -16,6 +16,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -120,11 +121,6 @@ def train(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Out
     return Outcome(difference, tolerance, (counts[1], counts[-1] - counts[1]), seconds, on_host())
 
 
-def train_half(architecture: Architecture) -> Outcome:
-    """As `train`, in bfloat16."""
-    return train(architecture, torch.bfloat16)
-
-
 def _floats(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -190,7 +186,10 @@ def main() -> int:
             return outcome
 
         trained = {name: counted(train, name, architecture) for name, architecture in models.items()}
-        halves = {name: counted(train_half, name, architecture) for name, architecture in models.items()}
+        halves = {
+            name: counted(partial(train, dtype=torch.bfloat16), name, architecture)
+            for name, architecture in models.items()
+        }
         drawn = {name: counted(draw, name, name) for name in samplers}
     versions = f"transformers {transformers.__version__}, diffusers {diffusers.__version__}, torch {torch.__version__}"
     about = (

@@ -125,7 +125,7 @@ def _check_values(job: Job, result: Result) -> None:
         if sample.twin and want.outcome.error is not None:
             continue  # a CPU kernel that takes no gaps between elements
         values = call.finish(sample, want.outcome), call.finish(sample, have.outcome)
-        text = have.wrong or difference(job.op, *values, drawn=want.drawn)
+        text = have.wrong or difference(job.op, *values, drawn=want.drawn, gradient=job.kind == "gradient")
         if text:
             result.messages.append(f"{text} [{sample.text[:200]}]")
     result.host_ops = sorted(run.cuts | run.callbacks)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from opdb import tolerances
 from opdb.samples import tensors_of
+
+Tolerance = Callable[[torch.Tensor], tuple[float, float]]  # relative and absolute, of an expected result
 
 
 @dataclass
@@ -29,7 +32,7 @@ def attempt(function: Callable[[], Any]) -> Outcome:
         return Outcome(error=error)
 
 
-def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False) -> str | None:
+def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False, gradient: bool = False) -> str | None:
     """What differs between two outcomes on the CPU, or None.
 
     Args:
@@ -37,16 +40,17 @@ def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False) ->
         expected: What PyTorch's CPU kernel did.
         got: What device xla did, fetched to the CPU.
         drawn: Whether the CPU's values change with the seed.
+        gradient: Whether they are the gradients by the operator's arguments.
     """
     if expected.error is not None or got.error is not None:
         return _errors(expected.error, got.error)
     want, have = expected.value, got.value
     kind = tolerances.loose(op)
-    if kind == "first" and isinstance(want, (tuple, list)) and isinstance(have, (tuple, list)):
+    if kind == "first" and not gradient and isinstance(want, (tuple, list)) and isinstance(have, (tuple, list)):
         want, have = want[0], have[0]
     if kind == "random" and not drawn:
         kind = ""
-    return _values(op, kind, want, have, "result")
+    return _values(partial(tolerances.of, op, gradient=gradient), kind, want, have, "result")
 
 
 def _errors(expected: Exception | None, got: Exception | None) -> str | None:
@@ -63,26 +67,28 @@ def _text(error: Exception | None) -> str:
     return f"{type(error).__name__}: {str(error)[:240]}"
 
 
-def _values(op: str, kind: str, expected: Any, got: Any, where: str) -> str | None:
+def _values(allowed: Tolerance, kind: str, expected: Any, got: Any, where: str) -> str | None:
     if isinstance(expected, torch.Tensor):
         if not isinstance(got, torch.Tensor):
             return f"{where}: got {type(got).__name__}, CPU gives a tensor"
-        return _tensors(op, kind, expected, got, where)
+        return _tensors(allowed, kind, expected, got, where)
     if isinstance(expected, (list, tuple)):
         if not isinstance(got, (list, tuple)) or len(got) != len(expected):
             return f"{where}: got {type(got).__name__} of another length than the CPU's {len(expected)}"
-        found = (_values(op, kind, e, g, f"{where}[{i}]") for i, (e, g) in enumerate(zip(expected, got, strict=True)))
+        found = (
+            _values(allowed, kind, e, g, f"{where}[{i}]") for i, (e, g) in enumerate(zip(expected, got, strict=True))
+        )
         return next((text for text in found if text), None)
     if isinstance(expected, dict):
-        return _values(op, kind, list(expected.values()), list(got.values()), where)
+        return _values(allowed, kind, list(expected.values()), list(got.values()), where)
     if isinstance(expected, (int, float, complex)) and not isinstance(expected, bool):
         if type(got) is not type(expected):
             return f"{where}: got {got!r}, CPU gives {expected!r}"
-        return _tensors(op, kind, torch.tensor(expected), torch.tensor(got), where)
+        return _tensors(allowed, kind, torch.tensor(expected), torch.tensor(got), where)
     return None if got == expected else f"{where}: got {got!r}, CPU gives {expected!r}"
 
 
-def _tensors(op: str, kind: str, expected: torch.Tensor, got: torch.Tensor, where: str) -> str | None:
+def _tensors(allowed: Tolerance, kind: str, expected: torch.Tensor, got: torch.Tensor, where: str) -> str | None:
     if got.shape != expected.shape:
         return f"{where}: shape {list(got.shape)}, CPU gives {list(expected.shape)}"
     if got.dtype != expected.dtype:
@@ -91,7 +97,7 @@ def _tensors(op: str, kind: str, expected: torch.Tensor, got: torch.Tensor, wher
         return None
     if kind == "random":
         return _statistics(expected, got, where)
-    relative, absolute = tolerances.of(op, expected)
+    relative, absolute = allowed(expected)
     try:
         torch.testing.assert_close(
             got, expected, rtol=relative, atol=absolute, equal_nan=True, check_stride=False, check_layout=True

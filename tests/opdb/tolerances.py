@@ -29,14 +29,14 @@ class Wider:
         factor: How many times the usual tolerance.
         reason: Why.
         normwise: Whether the absolute tolerance is also multiplied by the largest value of the result.
-        dtypes: Of the results that it holds for; none means all.
+        gradients: If any, it holds for gradients of these dtypes only.
     """
 
     ops: str
     factor: float
     reason: str
     normwise: bool = False
-    dtypes: tuple[torch.dtype, ...] = ()
+    gradients: tuple[torch.dtype, ...] = ()
 
 
 WIDER = (
@@ -61,7 +61,7 @@ WIDER = (
         r"nn\.functional\.scaled_dot_product_attention",
         8,
         "the fused operator's gradient uses its output, rounded to 16 bits; of three dimensions, the CPU fuses nothing",
-        dtypes=(torch.bfloat16, torch.float16),
+        gradients=(torch.bfloat16, torch.float16),
     ),
     Wider(
         r"fft\..*|i?stft|(nn\.functional\.)?(conv.*|interpolate.*|.*linear|grid_sample)|_upsample.*|grid_sampler.*"
@@ -127,12 +127,12 @@ LOOSE = (
 )
 
 
-def of(op: str, expected: torch.Tensor) -> tuple[float, float]:
-    """Relative and absolute tolerance of a result of an operator."""
+def of(op: str, expected: torch.Tensor, gradient: bool = False) -> tuple[float, float]:
+    """Relative and absolute tolerance of a result of an operator, or of a gradient by one of its arguments."""
     relative, absolute = DTYPE.get(expected.dtype, (0.0, 0.0))
     normwise = expected.dtype in (torch.float16, torch.bfloat16)
     for wider in WIDER:
-        if re.fullmatch(wider.ops, op) and (not wider.dtypes or expected.dtype in wider.dtypes):
+        if re.fullmatch(wider.ops, op) and (not wider.gradients or gradient and expected.dtype in wider.gradients):
             relative, absolute = relative * wider.factor, absolute * wider.factor
             normwise = normwise or wider.normwise
             break
