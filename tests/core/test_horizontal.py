@@ -257,6 +257,18 @@ class TestPlan:
             tensor.mul_(2.5)
         text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
         assert text.count("call @aten_mul_Tensor") == 1
+        assert "dynamic_slice" not in text
+
+    def test_only_what_is_taken_one_by_one_is_taken_out_of_a_pack(self) -> None:
+        from torch_xla._core import lowering
+
+        tensors = state(12)
+        for tensor in tensors:
+            tensor.mul_(2.5)
+        total = tensors[3].sum() + tensors[4].sum()
+        text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
+        assert text.count("stablehlo.dynamic_slice") == 2
+        del total
 
 
 def test_old_and_new_values_are_both_read() -> None:

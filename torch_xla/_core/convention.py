@@ -8,9 +8,10 @@ is that of copying kilobytes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,27 +75,14 @@ class Convention:
         aliases |= {len(inputs) + k: k for k, leaves in enumerate(self._packs) if donated & set(leaves)}
         return aliases
 
-    def arguments(self, inputs: Sequence[Any]) -> tuple[list[Any], Numbers]:
+    def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
         given = iter(inputs)
-        values: list[Any] = [None] * len(self._leaves)
-        for leaf in self._singles:
-            values[leaf] = next(given)
-        for leaves in self._packs:
-            pack = next(given)
-            shapes = [self._leaves[leaf].shape for leaf in leaves]
-            starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-            layer = _layer(shapes)
-            for first in range(0, len(leaves), layer):
-                # As a value, a layer's place is no part of the kernels that read from it: XLA compiles equal ones once.
-                place = jax.lax.optimization_barrier(jnp.int32(starts[first]))
-                for i in range(first, min(first + layer, len(leaves))):
-                    start = jax.lax.add(place, np.int32(starts[i] - starts[first]))
-                    size = starts[i + 1] - starts[i]
-                    part = jax.lax.dynamic_slice(pack, (start,), (size,), allow_negative_indices=False)
-                    values[leaves[i]] = jax.lax.reshape(part, shapes[i])
+        leaves = _Leaves((leaf, next(given)) for leaf in self._singles)
+        for members in self._packs:
+            leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
         floats, ints, complexes = (next(given) if n else None for n in self._sizes)
-        return values, (floats, ints, complexes)
+        return leaves, (floats, ints, complexes)
 
     def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
         """Those of the inputs that are packs, by what is in them."""
@@ -109,6 +97,39 @@ class Convention:
         """
         results = (*(packs[wires] for wires in self.wanted), *map(value, self.singles))
         return (*results, jnp.zeros((), bool)) if self._token else results
+
+
+class _Leaves(dict[int, Any]):
+    """Values of leaves. One in a pack is taken out when asked for, which most moments of an optimizer never are."""
+
+    def __init__(self, values: Iterable[tuple[int, Any]]) -> None:
+        super().__init__(values)
+        self._packed: dict[int, Callable[[], Any]] = {}
+
+    def unpack(self, pack: Any, members: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Adds the members of a pack, which has them end to end."""
+        starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+        layer = _layer(shapes)
+        for i, (leaf, shape) in enumerate(zip(members, shapes, strict=True)):
+            first = starts[i - i % layer]
+            if i % layer == 0:
+                place = functools.cache(functools.partial(_place, first))
+            self._packed[leaf] = functools.partial(_part, pack, place, starts[i] - first, shape)
+
+    def __missing__(self, leaf: int) -> Any:
+        value = self[leaf] = self._packed[leaf]()
+        return value
+
+
+def _place(start: int) -> Any:
+    # As a value, a layer's place is no part of the kernels that read from it: XLA compiles equal ones once.
+    return jax.lax.optimization_barrier(jnp.int32(start))
+
+
+def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
+    start = jax.lax.add(place(), np.int32(offset))
+    part = jax.lax.dynamic_slice(pack, (start,), (math.prod(shape),), allow_negative_indices=False)
+    return jax.lax.reshape(part, shape)
 
 
 def _layer(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla._core.graph import Graph, fill_template
 from torch_xla.ops.call import find_overload
-from torch_xla.ops.decompositions import bind
+from torch_xla.ops.decompositions import separate
 from torch_xla.ops.fallback import results_of, with_tensors
 
 
@@ -127,8 +127,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             op = find_overload(node.op)
             values = fill_template(node, tensors, lambda number: number.value)
             values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
-            names = [a.name for a in op._schema.arguments]
-            positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
+            positional, keywords = separate(op, values)
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))

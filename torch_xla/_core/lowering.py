@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from torch_xla._core.horizontal import Plan
 from torch_xla.ops import host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
-from torch_xla.ops.decompositions import bind
+from torch_xla.ops.decompositions import separate
 from torch_xla.ops.registry import Lifted, StaticNumbers
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
@@ -85,8 +85,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False) -> Lowered:
     places = number_places(graph)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
-        leaves, vectors = convention.arguments(inputs)
-        values = dict(enumerate(leaves))
+        values, vectors = convention.arguments(inputs)
         results: Results = {}
         numbers = {
             (vector, index): jax.lax.index_in_dim(vectors[vector], index, keepdims=False)
@@ -183,7 +182,9 @@ def _needed(graph: Graph, wires: set[Wire]) -> set[int]:
     return needed
 
 
-def _composite(graph: Graph, region: Region, leaves: dict[int, Any], results: Results, given: list[Numbers]) -> Results:
+def _composite(
+    graph: Graph, region: Region, leaves: Mapping[int, Any], results: Results, given: list[Numbers]
+) -> Results:
     """What a composite gives: its marked operands come first, then what else its operators take."""
     wires = [wire for i in region.members for wire in graph.nodes[i].inputs]
     outer = {w.slot: results[w.slot] for w in wires if not w.leaf and w.slot not in (*region.members, *region.inputs)}
@@ -201,7 +202,7 @@ def _composite(graph: Graph, region: Region, leaves: dict[int, Any], results: Re
     return {mark: (value,) for mark, value in zip(region.outputs, found, strict=True)}
 
 
-def _compute(node: Node, leaves: dict[int, Any], results: Results, given: Numbers) -> tuple[Any, ...]:
+def _compute(node: Node, leaves: Mapping[int, Any], results: Results, given: Numbers) -> tuple[Any, ...]:
     tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
     if node.op in MARKS:
         return (tensors[0],)
@@ -246,12 +247,10 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
 
 def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
     op = find_overload(node.op)
-    names = [a.name for a in op._schema.arguments]
 
     def rule(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
         values = fill_template(node, tensors, lambda n: Lifted(numbers[n.index], type(n.value)))
-        positional, keywords = bind(op, (), dict(zip(names, values, strict=True)))
-        return call(op, positional, keywords, node.outs, seed)
+        return call(op, *separate(op, values), node.outs, seed)
 
     return rule
 

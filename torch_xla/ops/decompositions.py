@@ -145,6 +145,18 @@ def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
     return positional, keywords
 
 
+def separate(op: torch._ops.OpOverload, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Separates positional from keyword-only arguments, all of which are given in the schema's order."""
+    names = _keywords(op)
+    first = len(values) - len(names)
+    return list(values[:first]), dict(zip(names, values[first:], strict=True))
+
+
+@functools.cache
+def _keywords(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments if argument.kwarg_only)
+
+
 def run(decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Runs a decomposition over arrays.
 
