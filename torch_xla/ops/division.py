@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.arithmetic import multiply, select, total
 
 
@@ -29,6 +29,8 @@ def divide(x: jax.Array, y: Any) -> jax.Array:
         return x / y
     if x.dtype != jnp.float32 or y.size == np.prod(np.broadcast_shapes(x.shape, y.shape)) > 1:
         return _kept_apart(x, y)
+    if host_kernel.in_use():  # known to run on a CPU, so the other way need not be traced
+        return _in_double(x, y)
     return lax.platform_dependent(x, y, cpu=_in_double, default=_kept_apart)
 
 

@@ -42,7 +42,7 @@ Offset = int | Lifted | None
     "aten.squeeze_copy.dims",
 )
 def _reshape(ctx: Context, x: jax.Array, *_: Any) -> jax.Array:
-    return jnp.reshape(x, ctx.meta.shape)
+    return lax.reshape(x, ctx.meta.shape)
 
 
 @lowers(
@@ -70,7 +70,10 @@ def _permute(ctx: Context, x: jax.Array, dims: Sequence[int]) -> jax.Array:
 
 @lowers("aten.transpose.int", "aten.transpose_copy.int")
 def _transpose(ctx: Context, x: jax.Array, dim0: int, dim1: int) -> jax.Array:
-    return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
+    order = list(range(x.ndim))
+    if order:
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+    return lax.transpose(x, order)
 
 
 @lowers("aten.t.default", "aten.t_copy.default")
