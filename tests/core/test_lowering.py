@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import pytest
 import torch
+import torch.nn as nn
 from probes import cut_of, here, sampled
 
 import torch_xla
 from torch_xla import _XLAC, _bindings
 from torch_xla._core import cache, lowering
 from torch_xla._core.convention import Convention
-from torch_xla._core.sync import graph_text
+from torch_xla._core.sync import graph_text, lowered
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import registry
 
@@ -313,3 +314,29 @@ def test_garbage_is_collected_again_afterwards(
         assert y.shape == x.shape
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_training_step_is_lowered_for_a_device_that_is_not_there(platform: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(2))
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.memory = nn.LSTM(9, 8, batch_first=True)
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.layer(self.memory(self.image(x))[0]).mean(1))
+
+    model = Model().to("xla")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.autocast("xla", torch.bfloat16):
+        scores = model(torch.ones(2, 1, 8, 8, device="xla"))
+    loss = nn.functional.cross_entropy(scores.float(), torch.zeros(2, dtype=torch.int64, device="xla"))
+    loss.backward()
+    optimizer.step()
+    text = lowered([loss, *model.parameters()], "step", platform).stage.as_text()
+    assert "stablehlo.convolution" in text and "stablehlo.while" in text and "bf16" in text
+    assert "torch_xla.host_kernel" not in text
+    assert loss.isfinite().item()  # and what is here can run it too

@@ -92,12 +92,20 @@ def of(job: Job) -> Call:
             raise RuntimeError(f"{len(results)} results can be differentiated, on the CPU {len(extra)}")
         return torch.autograd.grad(results, leaves, extra, allow_unused=True) if results else None
 
+    def both(sample: Sample, args: tuple[Any, ...], kwargs: dict[str, Any], extra: Any) -> Any:
+        results = info(*args, **kwargs)
+        leaves, outputs = _differentiable((args, kwargs)), _differentiable(results)
+        if not leaves or not outputs:
+            return results
+        return results, torch.autograd.grad(outputs, leaves, [torch.ones_like(r) for r in outputs], allow_unused=True)
+
     return {
         "forward": Call(nothing, forward, unique),
         "inplace": Call(nothing, inplace, unique, written=True),
         "out": Call(outs, out, unique, written=True),
         "gradient": Call(cotangents, gradient),
         "error": Call(nothing, forward),
+        "platform": Call(nothing, both),
     }[job.kind]
 
 

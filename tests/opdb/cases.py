@@ -29,6 +29,7 @@ _KIND_DTYPES = {
     "inplace": ("float32", "float64"),
     "out": ("float32", "float64"),
     "error": ("float32",),  # `error_inputs` chooses dtypes by itself
+    "platform": ("float32", "complex64"),  # lowered for devices that this machine need not have
 }
 KINDS = tuple(_KIND_DTYPES)
 
@@ -167,10 +168,15 @@ def _exists(info: Any, dtype: str, kind: str) -> bool:
     if not info.supports_dtype(DTYPES[dtype], "cpu"):
         return False
     if kind == "gradient":
-        return info.supports_autograd and DTYPES[dtype] in info.supported_backward_dtypes("cpu")
+        return has_gradient(info, dtype)
     if kind == "inplace":
         return info.inplace_variant is not None
     return kind != "out" or info.supports_out
+
+
+def has_gradient(info: Any, dtype: str) -> bool:
+    """Whether an operator of the database can be differentiated for a dtype."""
+    return info.supports_autograd and DTYPES[dtype] in info.supported_backward_dtypes("cpu")
 
 
 def sample() -> list[Job]:

@@ -22,11 +22,12 @@ from opdb.calls import Call
 from opdb.cases import DTYPES, Job
 from opdb.compare import Outcome, attempt, devices_wrong, difference, same
 from opdb.samples import Sample
-from torch_xla import _XLAC
-from torch_xla._core import cache, lowering
+from torch_xla import _XLAC, _bindings
+from torch_xla._core import cache, lowering, sync
 from torch_xla.debug import metrics
 from torch_xla.ops import host_kernel
 
+PLATFORMS = ("cuda", "tpu")  # by JAX's names
 SLOW = 3.0  # seconds that the first use of an operator may take
 
 
@@ -96,6 +97,8 @@ def _check(job: Job, result: Result) -> None:
     lowering._rules.clear()  # host callbacks are counted when an operator is lowered
     if job.kind == "error":
         _check_errors(job, result)
+    elif job.kind == "platform":
+        _check_platforms(job, result)
     else:
         _check_values(job, result)
 
@@ -242,6 +245,29 @@ def _fetch(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _fetch(v) for k, v in value.items()}
     return value
+
+
+def _check_platforms(job: Job, result: Result) -> None:
+    """Lowers the operator and its gradient for other devices; nothing runs."""
+    call = calls.of(job)
+    metrics.clear_counters()
+    chosen = samples.choose(job)
+    recorded = [attempt(lambda sample=s: call.run(sample, *sample.arguments("xla"), None)) for s in chosen]
+    cuts = _host_ops()
+    for sample, outcome in zip(chosen, recorded, strict=True):
+        found = [t for t in samples.tensors_of(outcome.value) if t.device.type == "xla"]
+        pending = [t for t in found if _bindings.location_of(t) is None]
+        if not pending:
+            continue  # whether that is right, the other kinds tell
+        result.samples += 1
+        for platform in PLATFORMS:
+            error = attempt(lambda pending=pending, platform=platform: sync.lowered(pending, "graph", platform)).error
+            # A program that calls back is lowered for this machine's devices only.
+            if error is not None and _host_ops() == cuts:
+                result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")
+    callbacks = _host_ops() - cuts
+    result.host_ops = sorted(_host_ops())
+    result.status = "fail" if result.messages else "cut" if cuts else "callback" if callbacks else "pass"
 
 
 def _check_errors(job: Job, result: Result) -> None:

@@ -36,6 +36,8 @@ def _targets(results: Results) -> list[tuple[str, str, str]]:
     rows.append(("values, all dtypes", "≥ 97 %", _share(forward)))
     for kind, target in (("gradient", "≥ 98 %"), ("inplace", ""), ("out", ""), ("error", "")):
         rows.append((kind, target, _share([r for r in results if r["kind"] == kind])))
+    elsewhere = [r for r in results if r["kind"] == "platform"]
+    rows.append((f"lowered for {' and '.join(check.PLATFORMS)}", "", _share(elsewhere)))
     ran = {r["op"] for r in forward if r["status"] != "skip"}
     called = {r["op"] for r in forward if r["status"] == "callback"}
     if ran:
@@ -85,10 +87,11 @@ def text(results: Results) -> str:
         "",
         "Every entry of PyTorch's operator database (`op_db`), compared with PyTorch's CPU kernels: values, shapes",
         "and dtypes for eight dtypes; gradients for floating-point dtypes; in-place and `out=` forms for float32 and",
-        "float64; and the calls that must be refused. Written by `make test-ops`; `make test` runs a fixed sample. A",
-        "*job* is one operator, dtype and kind. *pass*: lowered by a rule or by PyTorch's decomposition; *callback*:",
-        "the program calls PyTorch's CPU kernel; *cut*: a part was computed between two programs, because a result's",
-        "shape depends on values.",
+        "float64; and the calls that must be refused. The kind *platform* lowers each operator and its gradient for",
+        "NVIDIA GPUs and TPUs, which needs neither and runs nothing. Written by `make test-ops`; `make test` runs a",
+        "fixed sample. A *job* is one operator, dtype and kind. *pass*: lowered by a rule or by PyTorch's",
+        "decomposition; *callback*: the program calls PyTorch's CPU kernel; *cut*: a part was computed between two",
+        "programs, because a result's shape depends on values.",
         "",
         *_table(["", "target", "measured"], [list(row) for row in _targets(results)]),
         "",

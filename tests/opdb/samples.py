@@ -11,10 +11,10 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_map_only
 
-from opdb.cases import DTYPES, Job, operators
+from opdb.cases import DTYPES, Job, has_gradient, operators
 
 # How many samples a job checks. Those with a new trait (zero-size, 0-d, broadcast, …) come first.
-_CAP = {"forward": 8, "gradient": 3, "inplace": 4, "out": 3}
+_CAP = {"forward": 8, "gradient": 3, "inplace": 4, "out": 3, "platform": 3}
 _LARGEST = 20_000  # elements; larger samples test nothing more
 _LOOKED_AT = 300
 
@@ -66,7 +66,8 @@ def choose(job: Job) -> list[Sample]:
     """The samples of a job other than an ``error`` one; the same ones in every process."""
     info = operators()[job.op]
     torch.manual_seed(0)
-    pool = info.sample_inputs("cpu", DTYPES[job.dtype], requires_grad=job.kind == "gradient")
+    differentiated = job.kind == "gradient" or job.kind == "platform" and has_gradient(info, job.dtype)
+    pool = info.sample_inputs("cpu", DTYPES[job.dtype], requires_grad=differentiated)
     fitting = [s for s in itertools.islice(pool, _LOOKED_AT) if _size(s) <= _LARGEST]
     chosen = [fitting[i] for i in _pick([_traits(s) for s in fitting], _CAP[job.kind])]
     result = [_sample(job.op, s) for s in chosen]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from opdb.check import check
 from opdb.compare import Outcome, difference
 from opdb.runner import run
 from opdb.samples import choose, copy, tensors_of
+from torch_xla.ops import registry
 
 
 @pytest.mark.parametrize("job", cases.sample(), ids=lambda job: f"{job.op}-{job.dtype}-{job.kind}")
@@ -124,3 +127,15 @@ def test_the_report_names_what_failed():
     assert "1 of 2 (50.0 %)" in text
     assert "| add | bool/forward | fail: result: shape [2], CPU gives [3] |" in text
     assert report.failures([good, bad]) == {"add": {"bool/forward": "fail: result: shape [2], CPU gives [3]"}}
+
+
+def test_a_rule_that_only_cpus_have_is_found(monkeypatch):
+    def rule(ctx, x):
+        return x * jax.lax.linalg.schur(jnp.eye(2, dtype=x.dtype))[0][0, 0]
+
+    job = Job("neg", "float32", "platform")
+    assert check(job).status == "pass"
+    monkeypatch.setitem(registry._RULES, "aten.neg.default", rule)
+    result = check(job)
+    assert result.status == "fail"
+    assert any(text.startswith("tpu: LoweringError") or "tpu: NotImpl" in text for text in result.messages)

@@ -67,7 +67,7 @@ class LoweringError(RuntimeError):
     """A node could not be lowered; names the operator and, if known, the user's line."""
 
 
-def lower(graph: Graph, name: str = "graph", to_run: bool = False) -> Lowered:
+def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str | None = None) -> Lowered:
     """Lowers a graph; `convention.py` tells what its program takes and gives.
 
     Args:
@@ -75,6 +75,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False) -> Lowered:
         name: Name of the module in dumps and profiles.
         to_run: Whether it is for the graph's device, and not to be shown or exported: it gives a token too, as
             `dispatch.py` wants, and may call what only this process has.
+        platform: JAX's name of another kind of device that it is for, such as ``"tpu"``; this machine needs none.
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
@@ -119,7 +120,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False) -> Lowered:
         jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
         stage = jitted.trace(
             *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
-        ).lower()
+        ).lower(lowering_platforms=None if platform is None else (platform,))
     module = stage.compiler_ir("stablehlo")
     if not isinstance(steps, range):
         name_meanings(module)

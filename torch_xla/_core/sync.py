@@ -172,12 +172,13 @@ class Program:
 
 
 @untraced
-def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
+def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = None) -> Program:
     """The program for some tensors on one device, without running it.
 
     Args:
         tensors: The tensors.
         name: Name of the module.
+        platform: Another kind of device that it is for, as `lowering.lower` takes it.
     """
     from torch_xla._core import lowering
 
@@ -185,7 +186,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str) -> Program:
         cut = _bindings.Graph.of_tensors(list(tensors), live=False)
         _pipeline().provide_fills(cut)
         described = graph.describe(cut)
-        stage = lowering.lower(described, name).stage
+        stage = lowering.lower(described, name, platform=platform).stage
         vectors = [vector for vector in cut.packed_numbers() if vector.size]
         return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
