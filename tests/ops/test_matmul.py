@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from harness import check
+
+from torch_xla._core import backend, sync
+from torch_xla.ops import matmul
 
 A = torch.ops.aten
 
@@ -83,3 +89,31 @@ def test_addmm_activation(use_gelu):
 
 def test_trilinear():
     check(A._trilinear.default, normal(2, 3), normal(5, 3, 4), normal(2, 4), [1, 3], [0], [1, 2], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "contracting", "batch"),
+    [
+        ((3, 4), (4, 5), ((1,), (0,)), ((), ())),
+        ((2, 3, 4), (2, 4, 5), ((2,), (1,)), ((0,), (0,))),
+        ((4,), (4,), ((0,), (0,)), ((), ())),
+        ((5, 2, 3, 4), (2, 4, 6, 5), ((3,), (1,)), ((1, 0), (0, 3))),
+        ((2, 3, 4), (3, 2, 4), ((0, 2), (1, 2)), ((), ())),
+        ((3, 0), (0, 2), ((1,), (0,)), ((), ())),
+    ],
+)
+def test_products_of_integers_on_tpus_are_those_of_cpus(a, b, contracting, batch):
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(-(2**62), 2**62, a), draw.integers(-9, 9, b)
+    with backend.x64():
+        expected = jax.lax.dot_general(x, y, (contracting, batch))
+        got = matmul._sum_of_products(jnp.asarray(x), jnp.asarray(y), contracting, batch)
+    assert got.dtype == expected.dtype == jnp.int64
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("platform", "products"), [("cuda", 1), ("tpu", 0)])
+def test_tpus_get_no_products_of_64_bit_integers(platform, products):
+    a, b = (torch.ones(3, 3, dtype=torch.int64, device="xla") for _ in range(2))
+    text = sync.lowered([a @ b], "graph", platform).stage.as_text()
+    assert text.count("stablehlo.dot_general") == products

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,37 @@ def contract(
     result's: XLA accumulates in float32 all the same, and need not write the accumulators to memory.
     """
     dtype = dtypes.opmath(dtypes.torch_dtype(a.dtype)) if dtype is None else dtype
-    return lax.dot_general(a, b, (contracting, batch), preferred_element_type=dtypes.numpy_dtype(dtype))
+    product = functools.partial(
+        lax.dot_general,
+        dimension_numbers=(contracting, batch),
+        preferred_element_type=dtypes.numpy_dtype(dtype),
+    )
+    if a.dtype != jnp.int64:
+        return product(a, b)
+    # XLA has no products of 64-bit integers for TPUs.
+    summed = functools.partial(_sum_of_products, contracting=contracting, batch=batch)
+    return lax.platform_dependent(a, b, tpu=summed, default=product)
+
+
+def _sum_of_products(
+    a: jax.Array,
+    b: jax.Array,
+    contracting: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]],
+) -> jax.Array:
+    """``lax.dot_general`` of integers by multiplication and addition, which XLA fuses."""
+
+    def ordered(x: jax.Array, side: int, others: int) -> jax.Array:
+        """Dimensions in the order batch, own, those of the other operand, contracted."""
+        first, last = tuple(batch[side]), tuple(contracting[side])
+        own = tuple(d for d in range(x.ndim) if d not in (*first, *last))
+        x = lax.transpose(x, (*first, *own, *last))
+        after = len(first) + (len(own) if side == 0 else 0)
+        return lax.expand_dims(x, range(after, after + others))
+
+    free = [x.ndim - len(batch[side]) - len(contracting[side]) for side, x in enumerate((a, b))]
+    products = ordered(a, 0, free[1]) * ordered(b, 1, free[0])
+    return jnp.sum(products, tuple(range(len(batch[0]) + sum(free), products.ndim)), dtype=a.dtype)
 
 
 def _matmul(a: jax.Array, b: jax.Array, dtype: torch.dtype | None = None) -> jax.Array:
