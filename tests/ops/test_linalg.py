@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from harness import check, lower
+
+from torch_xla._core import backend
+from torch_xla.ops import linalg
 
 A = torch.ops.aten
 TOL = {"rtol": 1e-3, "atol": 1e-3}
@@ -124,3 +129,26 @@ def test_pseudoinverse_cuts_small_singular_values(cutoff):
     expected = A.linalg_pinv.atol_rtol_tensor(SQUARE, **cutoff)
     (got,) = lower(A.linalg_pinv.atol_rtol_tensor, SQUARE, **cutoff)
     torch.testing.assert_close(got, expected, **TOL)
+
+
+@pytest.mark.parametrize("kind", ["full rank", "rank one", "zero"])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 4), (4, 6), (1, 1), (5, 1), (1, 5), (40, 30)])
+@pytest.mark.parametrize(("dtype", "near"), [(np.float32, 1e-4), (np.float64, 1e-11), (np.complex64, 1e-4)])
+@pytest.mark.parametrize("full_matrices", [False, True])
+def test_singular_values_as_tpus_compute_them(full_matrices, dtype, near, shape, kind):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=shape) + (1j * draw.normal(size=shape) if dtype == np.complex64 else 0)
+    x = {"full rank": x, "rank one": x[:, :1] @ x[:1], "zero": 0 * x}[kind].astype(dtype)
+    with backend.x64():
+        u, s, vh = (np.asarray(part) for part in linalg._svd_by_polar(jnp.asarray(x), full_matrices))
+    expected = np.linalg.svd(x, full_matrices=full_matrices)
+    assert [part.shape for part in (u, s, vh)] == [part.shape for part in expected]
+    assert [part.dtype for part in (u, s, vh)] == [part.dtype for part in expected]
+    near *= max(1, expected[1].max())
+    for got, wanted in (
+        (s, expected[1]),
+        ((u[:, : s.size] * s) @ vh[: s.size], x),
+        (u.conj().T @ u, np.eye(u.shape[1])),
+        (vh @ vh.conj().T, np.eye(vh.shape[0])),
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=near)

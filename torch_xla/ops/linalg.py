@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import expm
+from jax.scipy.linalg import expm, polar
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import axis
@@ -170,11 +170,45 @@ def _qr(ctx: Context, x: jax.Array, mode: str) -> Arrays:
     return q, r
 
 
+def _svd_of(x: jax.Array, full_matrices: bool) -> Arrays:
+    """U, the singular values, and the adjoint of V."""
+
+    def usual(x: jax.Array) -> Arrays:
+        return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
+
+    if x.size == 0:
+        return usual(x)
+    # On TPUs that one multiplies by 64-bit integers, for which XLA has no products there.
+    of_matrices = jnp.vectorize(lambda x: _svd_by_polar(x, full_matrices), signature="(m,n)->(m,k),(r),(l,n)")
+    return lax.platform_dependent(x, tpu=lambda x: tuple(of_matrices(x)), default=usual)
+
+
+def _svd_by_polar(x: jax.Array, full_matrices: bool) -> Arrays:
+    """That of a matrix by the polar decomposition and eigenvalues.
+
+    Source: Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer algorithms for the symmetric
+    eigenvalue decomposition and the SVD", 2013.
+    """
+    if x.shape[0] < x.shape[1]:
+        v, s, uh = _svd_by_polar(_adjoint(x), full_matrices)
+        return _adjoint(uh), s, _adjoint(v)
+    with jax.default_matmul_precision("highest"):
+        q, r = jnp.linalg.qr(x)
+        unitary, hermitian = polar(r, method="qdwh")
+        s, v = (values[..., ::-1] for values in jnp.linalg.eigh(hermitian))
+        # Of small singular values these columns are not orthogonal yet.
+        u, r = jnp.linalg.qr(q @ (unitary @ v), mode="complete" if full_matrices else "reduced")
+    turns = jnp.diagonal(r)
+    turns = jnp.where(turns == 0, 1, turns / jnp.where(turns == 0, 1, jnp.abs(turns)))
+    columns = jnp.arange(u.shape[1]) < turns.size
+    u *= jnp.where(columns, jnp.pad(turns, (0, u.shape[1] - turns.size)), 1)
+    return u, jnp.maximum(s, 0), _adjoint(v)
+
+
 @lowers("aten._linalg_svd.default")
 def _svd(ctx: Context, x: jax.Array, full_matrices: bool, compute_uv: bool, *, driver: str | None) -> Arrays:
     if compute_uv:
-        u, s, vh = jnp.linalg.svd(x, full_matrices=full_matrices)
-        return u, s, vh
+        return _svd_of(x, full_matrices)
     empty = [jnp.zeros(meta.shape if meta is not None else (0,), x.dtype) for meta in (ctx.out[0], ctx.out[2])]
     return empty[0], jnp.linalg.svd(x, compute_uv=False), empty[1]
 
@@ -186,7 +220,7 @@ def _pinv(ctx: Context, x: jax.Array, *, atol: jax.Array | None, rtol: jax.Array
     if hermitian:  # only the lower triangle is read
         below = jnp.tril(x, -1)
         x = below + _adjoint(below) + jnp.real(x) * jnp.eye(x.shape[-1], dtype=x.dtype)
-    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vh = _svd_of(x, full_matrices=False)
     absolute = jnp.zeros((), s.dtype) if atol is None else atol
     if rtol is None:
         machine = max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
