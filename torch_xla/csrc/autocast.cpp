@@ -6,10 +6,8 @@ namespace torch_xla {
 
 namespace {
 
-using at::IntArrayRef;
-using at::Scalar;
-using at::ScalarType;
-using at::Tensor;
+// The lists name their types without a namespace, and not the same ones in each version.
+using namespace at;
 
 constexpr auto kXla = c10::DeviceType::XLA;
 

@@ -47,6 +47,10 @@ struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
 };
 
 struct XlaHooks final : at::XLAHooksInterface {
+  // PyTorch 2.11 gives an argument that says nothing, later versions none.
+  template <typename... Unused>
+  explicit XlaHooks(const Unused&... /*unused*/) {}
+
   void init() const override {}
   bool hasXLA() const override { return true; }
   bool isBuilt() const override { return true; }
