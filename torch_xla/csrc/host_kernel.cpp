@@ -179,6 +179,8 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
       stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
     }
   }
+  // Kept alive: PyTorch 2.11 gives references to `out=` tensors after it has taken them off the stack.
+  const torch::jit::Stack given = stack;
   op.callBoxed(stack);
   for (size_t i = written; i < stack.size(); ++i) {
     if (result[i] < 0) {
