@@ -25,6 +25,15 @@ def _promise_shapes() -> None:
             return torch.empty(args[place].shape, dtype=args[place].dtype, device="meta")
 
         library.impl(name, promise)
+    for name, places in whole.EACH_LIKE.items():
+
+        def promise_each(
+            *args: Any, places: tuple[int, ...] = places, **kwargs: Any
+        ) -> tuple[torch.Tensor | None, ...]:
+            return tuple(None if args[i] is None else torch.empty_like(args[i]) for i in places)
+
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, promise_each)
     _registered.append(library)
 
 

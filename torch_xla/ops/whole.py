@@ -37,6 +37,9 @@ SHAPED_LIKE = {
     "multilabel_margin_loss_backward": 1,
 }
 
+# The same with several results, each with the strides of its argument too, or nothing where that is none.
+EACH_LIKE = {"_scaled_dot_product_fused_attention_overrideable_backward": (1, 2, 3, 4)}  # PyTorch 2.11
+
 
 def names() -> list[str]:
     """Qualified names, such as ``aten::select.int``."""
