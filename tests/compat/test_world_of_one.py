@@ -131,7 +131,10 @@ def test_a_process_group_of_one(group: None) -> None:
     dist.reduce(x, 0, op=dist.ReduceOp.MAX)
     dist.barrier()
     assert x.tolist() == same
-    for collective in (dist.all_gather_single, dist.reduce_scatter_single, dist.all_to_all_single):
+    newer = hasattr(dist, "all_gather_single")  # than PyTorch 2.11 or 2.12
+    gather = dist.all_gather_single if newer else dist.all_gather_into_tensor
+    scatter = dist.reduce_scatter_single if newer else dist.reduce_scatter_tensor
+    for collective in (gather, scatter, dist.all_to_all_single):
         out = torch.zeros(4, device="xla")
         collective(out, x)
         assert out.tolist() == same, collective

@@ -32,11 +32,14 @@ def here(kinds: list[public.LiveTensors], shape: tuple[int, ...]) -> public.Live
 
 
 def test_live_tensors_by_the_line_that_made_them() -> None:
-    kept = [torch.ones(77, 3).to("xla") for _ in range(4)]
+    def made() -> torch.Tensor:
+        return torch.ones(77, 3).to("xla")
+
+    kept = [made() for _ in range(4)]
     torch_xla.sync()
     kind = here(public.live_tensors(), (77, 3))
     assert (kind.count, kind.nbytes, kind.dtype) == (4, 4 * 77 * 3 * 4, torch.float32)
-    assert kind.line is not None and kind.line.startswith(__file__) and kind.line.endswith("in <listcomp>")
+    assert kind.line is not None and kind.line.startswith(__file__) and kind.line.endswith("in made")
     assert str(kind) == f"3.6 KiB: float32[77, 3] × 4, made at {kind.line}"
     assert public.live_tensors(torch.device("xla", 0)) == public.live_tensors(0) == public.live_tensors("xla:0")
     # What is pending holds no memory yet, and what is dropped none any more.
