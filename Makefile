@@ -1,12 +1,13 @@
 # Every target sets up what it needs in .venv; a second run starts at once. See CONTRIBUTING.md.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
+JAX ?= jax>=0.10
 MAX_JOBS ?= $(shell nproc)
 WORKERS ?= $(shell nproc)
 PYTEST_ARGS ?=
 export MAX_JOBS
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*.cpp torch_xla/csrc/*.h)
@@ -30,7 +31,7 @@ $(STAMPS)/torch:
 	@mkdir -p $(STAMPS)
 	$(BIN)/python -m pip install -q --upgrade "pip>=23.2" "setuptools>=77" wheel ninja
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q "jax>=0.10"
+	$(BIN)/python -m pip install -q "$(JAX)"
 	@touch $@
 
 $(STAMPS)/install: $(STAMPS)/torch pyproject.toml setup.py

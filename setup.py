@@ -1,9 +1,11 @@
 """Builds the recorder, one C++ extension against the installed torch. Everything else is in pyproject.toml."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -17,11 +19,11 @@ SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("torch_xla/cs
 
 
 class Build(BuildExtension):
-    """Keeps object files in one place, so that editable installs compile only what changed."""
+    """Keeps object files in one place for each Python and PyTorch, so that only what changed is compiled."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.build_temp = str(Path("build", "temp"))
+        self.build_temp = str(Path("build", f"{sys.implementation.cache_tag}-torch-{torch.__version__}"))
 
 
 if __name__ == "__main__":
