@@ -276,7 +276,7 @@ def _tanh_backward(ctx: Context, grad: jax.Array, y: jax.Array) -> jax.Array:
 def _logit(ctx: Context, x: jax.Array, eps: float | None) -> jax.Array:
     x = dtypes.widen(x, floating=True)
     if eps is not None:
-        x = jnp.clip(x, eps, 1 - eps)
+        x = jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x))  # in this order, where eps is over 0.5
     return lax.log(x / (1 - x))
 
 
