@@ -28,7 +28,7 @@ class Entry:
 SKIPS = (
     Entry(r"sparse\..*|to_sparse", "the device has no sparse tensors"),
     Entry(r"chalf", "XLA has no complex numbers of half precision"),
-    Entry(r"complex|view_as_complex", "XLA has no complex numbers of half precision", dtypes="float16"),
+    Entry(r"complex|view_as_complex|polar", "XLA has no complex numbers of half precision", dtypes="float16"),
     Entry(
         "addbmm",
         "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses",

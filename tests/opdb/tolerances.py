@@ -58,7 +58,13 @@ WIDER = (
         normwise=True,
     ),
     Wider(
-        r"nn\.functional\.scaled_dot_product_attention",
+        r"atanh",
+        8,
+        "1 - x * x cancels near 1, and what was rounded before grows with it",
+        gradients=(torch.bfloat16, torch.float16),
+    ),
+    Wider(
+        r"nn\.functional\.scaled_dot_product_attention|torch\.ops\.aten\._scaled_dot_product_flash_attention_for_cpu",
         8,
         "the fused operator's gradient uses its output, rounded to 16 bits; of three dimensions, the CPU fuses nothing",
         gradients=(torch.bfloat16, torch.float16),
