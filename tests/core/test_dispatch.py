@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from jax._src.interpreters import pxla
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache
+from torch_xla._core import cache, jax_internals
 
 
 @pytest.fixture
@@ -116,10 +116,19 @@ def test_an_interrupt_while_it_is_prepared(
 
     x.mul_(0.125)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pxla, "MeshExecutableFastpathData", interrupt)
+        patch.setattr(jax_internals, "MeshExecutableFastpathData", interrupt)
         torch_xla.sync()
     with compiles(0):
         for _ in range(3):
             torch_xla.sync()
             x.mul_(0.125)
     torch.testing.assert_close(x.cpu(), torch.linspace(0, 1, 6) / 4096)
+
+
+@pytest.mark.parametrize("name", ["jaxlib._jax.pjit", "jax._src.interpreters.pxla.batched_device_put"])
+def test_a_jax_without_what_we_use_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.delattr(name)
+        with pytest.raises(ImportError, match=rf"\[jax\] got version {jax.__version__} .*{name.rpartition('.')[2]}"):
+            importlib.reload(jax_internals)
+    importlib.reload(jax_internals)

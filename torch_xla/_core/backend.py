@@ -239,14 +239,15 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
 def put(array: Any, index: int) -> jax.Array:
     """Moves a NumPy array to a device; the array must not be changed afterwards."""
     import jax
-    from jax._src.interpreters import pxla
+
+    from torch_xla._core import jax_internals
 
     device = jax_device(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
     with _metrics.timed("TransferToDeviceTime"):
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
-        return pxla.batched_device_put(aval, sharding(index), [array], [device], enable_x64=True)
+        return jax_internals.batched_device_put(aval, sharding(index), [array], [device], enable_x64=True)
 
 
 @functools.cache

@@ -11,11 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import jax
-from jax._src import config, tree_util
-from jax._src.interpreters import pxla
-from jaxlib import _jax
 
-from torch_xla._core import backend
+from torch_xla._core import backend, jax_internals
 from torch_xla._timeline import NOTHING
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
@@ -35,13 +32,14 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
     """
     sharding = backend.sharding(device)
     avals = [jax.core.ShapedArray(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in results]
-    structure = tree_util.dispatch_registry.flatten((0,) * len(avals))[1]
+    registry = jax_internals.dispatch_registry
+    structure = registry.flatten((0,) * len(avals))[1]
 
-    def prepare(*buffers: Any) -> tuple[None, pxla.MeshExecutableFastpathData, bool]:
+    def prepare(*buffers: Any) -> tuple[None, jax_internals.MeshExecutableFastpathData, bool]:
         for i, buffer in enumerate(buffers):
             if buffer.is_deleted():
                 raise RuntimeError(f"[run] input {i}, {buffer.aval}, is gone: something outside torch_xla deleted it")
-        how = pxla.MeshExecutableFastpathData(
+        how = jax_internals.MeshExecutableFastpathData(
             xla_executable=loaded,
             out_pytree_def=structure,
             in_shardings=[sharding] * len(buffers),
@@ -54,8 +52,8 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
         )
         return None, how, False
 
-    keys = pxla.JitGlobalCppCacheKeys()
-    return _jax.pjit("torch_xla", None, prepare, [], [], keys, tree_util.dispatch_registry, pxla.cc_shard_arg)
+    keys = jax_internals.JitGlobalCppCacheKeys()
+    return jax_internals.pjit("torch_xla", None, prepare, [], [], keys, registry, jax_internals.cc_shard_arg)
 
 
 def disturbed() -> bool:
@@ -63,7 +61,8 @@ def disturbed() -> bool:
 
     Without its jit they would not start; its search for NaN would raise when their inputs are gone.
     """
-    return bool(config.disable_jit.value or config.debug_nans.value or config.debug_infs.value)
+    switches = jax_internals.config
+    return bool(switches.disable_jit.value or switches.debug_nans.value or switches.debug_infs.value)
 
 
 def undisturbed() -> AbstractContextManager[Any]:
