@@ -1,6 +1,7 @@
-"""What this package uses of JAX that JAX does not promise to keep, in one place.
+"""What starting a program and placing its inputs take of JAX that JAX does not promise to keep, in one place.
 
-A JAX without it is refused in one line with its version, where the first tensor is made.
+A JAX without it is refused in one line with its version, where the first tensor is made. What shows a module's text and
+what profiles have their own uses of such parts, which not every program needs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,24 +18,26 @@ _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
 _registered: list[torch.library.Library] = []
 
 
+def _contiguous_like(place: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.empty(args[place].shape, dtype=args[place].dtype, device="meta")
+
+
+def _each_like(places: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if args[i] is None else torch.empty_like(args[i]) for i in places)
+
+
 def _promise_shapes() -> None:
     """Meta kernels for operators that PyTorch has none for; without them they would run on the host."""
     library = torch.library.Library("aten", "IMPL", "Meta")
-    for name, place in whole.SHAPED_LIKE.items():
 
-        def promise(*args: Any, place: int = place, **kwargs: Any) -> torch.Tensor:
-            return torch.empty(args[place].shape, dtype=args[place].dtype, device="meta")
-
-        library.impl(name, promise)
-    for name, places in whole.EACH_LIKE.items():
-
-        def promise_each(
-            *args: Any, places: tuple[int, ...] = places, **kwargs: Any
-        ) -> tuple[torch.Tensor | None, ...]:
-            return tuple(None if args[i] is None else torch.empty_like(args[i]) for i in places)
-
+    def promise(name: str, kernel: Callable[..., Any]) -> None:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
-            library.impl(name, promise_each)
+            library.impl(name, kernel)
+
+    for name, place in whole.SHAPED_LIKE.items():
+        promise(name, functools.partial(_contiguous_like, place))
+    for name, places in whole.EACH_LIKE.items():
+        promise(name, functools.partial(_each_like, places))
     _registered.append(library)
 
 
