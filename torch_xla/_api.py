@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _capture, _config, _metrics
 from torch_xla._core import analysis, backend, closures
 from torch_xla._core import sync as _barrier
 from torch_xla._errors import message
@@ -66,11 +66,21 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
     Args:
         wait: Whether to return only when the devices have finished.
-        reset_scope: Accepted for compatibility; nodes have no scopes here.
+        reset_scope: Whether this ends a step, so that no block of ``xp.Trace`` may be open around it.
 
     Raises:
-        RuntimeError: a graph could not be compiled or run; tensors then keep the values they had.
+        RuntimeError: a graph could not be compiled or run; tensors then keep the values they had. Or a block of
+            ``xp.Trace`` is open.
     """
+    if reset_scope and _capture.blocks.names:
+        name = f"{_capture.blocks.names[-1]}.{len(_capture.blocks.names)}"
+        raise RuntimeError(
+            message(
+                "profiler",
+                f"Expecting scope to be empty but it is {name}",
+                do="end the xp.Trace before the barrier, or call sync(reset_scope=False)",
+            )
+        )
     barrier(analysis.SYNC, wait)
 
 

@@ -1,4 +1,4 @@
-"""The host's rows in a capture of JAX's profiler: stages of the pipeline, and the recording between them.
+"""The host's rows in a capture of JAX's profiler: stages of the pipeline, the recording between them, and named blocks.
 
 Rows are written only while a capture may run: between `start_trace` and `stop_trace`, or beside a profiler server.
 """
@@ -30,6 +30,16 @@ _lock = threading.Lock()
 _reasons = 0  # captures and servers
 _annotate: Callable[..., AbstractContextManager[Any]]
 _mine = threading.local()
+
+
+class _Blocks(threading.local):
+    """Names of the blocks that this thread is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+blocks = _Blocks()
 
 
 def enable(annotate: Callable[..., AbstractContextManager[Any]]) -> None:

@@ -171,6 +171,13 @@ LOCAL_RANK = _int("LOCAL_RANK", 0, "Rank on this host, set by torchrun.")
 WORLD_SIZE = _int("WORLD_SIZE", 1, "Number of processes, set by torchrun.", low=1)
 XLA_USE_SPMD = _bool("XLA_USE_SPMD", False, "Asks for SPMD mode.")
 
+# Values on devices.
+XLA_USE_32BIT_LONG = _bool(
+    "XLA_USE_32BIT_LONG",
+    False,
+    "Keeps int64 and uint64 in 32 bits on devices, with the nearest number that fits; read once, at the first of them.",
+)
+
 # Recording and graphs.
 XLA_NO_SPECIAL_SCALARS = _bool(
     "XLA_NO_SPECIAL_SCALARS", False, "Makes the scalars 0 and 1 graph inputs like all others."

@@ -11,6 +11,7 @@ import jax
 import pytest
 import torch
 
+import torch_xla
 from torch_xla import _capture
 from torch_xla._core import cache
 from torch_xla.debug import _profiler_server, capture_profile
@@ -69,6 +70,25 @@ def test_a_trace_has_rows_of_the_host(tmp_path):
         open_until = [other for other in open_until if other > start]
         assert all(end <= other for other in open_until)
         open_until.append(end)
+
+
+def test_a_named_block_belongs_to_one_step():
+    @xp.trace_me("loss")
+    def loss():
+        torch_xla.sync()
+
+    x = X.to("xla") + 1
+    says = r"\[profiler\] Expecting scope to be empty but it is attention\.1.*reset_scope=False"
+    with pytest.raises(RuntimeError, match=says), xp.Trace("attention"):
+        torch_xla.sync()
+    with pytest.raises(RuntimeError, match=r"scope to be empty but it is loss\.2"), xp.Trace("model"):
+        loss()
+    with xp.Trace("attention"):
+        torch_xla.sync(reset_scope=False)
+        assert x.cpu().equal(X + 1)
+    with xp.StepTrace("train"):
+        torch_xla.sync()
+    torch_xla.sync()
 
 
 def test_a_second_trace_and_a_stop_without_one_are_errors(tmp_path):

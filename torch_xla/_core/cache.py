@@ -13,7 +13,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import backend, compiler, scopes
 from torch_xla._core.compiler import Executable
-from torch_xla.ops import precision
+from torch_xla.ops import dtypes, precision
 
 _CAPACITY = 1024
 # XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
@@ -163,7 +163,7 @@ def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
     target = backend.jax_device(cut.device)
     digest = hashlib.sha256(_identity())
-    decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), cut.number_places
+    decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
     digest.update(f"{decides} {target.platform} {target.device_kind}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())

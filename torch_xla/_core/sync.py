@@ -252,6 +252,12 @@ class _Hooks:
         """Counts an operator that gives a value to Python."""
         _metrics.count(op)
 
+    def is_lowered(self, op: str) -> bool:
+        """Whether an operator has a rule or a decomposition, and so takes every type that XLA has."""
+        from torch_xla.ops.call import way_of
+
+        return way_of(op) != "callback"
+
     def note_host_op(self, op: str, reason: str) -> None:
         """Takes notice of an operator that runs on the host between two graphs."""
         _fallbacks.between_graphs(op, reason, _bindings.user_frame())

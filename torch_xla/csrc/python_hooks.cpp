@@ -98,6 +98,11 @@ void note_host_op(const std::string& op, const std::string& reason) {
   call("note_host_op", op, reason);
 }
 
+bool is_lowered(const std::string& op) {
+  const py::gil_scoped_acquire gil;
+  return call("is_lowered", op).cast<bool>();
+}
+
 void set_python_hooks(PyObject* h) {
   Py_XINCREF(h);
   hooks = h;

@@ -29,6 +29,8 @@ void note_read(const char* op);
 void evaluate(const std::vector<at::Tensor>& tensors);
 // Tells that an operator runs on the host, with the reason.
 void note_host_op(const std::string& op, const std::string& reason);
+// Whether an operator is lowered for every device and type, not run by the CPU's kernel.
+bool is_lowered(const std::string& op);
 
 // `hooks` is a Python object with methods of these names; kept for the life of the process.
 void set_python_hooks(PyObject* hooks);

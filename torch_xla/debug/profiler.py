@@ -230,12 +230,14 @@ def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
 
 
 class Trace:
-    """A block or function with a name in the trace.
+    """A block or function with a name in the trace. It belongs to one step: no `torch_xla.sync` within it.
 
     Args:
         name: The name.
         **kwargs: Values to show with it.
     """
+
+    _within_step = True
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         self.name = name
@@ -251,11 +253,15 @@ class Trace:
         _capture.pause()  # rows are nested in a profile: what is recorded in this block has a row of its own
         self._open.annotation = self._annotation()
         self._open.annotation.__enter__()
+        if self._within_step:
+            _capture.blocks.names.append(self.name)
         _capture.resume()
         return self
 
     def __exit__(self, *error: Any) -> None:
         _capture.pause()
+        if self._within_step:
+            _capture.blocks.names.pop()
         self._open.annotation.__exit__(*error)
         _capture.resume()
 
@@ -267,6 +273,8 @@ class StepTrace(Trace):
         name: The name.
         **kwargs: ``step_num`` and other values to show with it.
     """
+
+    _within_step = False
 
     def _annotation(self) -> Any:
         import jax

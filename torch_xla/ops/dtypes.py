@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from torch_xla import _config
 from torch_xla.ops.registry import Lifted
 
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {
@@ -51,10 +53,18 @@ _XLA_NAMES = {
     torch.complex128: "c128",
 }
 _FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in _TO_NUMPY.items()}
+_SHORTENED = {torch.int64: torch.int32, torch.uint64: torch.uint32}
+_LENGTHENED = {np.dtype(np.int32): torch.int64, np.dtype(np.uint32): torch.uint64}
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _PYTHON_KINDS: dict[type, Any] = {bool: True, int: 1, float: 1.0, complex: 1j}
 
 Number = bool | int | float | complex | Lifted
+
+
+@functools.cache
+def shortens() -> bool:
+    """Whether devices keep integers of 64 bits in 32; it stays as it is for the process, whose buffers depend on it."""
+    return _config.XLA_USE_32BIT_LONG.get()
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
@@ -63,20 +73,30 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     Raises:
         TypeError: XLA has no such type (quantized and complex32 tensors).
     """
+    if dtype in _SHORTENED and shortens():
+        dtype = _SHORTENED[dtype]
     try:
         return _TO_NUMPY[dtype]
     except KeyError:
         raise TypeError(f"[dtype] {dtype} has no XLA type; convert the tensor first, e.g. .to(torch.float32)") from None
 
 
+def limits(dtype: np.dtype) -> tuple[int, int]:
+    """The least and the greatest number of an integer type. One that is kept shorter takes the nearest it can hold."""
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
 def xla_name(dtype: torch.dtype) -> str:
     """XLA's name of a dtype, such as ``"bf16"``."""
+    if dtype in _SHORTENED and shortens():
+        dtype = _SHORTENED[dtype]
     return _XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """The PyTorch dtype of a NumPy or JAX dtype."""
-    return _FROM_NUMPY[np.dtype(dtype)]
+    """The PyTorch dtype of a NumPy or JAX dtype; the wider one where both are kept alike."""
+    dtype = np.dtype(dtype)
+    return _LENGTHENED[dtype] if dtype in _LENGTHENED and shortens() else _FROM_NUMPY[dtype]
 
 
 def is_number(x: Any) -> bool:
@@ -88,6 +108,8 @@ def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     """`x` as an array of PyTorch type `dtype`, with PyTorch's conversion (complex drops its imaginary part)."""
     target = numpy_dtype(dtype)
     array: Any = x.value if isinstance(x, Lifted) else x
+    if is_number(x) and dtype in _SHORTENED and shortens():
+        array = jnp.clip(array, *limits(target)) if isinstance(x, Lifted) else np.clip(array, *limits(target))
     if not hasattr(array, "dtype"):
         # NumPy wraps a Python number that the type cannot hold, as PyTorch does; JAX would raise.
         with np.errstate(all="ignore"):

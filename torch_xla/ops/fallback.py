@@ -21,16 +21,17 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if target.isbuiltin != 1:  # NumPy knows bfloat16 and the 8-bit floats through ml_dtypes, PyTorch does not
         width = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
         return tensor.view(width).numpy().view(target)
-    return tensor.numpy()
+    values = tensor.numpy()
+    return values if values.dtype == target else values.clip(*dtypes.limits(target)).astype(target)
 
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor with a copy of the array's values."""
+    """A CPU tensor of that dtype with a copy of the array's values."""
     array = np.array(array, order="C", copy=True)
     if array.dtype.isbuiltin != 1:
         width = {1: np.uint8, 2: np.int16}[array.dtype.itemsize]
         return torch.from_numpy(array.view(width)).view(dtype)
-    return torch.from_numpy(array)
+    return torch.from_numpy(array).to(dtype)
 
 
 def run(

@@ -61,7 +61,7 @@ def register() -> bool:
 @contextmanager
 def used(on: bool) -> Iterator[None]:
     """A scope in which programs are lowered to run on this machine's CPU, or are not."""
-    before = _used.set(on and register())
+    before = _used.set(on and register() and not dtypes.shortens())
     try:
         yield
     finally:

@@ -1,0 +1,54 @@
+"""uint16, uint32 and uint64: PyTorch's CPU kernels know few operators of them, so NumPy says what is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+TYPES = (np.uint16, np.uint32, np.uint64)
+OPERATORS = {
+    "add": (torch.add, np.add),
+    "sub": (torch.sub, np.subtract),
+    "floor_divide": (torch.floor_divide, np.floor_divide),
+    "remainder": (torch.remainder, np.remainder),
+    "fmod": (torch.fmod, np.fmod),
+    "lt": (torch.lt, np.less),
+    "ge": (torch.ge, np.greater_equal),
+    "minimum": (torch.minimum, np.minimum),
+    "maximum": (torch.maximum, np.maximum),
+    "shift left": (lambda a, b: a << (b & 7), lambda a, b: a << (b & a.dtype.type(7))),
+    "shift right": (lambda a, b: a >> (b & 7), lambda a, b: a >> (b & a.dtype.type(7))),
+    "neg": (lambda a, b: -a, lambda a, b: -a),
+    "not": (lambda a, b: ~a, lambda a, b: ~a),
+    "square": (lambda a, b: a**2, lambda a, b: a**2),
+    "clamp": (lambda a, b: a.clamp(3, 9), lambda a, b: a.clip(3, 9)),
+    "flip": (lambda a, b: a.flip(0), lambda a, b: a[::-1]),
+    "sort": (lambda a, b: a.sort().values, lambda a, b: np.sort(a)),
+    "amax": (lambda a, b: a.max(), lambda a, b: a.max()),
+    "argmin": (lambda a, b: a.argmin(), lambda a, b: a.argmin()),
+    "gather": (lambda a, b: a.gather(0, torch.tensor([3, 1], device=a.device)), lambda a, b: a[[3, 1]]),
+    "matmul": (lambda a, b: a @ b, lambda a, b: a @ b),
+    "arange": (lambda a, b: torch.arange(4, dtype=a.dtype, device=a.device), lambda a, b: np.arange(4, dtype=a.dtype)),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_as_numpy(name: str, dtype: type) -> None:
+    ours, theirs = OPERATORS[name]
+    most = np.iinfo(dtype).max
+    a, b = np.array([2, 3, most, most - 5], dtype), np.array([1, 7, 2, most], dtype)
+    found = ours(*(torch.from_numpy(x).to("xla") for x in (a, b)))
+    assert found.device.type == "xla"
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found.cpu().numpy(), theirs(a, b))
+
+
+def test_what_is_still_refused() -> None:
+    words = torch.ones(2, dtype=torch.uint32, device="xla")
+    with pytest.raises(RuntimeError, match="Promotion for uint16, uint32, uint64 types is not supported"):
+        words + torch.ones(2, dtype=torch.int32, device="xla")
+    with pytest.raises(NotImplementedError, match="not implemented for 'UInt32'"):  # the CPU's kernel would run it
+        words.put_(torch.tensor([0], device="xla"), torch.ones_like(words[:1]))
+    assert words.tolist() == [1, 1]
