@@ -1,13 +1,15 @@
-"""Numbers that are constants of a graph until they vary: where parts of tensors begin, ends of ranges."""
+"""Numbers that are constants of a graph until they vary: where parts of tensors begin, ends of ranges, exponents."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import huber_loss, smooth_l1_loss
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -39,6 +41,12 @@ READS: dict[str, Read] = {
     "range": lambda x, i: x[0, :4] * torch.arange(i, i + 4, device=x.device),
     "range of floats": lambda x, i: x[0, :4] * torch.arange(i + 0.5, i + 4.5, device=x.device),
     "even spaces": lambda x, i: x[0, :4] * torch.linspace(i, 3 * i + 1.5, 4, device=x.device),
+    "power": lambda x, i: x ** (2 - i),
+    "root": lambda x, i: x ** (1 / (i + 1.5)),
+    "power in place": lambda x, i: x.clone().pow_(0.5 * i),
+    "power of integers": lambda x, i: x.int() ** (2 + i),
+    "smooth loss": lambda x, i: smooth_l1_loss(x, x.flip(0), beta=i + 0.5) * 2.5,
+    "Huber loss": lambda x, i: huber_loss(x, x.flip(0), delta=i + 0.5) * 2.5,
 }
 
 WRITES: dict[str, Write] = {
@@ -102,7 +110,10 @@ def test_gradients(twice: Twice) -> None:
     torch_xla.sync()
 
     def loss(x: torch.Tensor, i: int) -> torch.Tensor:
-        return (x[3 * i : 3 * i + 7 : 2].sin().sum() + x[i].cos().sum() * x[:, -1 - i].sin().prod()) * 2.5
+        y = x + 0.1
+        losses = smooth_l1_loss(y, x.flip(0), beta=i + 0.5) + huber_loss(x, x.flip(1), delta=i + 0.5)
+        parts = x[3 * i : 3 * i + 7 : 2].sin().sum() + x[i].cos().sum() * x[:, -1 - i].sin().prod()
+        return (parts + losses + (y ** (i + 0.5)).mean()) * 2.5
 
     twice(lambda i: loss(x, i).backward())
     for i in range(5):
@@ -127,6 +138,21 @@ def test_ranges_of_random_numbers(draw: Read, low: Any, high: Any, twice: Twice)
         span = high(i) - low(i)
         assert low(i) <= y.min().item() <= low(i) + 0.01 * span
         assert high(i) - 0.01 * span <= y.max().item() <= high(i)
+
+
+@pytest.mark.parametrize(
+    ("draw", "median"),
+    [
+        (lambda x, i: x.exponential_(i), lambda i: 0.6931 / i),
+        (lambda x, i: x.cauchy_(i, 0.1 * i), lambda i: i),
+        (lambda x, i: x.log_normal_(0.1 * i, 0.2 * i), lambda i: math.exp(0.1 * i)),
+    ],
+)
+def test_parameters_of_random_numbers(draw: Read, median: Any, twice: Twice) -> None:
+    made()
+    x = torch.zeros(100, 100).to("xla")
+    for i, y in enumerate(twice(lambda i: draw(torch.empty_like(x), i), range(1, 6)), 1):
+        assert y.median().item() == pytest.approx(median(i), rel=0.05)
 
 
 def test_chances(twice: Twice) -> None:

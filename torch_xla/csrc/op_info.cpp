@@ -106,6 +106,14 @@ uint32_t adaptive_numbers(const std::string& name) {
       {"aten.normal_functional.default", 0b110},
       {"aten.random.to", 0b10},
       {"aten.random.from", 0b110},
+      {"aten.exponential.default", 0b10},
+      {"aten.cauchy.default", 0b110},
+      {"aten.log_normal.default", 0b110},
+      {"aten.pow.Tensor_Scalar", 0b10},
+      {"aten.smooth_l1_loss.default", 0b1000},
+      {"aten.smooth_l1_loss_backward.default", 0b10000},
+      {"aten.huber_loss.default", 0b1000},
+      {"aten.huber_loss_backward.default", 0b10000},
   };
   const auto found = positions.find(name);
   return found == positions.end() ? 0 : found->second;

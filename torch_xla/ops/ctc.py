@@ -85,7 +85,19 @@ def _ctc_loss(
     return jnp.where(impossible, math.inf, loss), jnp.where(alphas <= _NEVER / 2, -math.inf, alphas)
 
 
-@lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor")
+@lowers("xla.ctc_loss.default")
+def _whole(
+    ctx: Context,
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: jax.Array,
+    target_lengths: jax.Array,
+    blank: int,
+) -> tuple[jax.Array, jax.Array]:
+    return _ctc_loss(ctx, log_probs, targets, input_lengths, target_lengths, blank, False)
+
+
+@lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor", "xla.ctc_loss_backward.default")
 def _ctc_loss_backward(
     ctx: Context,
     grad: jax.Array,
@@ -106,7 +118,6 @@ def _ctc_loss_backward(
     _, pull = jax.vjp(losses, log_probs)
     # PyTorch folds the derivative of the softmax before the loss in, which the softmax's own derivative then keeps.
     slope = pull(grad)[0] + lax.exp(log_probs) * grad[:, None]
+    slope = jnp.where(jnp.isinf(loss)[:, None], 0.0 if zero_infinity else math.nan, slope)
     inside = jnp.arange(log_probs.shape[0])[:, None, None] < jnp.asarray(input_lengths)[:, None]
-    slope = jnp.where(inside, slope, jnp.zeros_like(slope))
-    impossible = jnp.isinf(loss)[:, None]
-    return jnp.where(impossible, jnp.zeros_like(slope) if zero_infinity else jnp.full_like(slope, math.nan), slope)
+    return jnp.where(inside, slope, jnp.zeros_like(slope))

@@ -46,38 +46,40 @@ def _mse_backward(ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array
 
 
 @lowers("aten.smooth_l1_loss.default")
-def _smooth_l1(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, beta: float) -> jax.Array:
+def _smooth_l1(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, beta: Any) -> jax.Array:
     x, target = dtypes.promote(x, target)
     distance = lax.abs(x - target)
-    if beta == 0:
-        return _reduce(distance, reduction)
+    beta = dtypes.cast(beta, dtypes.dtype_of(distance))
+    # Of a beta of 0 nothing is below it, whatever that would be divided by.
     return _reduce(jnp.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta), reduction)
 
 
 @lowers("aten.smooth_l1_loss_backward.default")
 def _smooth_l1_backward(
-    ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: float
+    ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: Any
 ) -> jax.Array:
     grad, x, target = dtypes.promote(grad, x, target)
     distance = x - target
-    inner = distance / beta if beta else distance
-    slope = jnp.where(lax.abs(distance) < beta, inner, lax.sign(distance))
+    beta = dtypes.cast(beta, dtypes.dtype_of(distance))
+    slope = jnp.where(lax.abs(distance) < beta, distance / beta, lax.sign(distance))
     return _spread(grad, x, reduction) * slope
 
 
 @lowers("aten.huber_loss.default")
-def _huber(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, delta: float) -> jax.Array:
+def _huber(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, delta: Any) -> jax.Array:
     x, target = dtypes.promote(x, target)
     distance = lax.abs(x - target)
+    delta = dtypes.cast(delta, dtypes.dtype_of(distance))
     loss = jnp.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
     return _reduce(loss, reduction)
 
 
 @lowers("aten.huber_loss_backward.default")
 def _huber_backward(
-    ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: float
+    ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: Any
 ) -> jax.Array:
     grad, x, target = dtypes.promote(grad, x, target)
+    delta = dtypes.cast(delta, dtypes.dtype_of(x))
     return _spread(grad, x, reduction) * jnp.clip(x - target, -delta, delta)
 
 

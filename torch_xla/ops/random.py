@@ -213,7 +213,7 @@ def _rrelu(
 def _exponential(ctx: Context, x: jax.Array, rate: Any, *, generator: Any) -> jax.Array:
     # Never 0: samplers divide by the result.
     drawn = -lax.log(_open_unit(ctx))
-    return lax.max(drawn, jnp.full_like(drawn, jnp.finfo(drawn.dtype).tiny)) / drawn.dtype.type(rate)
+    return lax.max(drawn, jnp.full_like(drawn, jnp.finfo(drawn.dtype).tiny)) / dtypes.cast(rate, dtypes.dtype_of(drawn))
 
 
 @lowers("aten.geometric.default")
@@ -223,8 +223,10 @@ def _geometric(ctx: Context, x: jax.Array, p: float, *, generator: Any) -> jax.A
 
 
 @lowers("aten.cauchy.default")
-def _cauchy(ctx: Context, x: jax.Array, median: float, sigma: float, *, generator: Any) -> jax.Array:
-    return median + sigma * lax.tan(math.pi * (_open_unit(ctx) - 0.5))
+def _cauchy(ctx: Context, x: jax.Array, median: Any, sigma: Any, *, generator: Any) -> jax.Array:
+    drawn = lax.tan(math.pi * (_open_unit(ctx) - 0.5))
+    dtype = dtypes.dtype_of(drawn)
+    return dtypes.cast(median, dtype) + dtypes.cast(sigma, dtype) * drawn
 
 
 @lowers("aten.multinomial.default")

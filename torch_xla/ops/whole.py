@@ -18,10 +18,10 @@ _scaled_dot_product_fused_attention_overrideable_backward
 _grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values
 """.split()
 
-# Their numbers shape the program (`x ** 2` is a multiplication), so they are constants of it from the start. Any other
-# operator whose rule wants a constant says so at its first lowering.
+# Their numbers shape the program (a norm of order 2 is a root of squares), so they are constants of it from the start.
+# Any other operator whose rule wants a constant says so at its first lowering.
 CONSTANT_NUMBERS = """
-pow.Tensor_Scalar dist linalg_vector_norm norm.Scalar norm.ScalarOpt_dim renorm multi_margin_loss
+dist linalg_vector_norm norm.Scalar norm.ScalarOpt_dim renorm multi_margin_loss
 """.split()
 
 # Operators that PyTorch has no Meta kernel for: the result is contiguous, with shape and type of this argument.
