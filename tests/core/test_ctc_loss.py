@@ -76,16 +76,16 @@ def test_more_labels_than_steps_are_impossible():
         assert ctc_loss(x, target, *given, reduction="none").isinf().tolist() == [True, True, True]
 
 
-@pytest.mark.parametrize("form", ["numbers", "host", "device", "all on the host"])
+@pytest.mark.parametrize("form", ["numbers", "host", "device", "one after another", "all on the host"])
 def test_other_lengths_compile_nothing(form, compiles):
     layer = torch.nn.Linear(LABELS, LABELS).to("xla")
 
     def step(i):
         lengths, inputs = [1 + i % WIDTH, 3, WIDTH - i % 3], [STEPS - i, STEPS, 10 + i]
-        target = labels(flat=form == "all on the host", lengths=lengths)
+        target = labels(flat="all" in form or "another" in form, lengths=lengths)
         if form != "numbers":
             lengths, inputs = torch.tensor(lengths), torch.tensor(inputs)
-        if form == "device":
+        if form in ("device", "one after another"):
             lengths, inputs = lengths.to("xla"), inputs.to("xla")
         target = target if form == "all on the host" else target.to("xla")
         loss = ctc_loss(layer(logits(i).to("xla")).log_softmax(-1), target, inputs, lengths)

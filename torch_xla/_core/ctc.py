@@ -17,7 +17,7 @@ from torch_xla._core.library import XLA_LIB
 Lengths = torch.Tensor | Sequence[int]
 
 _MEAN, _SUM = 1, 2  # PyTorch's numbers of these reductions
-_WIDTHS = 16  # to whose multiples rows are padded, since each width has a program of its own
+_WIDTHS = 16  # to whose multiples rows are padded, since each width compiles a graph
 _registered: list[torch.library.Library] = []
 
 
@@ -91,15 +91,14 @@ def _ctc_loss(
             raise RuntimeError(f"{name} must be integral")
     batched = log_probs.dim() == 3
     log_probs = log_probs if batched else log_probs.unsqueeze(1)
-    known = _on_host(target_lengths)
-    _refuse(log_probs, targets, _on_host(input_lengths), known, _count(input_lengths), _count(target_lengths), blank)
-    inputs, lengths = (_as_tensor(x).to(log_probs.device) for x in (input_lengths, target_lengths))
+    input_lengths, target_lengths = _as_tensor(input_lengths), _as_tensor(target_lengths)
     if targets.dim() == 1:
-        # More labels than steps are impossible, however many more.
-        most = min(targets.numel(), log_probs.shape[0] + 1) if known is None else _rounded(max(known, default=0))
-        targets = _rows(targets, _as_tensor(target_lengths), most)
-    targets = targets.to(log_probs.device, torch.long)
-    loss = _Loss.apply(log_probs, targets, inputs, lengths.clamp_max(targets.shape[1]), blank, zero_infinity)
+        target_lengths = target_lengths.cpu()
+    _refuse(log_probs, targets, input_lengths, target_lengths, blank)
+    if targets.dim() == 1:
+        targets = _rows(targets.cpu(), target_lengths)
+    inputs, lengths = input_lengths.to(log_probs.device), target_lengths.to(log_probs.device)
+    loss = _Loss.apply(log_probs, targets.to(log_probs.device, torch.long), inputs, lengths, blank, zero_infinity)
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0.0, loss)
     if reduction == _MEAN:
@@ -109,63 +108,44 @@ def _ctc_loss(
     return loss if batched else loss.squeeze(0)
 
 
-def _on_host(lengths: Lengths) -> list[int] | None:
-    """The lengths, unless they would have to be waited for."""
-    if not isinstance(lengths, torch.Tensor):
-        return list(lengths)
-    return lengths.reshape(-1).tolist() if lengths.device.type == "cpu" else None
-
-
-def _count(lengths: Lengths) -> int:
-    return lengths.numel() if isinstance(lengths, torch.Tensor) else len(lengths)
-
-
 def _as_tensor(lengths: Lengths) -> torch.Tensor:
     if isinstance(lengths, torch.Tensor):
         return lengths.reshape(-1).to(torch.long)
     return torch.tensor(lengths, dtype=torch.long)
 
 
-def _rounded(length: int) -> int:
-    return -(-length // _WIDTHS) * _WIDTHS
+def _rows(targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Targets that stand one after another as rows; what stands behind a sequence's own labels does not count.
 
-
-def _rows(targets: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """Targets that stand one after another as rows of so many labels; those behind a sequence's own do not count."""
-    if not targets.numel():
-        return targets.new_zeros(lengths.numel(), 0)
-    lengths = lengths.to(targets.device)
-    places = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.arange(most, device=targets.device)
-    return targets[places.clamp_max(targets.numel() - 1)]
+    On the host, since there are as many as each batch has, and every other number would compile the graph once more.
+    """
+    width = -(-max(lengths.tolist(), default=0) // _WIDTHS) * _WIDTHS
+    rows = targets.new_zeros(lengths.numel(), width)
+    rows[torch.arange(width) < lengths.unsqueeze(1)] = targets
+    return rows
 
 
 def _refuse(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    inputs: list[int] | None,
-    lengths: list[int] | None,
-    inputs_count: int,
-    lengths_count: int,
-    blank: int,
+    log_probs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor, lengths: torch.Tensor, blank: int
 ) -> None:
-    """Raises as PyTorch's kernel does. It runs, on zeros, where there is a reason to; of lengths on the device none."""
+    """Raises as PyTorch's kernel does, which runs, on zeros, where there is a reason to.
+
+    Of lengths on the device that is their number alone: their values are not waited for.
+    """
     flat = targets.dim() == 1
-    if inputs is None:
-        inputs = [0] * inputs_count
-    if lengths is None:
-        lengths = [targets.numel() if flat and not i else 0 for i in range(lengths_count)]
+    known_inputs, known = (x.tolist() if x.device.type == "cpu" else [0] * x.numel() for x in (inputs, lengths))
     if log_probs.dim() == 3 and targets.dim() in (1, 2) and log_probs.is_floating_point() and log_probs.numel():
         steps, batch, labels = log_probs.shape
-        fits = sum(lengths) == targets.numel() if flat else targets.shape[0] == batch
+        fits = sum(known) == targets.numel() if flat else targets.shape[0] == batch
         most = targets.numel() if flat else targets.shape[1]
         if (
             fits
             and 0 <= blank < labels
-            and len(inputs) == len(lengths) == batch
-            and all(0 <= n <= steps for n in inputs)
-            and all(0 <= n <= most for n in lengths)
+            and len(known_inputs) == len(known) == batch
+            and all(0 <= n <= steps for n in known_inputs)
+            and all(0 <= n <= most for n in known)
         ):
             return
     zeros = torch.zeros(log_probs.shape, dtype=log_probs.dtype, device="cpu")
     labels_of_zero = torch.zeros(targets.shape, dtype=torch.long, device="cpu")
-    torch.ops.aten._ctc_loss.default(zeros, labels_of_zero, inputs, lengths, blank)
+    torch.ops.aten._ctc_loss.default(zeros, labels_of_zero, known_inputs, known, blank)
