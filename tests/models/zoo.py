@@ -68,11 +68,21 @@ def _words(generator: torch.Generator, length: int = 16) -> Tensor:
     return torch.randint(6, WORDS, (2, length), generator=generator)
 
 
+def _length(generator: torch.Generator, least: int, most: int) -> int:
+    return int(torch.randint(least, most + 1, (), generator=generator))
+
+
+def _shortened(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Labels of which the last row has fewer."""
+    labels[-1, _length(generator, 2, labels.shape[1]) :] = -100
+    return labels
+
+
 def text(generator: torch.Generator) -> dict[str, Any]:
     """Two sentences, one of them shorter."""
     words = _words(generator)
     mask = torch.ones_like(words)
-    mask[1, 12:] = 0
+    mask[1, _length(generator, 8, 15) :] = 0
     return {"input_ids": words, "labels": words.clone(), "attention_mask": mask}
 
 
@@ -82,7 +92,7 @@ def whole_text(generator: torch.Generator) -> dict[str, Any]:
 
 
 def pair(generator: torch.Generator) -> dict[str, Any]:
-    return {"input_ids": _words(generator), "labels": _words(generator, 12)}
+    return {"input_ids": _words(generator), "labels": _shortened(_words(generator, 12), generator)}
 
 
 def _pixels(generator: torch.Generator, size: int = 32) -> Tensor:
@@ -119,11 +129,15 @@ def image_in_text(generator: torch.Generator) -> dict[str, Any]:
 
 
 def sound(generator: torch.Generator) -> dict[str, Any]:
-    return {"input_values": torch.randn(2, 400, generator=generator), "labels": _words(generator, 5)}
+    return {
+        "input_values": torch.randn(2, 400, generator=generator),
+        "labels": _shortened(_words(generator, 5), generator),
+    }
 
 
 def spectrum(generator: torch.Generator) -> dict[str, Any]:
-    return {"input_features": torch.randn(2, 8, 64, generator=generator), "labels": _words(generator, 12)}
+    features = torch.randn(2, 8, 64, generator=generator)
+    return {"input_features": features, "labels": _shortened(_words(generator, 12), generator)}
 
 
 def series(generator: torch.Generator) -> dict[str, Any]:

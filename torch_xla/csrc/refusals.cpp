@@ -348,7 +348,8 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   } catch (const c10::NotImplementedError& error) {
     text = error.what_without_backtrace();
     // PyTorch leaves uint16, uint32 and uint64 to compilers, and has few kernels for them.
-    if (says("not implemented for 'UInt") && is_lowered(info.name)) {
+    if (says("not implemented for 'UInt") &&
+        is_lowered(info.functional != nullptr ? info.functional->name : info.name)) {
       return;
     }
     // Not of an operator that is left to other devices: it lacks more than a type.
