@@ -54,6 +54,6 @@ def test_what_is_still_refused() -> None:
     words = torch.ones(2, dtype=torch.uint32, device=XLA)
     with pytest.raises(RuntimeError, match="Promotion for uint16, uint32, uint64 types is not supported"):
         words + torch.ones(2, dtype=torch.int32, device=XLA)
-    with pytest.raises(NotImplementedError, match="not implemented for 'UInt32'"):  # the CPU's kernel would run it
+    with pytest.raises(NotImplementedError, match="not implemented for 'UInt32'"):  # it has no lowering
         torch.geqrf(words.view(1, 2))
     assert words.tolist() == [1, 1]

@@ -68,7 +68,7 @@ def _forward(
     return -jnp.logaddexp(at_blank, at_label), alphas
 
 
-@lowers("aten._ctc_loss.default", "aten._ctc_loss.Tensor")
+@lowers("aten._ctc_loss.default", "aten._ctc_loss.Tensor", "xla.ctc_loss.default")
 def _ctc_loss(
     ctx: Context,
     log_probs: jax.Array,
@@ -76,25 +76,13 @@ def _ctc_loss(
     input_lengths: Lengths,
     target_lengths: Lengths,
     blank: int,
-    zero_infinity: bool,
+    zero_infinity: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     shape = ctx.out[1]
     assert shape is not None
     loss, alphas = _forward(dtypes.widen(log_probs), targets, input_lengths, target_lengths, blank, shape.shape[2])
     impossible = loss >= -_NEVER / 2
     return jnp.where(impossible, math.inf, loss), jnp.where(alphas <= _NEVER / 2, -math.inf, alphas)
-
-
-@lowers("xla.ctc_loss.default")
-def _whole(
-    ctx: Context,
-    log_probs: jax.Array,
-    targets: jax.Array,
-    input_lengths: jax.Array,
-    target_lengths: jax.Array,
-    blank: int,
-) -> tuple[jax.Array, jax.Array]:
-    return _ctc_loss(ctx, log_probs, targets, input_lengths, target_lengths, blank, False)
 
 
 @lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor", "xla.ctc_loss_backward.default")

@@ -67,16 +67,19 @@ def shortens() -> bool:
     return _config.XLA_USE_32BIT_LONG.get()
 
 
+def _kept(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that devices keep values of `dtype` in."""
+    return _SHORTENED[dtype] if dtype in _SHORTENED and shortens() else dtype
+
+
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The NumPy (and JAX) dtype of a PyTorch dtype.
 
     Raises:
         TypeError: XLA has no such type (quantized and complex32 tensors).
     """
-    if dtype in _SHORTENED and shortens():
-        dtype = _SHORTENED[dtype]
     try:
-        return _TO_NUMPY[dtype]
+        return _TO_NUMPY[_kept(dtype)]
     except KeyError:
         raise TypeError(f"[dtype] {dtype} has no XLA type; convert the tensor first, e.g. .to(torch.float32)") from None
 
@@ -88,8 +91,7 @@ def limits(dtype: np.dtype) -> tuple[int, int]:
 
 def xla_name(dtype: torch.dtype) -> str:
     """XLA's name of a dtype, such as ``"bf16"``."""
-    if dtype in _SHORTENED and shortens():
-        dtype = _SHORTENED[dtype]
+    dtype = _kept(dtype)
     return _XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
 
 
@@ -108,7 +110,7 @@ def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     """`x` as an array of PyTorch type `dtype`, with PyTorch's conversion (complex drops its imaginary part)."""
     target = numpy_dtype(dtype)
     array: Any = x.value if isinstance(x, Lifted) else x
-    if is_number(x) and dtype in _SHORTENED and shortens():
+    if is_number(x) and _kept(dtype) != dtype:
         array = jnp.clip(array, *limits(target)) if isinstance(x, Lifted) else np.clip(array, *limits(target))
     if not hasattr(array, "dtype"):
         # NumPy wraps a Python number that the type cannot hold, as PyTorch does; JAX would raise.
