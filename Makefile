@@ -10,7 +10,7 @@ export MAX_JOBS
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-CSRC := $(wildcard torch_xla/csrc/*.cpp torch_xla/csrc/*.h)
+CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
 .PHONY: demo test test-fast test-ops test-models conformance fuzz lint format bench build dev size clean

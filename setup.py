@@ -15,7 +15,8 @@ DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
 # XLA's headers, without which its programs cannot call PyTorch's kernels.
 JAXLIB = find_spec("jaxlib")
 HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("torch_xla/csrc/*.cpp"))
+CSRC = ROOT / "torch_xla" / "csrc"
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in CSRC.glob("*/*.cpp"))
 
 
 class Build(BuildExtension):
@@ -33,6 +34,7 @@ if __name__ == "__main__":
             CppExtension(
                 "torch_xla._C",
                 SOURCES,
+                include_dirs=[str(CSRC)],
                 extra_compile_args=["-O2", DEBUG, "-std=c++20", "-fvisibility=hidden", *HEADERS],
             )
         ],

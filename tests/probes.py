@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core import cache, graph, pipeline
+from torch_xla._core import pipeline
+from torch_xla._core.compile import cache
+from torch_xla._core.graph import graph
 
 ROOT = Path(__file__).parents[1]
 

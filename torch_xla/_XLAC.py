@@ -9,8 +9,10 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _metrics, backends, runtime
-from torch_xla._core import backend, custom_calls, region
+from torch_xla._core import region
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import backend
+from torch_xla._core.functions import custom_calls
 from torch_xla.core import _barriers, _debug_info, _donation, _operators
 from torch_xla.core import lowering as lowering
 from torch_xla.core import xla_model as xm

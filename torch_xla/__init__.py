@@ -30,9 +30,9 @@ from torch_xla._api import real_devices as real_devices
 from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
 from torch_xla._compile import step as step
-from torch_xla._core import modules as _modules
-from torch_xla._core import optimizers as _optimizers
-from torch_xla._core import recording as _recording
+from torch_xla._core.torch import fused_optimizers as _optimizers
+from torch_xla._core.torch import install as _recording
+from torch_xla._core.torch import module_to as _modules
 
 xm, xr = core.xla_model, runtime  # scripts use these names too
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _capture, _config, _metrics
-from torch_xla._core import analysis, backend, closures
+from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import backend
+from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 
 logger = logging.getLogger("torch_xla")
@@ -81,7 +83,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
                 do="end the xp.Trace before the barrier, or call sync(reset_scope=False)",
             )
         )
-    barrier(analysis.SYNC, wait)
+    barrier(debug_level.SYNC, wait)
 
 
 def barrier(cause: str, wait: bool = False) -> None:
@@ -98,8 +100,8 @@ def barrier(cause: str, wait: bool = False) -> None:
         from torch_xla.debug import metrics_saver
 
         metrics_saver.at_barrier()
-    if closures.queue:
-        closures.run()
+    if step_closures.queue:
+        step_closures.run()
 
 
 def manual_seed(seed: int, device: torch.device | str | int | None = None) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._api import barrier
-from torch_xla._core import analysis, region
+from torch_xla._core import region
+from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 
 # A function keeps its graphs over several calls of `compile`, as long as it lives.
@@ -50,7 +51,7 @@ class _CompileContext:
         try:
             # What is pending from before belongs to another graph.
             with region.entered(region.Region(f"{self._name}_clear_pending" if self._name else None)):
-                barrier(analysis.COMPILE_ENTRY)
+                barrier(debug_level.COMPILE_ENTRY)
             running = region.Region(self._name, self._full_graph, self._limit, self._session)
             entered = region.entered(running)
             entered.__enter__()
@@ -65,7 +66,7 @@ class _CompileContext:
         running, eager, entered = self._open.pop()
         running.closing = True
         try:
-            barrier(analysis.COMPILE)
+            barrier(debug_level.COMPILE)
         except Exception as second:
             if error is None:
                 raise

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import backend
 
 _WORD = 1 << 64
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from torch_xla import _config
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 
@@ -186,14 +186,14 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
         path: The folder; it is made if it does not exist.
         readonly: Whether to only read it.
     """
-    from torch_xla._core import cache
+    from torch_xla._core.compile import cache
 
     cache.initialize(path, readonly)
 
 
 def get_num_cached_compilation_graph() -> int:
     """Number of compiled graphs in memory."""
-    from torch_xla._core import cache
+    from torch_xla._core.compile import cache
 
     return cache.num_graphs()
 

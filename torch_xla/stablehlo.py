@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_xla._core import custom_calls, programs
+from torch_xla._core.functions import custom_calls, programs
 from torch_xla._errors import message
 
 __all__ = [

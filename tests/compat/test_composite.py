@@ -7,7 +7,7 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._core.composites import Boundary, Region, plan
+from torch_xla._core.lower.composites import Boundary, Region, plan
 from torch_xla.experimental.mark_pattern_utils import StableHLOCompositeBuilder
 from torch_xla.experimental.xla_marker import serialize_composite_attr
 from torch_xla.stablehlo import exported_program_to_stablehlo

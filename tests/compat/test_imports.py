@@ -1,8 +1,9 @@
-"""Which module may import which, what an import may cost, and how long a file may get."""
+"""Which module may import which, and which header of csrc; what an import may cost, and how long a file may get."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 from probes import ROOT, python
 
 PACKAGE = ROOT / "torch_xla"
-LAYERS = ("bindings", "settings", "ops", "core", "public", "experimental")
+# The folders of `_core` and those of `csrc`, from the bottom to the top; "" has the files beside the folders.
+CORE = ("graph", "device", "lower", "compile", "run", "report", "", "functions", "torch")
+CSRC = ("base", "device", "ir", "tensor", "record", "kernels", "cut", "run", "bindings")
+LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
 
 
@@ -29,8 +33,11 @@ def layer_of(module: str) -> int:
         return LAYERS.index("settings")
     if head in ("_bindings", "_C"):
         return LAYERS.index("bindings")
-    if head in ("ops", "_core", "experimental"):
-        return LAYERS.index(head.lstrip("_"))
+    if head == "_core":
+        folder = module.split(".")[2] if MODULES[module].parent != PACKAGE / "_core" else ""
+        return LAYERS.index(f"_core/{folder}")
+    if head in ("ops", "experimental"):
+        return LAYERS.index(head)
     return LAYERS.index("public")
 
 
@@ -65,6 +72,26 @@ def test_imports_only_lower_layers(module: str) -> None:
         if layer_of(target) > layer_of(module) and module != "torch_xla"
     ]
     assert not wrong, f"{module}: {wrong}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module: {target for _, target in imports(module)} & set(MODULES) for module in MODULES}
+    while leaves := {module for module, targets in graph.items() if not targets}:
+        graph = {module: targets - leaves for module, targets in graph.items() if targets}
+    assert not graph, "these are on a circle, or above one"
+
+
+def test_sources_include_only_lower_folders() -> None:
+    root = PACKAGE / "csrc"
+    sources = [path for suffix in ("h", "cpp") for path in sorted(root.rglob(f"*.{suffix}"))]
+    assert {path.parent.name for path in sources} == set(CSRC)
+    wrong = [
+        f"{path.relative_to(root)} includes {target}"
+        for path in sources
+        for target in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+        if CSRC.index(target.split("/")[0]) > CSRC.index(path.parent.name)
+    ]
+    assert not wrong, wrong
 
 
 def test_only_bindings_import_the_extension() -> None:

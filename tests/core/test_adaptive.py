@@ -14,7 +14,9 @@ from torch.nn.functional import huber_loss, smooth_l1_loss
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import _bindings
-from torch_xla._core import cache, graph, retrace
+from torch_xla._core.compile import cache
+from torch_xla._core.graph import graph
+from torch_xla._core.report import retrace
 from torch_xla.experimental import eager_mode_context
 
 Counting = Callable[[int], AbstractContextManager[Any]]

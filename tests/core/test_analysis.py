@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 from torch_xla.core import dynamo_bridge
 from torch_xla.debug import profiler
 from torch_xla.distributed import parallel_loader

@@ -13,7 +13,8 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _config
-from torch_xla._core import cache, compiler, pipeline
+from torch_xla._core import pipeline
+from torch_xla._core.compile import cache, compiler
 
 Counting = Callable[..., AbstractContextManager[Any]]
 

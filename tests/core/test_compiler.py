@@ -18,7 +18,8 @@ from probes import python
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache, compiler, graph, patience
+from torch_xla._core.compile import cache, compiler, interruptible
+from torch_xla._core.graph import graph
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -149,23 +150,23 @@ class TestSlowCompiles:
         return seen.decode()
 
     def test_a_line_on_a_terminal(self) -> None:
-        text = self.script("print(patience.call(lambda: time.sleep(1.5) or 5, 'compiling train'))", terminal=True)
+        text = self.script("print(interruptible.call(lambda: time.sleep(1.5) or 5, 'compiling train'))", terminal=True)
         assert "compiling train 00:01" in text and text.strip().endswith("5")
         assert "compiling" not in self.script(
             "patience.call(lambda: time.sleep(0.5), 'compiling train')", terminal=False
         )
 
     def test_nothing_where_it_is_quick(self) -> None:
-        assert self.script("print(patience.call(lambda: 5, 'compiling train'))", terminal=True).strip() == "5"
+        assert self.script("print(interruptible.call(lambda: 5, 'compiling train'))", terminal=True).strip() == "5"
 
     def test_what_it_raises_is_raised(self) -> None:
         def fail() -> None:
             raise TimeoutError("its own")
 
         with pytest.raises(TimeoutError, match="its own"):
-            patience.call(fail, "compiling")
+            interruptible.call(fail, "compiling")
         assert "ValueError: late" in self.script(
             "def fail():\n    time.sleep(0.6)\n    raise ValueError('late')\n"
-            "try: patience.call(fail, 'x')\nexcept ValueError as e: print(f'{type(e).__name__}: {e}')",
+            "try: interruptible.call(fail, 'x')\nexcept ValueError as e: print(f'{type(e).__name__}: {e}')",
             terminal=True,
         )

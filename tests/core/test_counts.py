@@ -13,7 +13,7 @@ from probes import _count, sampled
 from torch import nn
 
 import torch_xla
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 
 STEPS = 10
 

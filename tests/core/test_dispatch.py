@@ -14,7 +14,8 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache, jax_internals
+from torch_xla._core.compile import cache
+from torch_xla._core.device import jax_internals
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 from torch_xla.experimental import eager_mode, is_eager_mode
 from torch_xla.experimental.eager import eager_mode_context
 

@@ -12,7 +12,8 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import backend, sync
+from torch_xla._core import sync
+from torch_xla._core.device import backend
 from torch_xla.core import xla_model as xm
 
 

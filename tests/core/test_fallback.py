@@ -14,7 +14,8 @@ from torch import Tensor
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _bindings, _fallbacks
-from torch_xla._core import cache, compiler, lowering
+from torch_xla._core.compile import cache, compiler
+from torch_xla._core.lower import lowering
 from torch_xla.ops.call import way_of
 
 Counting = Callable[..., AbstractContextManager[Any]]

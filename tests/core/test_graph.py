@@ -11,8 +11,9 @@ from probes import cut_of, spy_on_barriers
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache, graph, graph_text
-from torch_xla._core.graph import Input, Number, Wire
+from torch_xla._core.compile import cache
+from torch_xla._core.graph import graph, graph_text
+from torch_xla._core.graph.graph import Input, Number, Wire
 from torch_xla.ops.registry import Meta
 
 

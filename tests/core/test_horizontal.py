@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache, graph, horizontal
-from torch_xla._core.convention import Convention, number_places
+from torch_xla._core.compile import cache
+from torch_xla._core.graph import graph
+from torch_xla._core.lower import horizontal
+from torch_xla._core.lower.calling_convention import Convention, number_places
 
 Update = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
@@ -250,7 +252,7 @@ class TestPlan:
             torch.testing.assert_close(got.cpu(), wanted)
 
     def test_what_nothing_takes_one_by_one_is_not_lowered(self) -> None:
-        from torch_xla._core import lowering
+        from torch_xla._core.lower import lowering
 
         tensors = state(12)
         for tensor in tensors:
@@ -260,7 +262,7 @@ class TestPlan:
         assert "dynamic_slice" not in text
 
     def test_only_what_is_taken_one_by_one_is_taken_out_of_a_pack(self) -> None:
-        from torch_xla._core import lowering
+        from torch_xla._core.lower import lowering
 
         tensors = state(12)
         for tensor in tensors:

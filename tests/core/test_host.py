@@ -12,7 +12,8 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache, host
+from torch_xla._core.compile import cache
+from torch_xla._core.run import host_evaluation
 from torch_xla.ops import registry
 
 Counting = Callable[..., AbstractContextManager[Any]]
@@ -22,9 +23,9 @@ Counting = Callable[..., AbstractContextManager[Any]]
 def empty() -> Iterator[None]:
     torch_xla.sync()
     cache.clear()
-    host._constants.clear()
+    host_evaluation._constants.clear()
     yield
-    host._constants.clear()
+    host_evaluation._constants.clear()
 
 
 class TestSmall:
@@ -106,8 +107,8 @@ class TestSmall:
 
     def test_constants_are_computed_once(self, counted: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
         interpreted: list[int] = []
-        interpret = host.interpreter.interpret
-        monkeypatch.setattr(host.interpreter, "interpret", lambda *a: interpreted.append(1) or interpret(*a))
+        interpret = host_evaluation.interpreter.interpret
+        monkeypatch.setattr(host_evaluation.interpreter, "interpret", lambda *a: interpreted.append(1) or interpret(*a))
         for _ in range(3):
             assert torch.arange(5, device="xla").tolist() == [0, 1, 2, 3, 4]
         assert len(interpreted) == 1
@@ -117,9 +118,9 @@ class TestSmall:
         assert len(interpreted) == 4
 
     def test_constants_kept_are_bounded(self) -> None:
-        for i in range(host._CAPACITY + 5):
+        for i in range(host_evaluation._CAPACITY + 5):
             torch.arange(i + 1, device="xla").tolist()
-        assert len(host._constants) == host._CAPACITY
+        assert len(host_evaluation._constants) == host_evaluation._CAPACITY
 
     def test_a_constant_that_is_written_later_stays_one(self) -> None:
         for _ in range(3):

@@ -15,7 +15,8 @@ from torch import Tensor
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from torch_xla._core import cache, lowering
+from torch_xla._core.compile import cache
+from torch_xla._core.lower import lowering
 from torch_xla.ops import host_kernel
 
 pytestmark = [

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import backend, graph, interpreter, verify
+from torch_xla._core.device import backend
+from torch_xla._core.graph import graph, interpreter, verify
 
 
 def normal(*shape: int) -> Tensor:

@@ -13,7 +13,8 @@ from torch import nn
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import backend, cache
+from torch_xla._core.compile import cache
+from torch_xla._core.device import backend
 
 SIZE = 20_000  # too large for the host to compute
 STEPS = 5

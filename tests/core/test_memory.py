@@ -12,7 +12,8 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core import backend, executor, memory
+from torch_xla._core.device import backend, memory
+from torch_xla._core.run import executor
 from torch_xla.debug import memory as public
 
 
@@ -79,7 +80,7 @@ def test_a_small_graph_within_the_limit_runs(limited: torch.device) -> None:
 
 
 def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_xla._core import executor
+    from torch_xla._core.run import executor
 
     x = torch.ones(31, 7).to("xla").requires_grad_()
     y = x * 2

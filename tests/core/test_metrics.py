@@ -9,7 +9,7 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import analysis
+from torch_xla._core.report import debug_level
 from torch_xla.debug import metrics_compare_utils as mcu
 from torch_xla.debug import metrics_saver
 
@@ -295,7 +295,7 @@ class TestCompare:
 
 
 def test_what_stands_out(capfd, monkeypatch):
-    assert analysis.findings() == []
+    assert debug_level.findings() == []
     _metrics.count("MarkStep", 20)
     for _ in range(11):
         _metrics.add_sample("CompileTime", 1.0)
@@ -303,15 +303,15 @@ def test_what_stands_out(capfd, monkeypatch):
     _metrics.add_sample("ExecuteTime", 31.0)
     _metrics.count("aten::nonzero")
     _metrics.count("aten::_local_scalar_dense")
-    starts = [line.split(";")[0] for line in analysis.findings()]
+    starts = [line.split(";")[0] for line in debug_level.findings()]
     assert starts == [
         "CompileTime too frequent: 11 counts during 20 steps",
         "TransferFromDeviceTime too frequent: 11 counts during 20 steps",
         "ExecuteTime too slow: longest instance took 31 s",
         "Op(s) not lowered: aten::nonzero",
     ]
-    analysis.at_exit()
+    debug_level.at_exit()
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("PT_XLA_DEBUG", "1")
-    analysis.at_exit()
+    debug_level.at_exit()
     assert capfd.readouterr().err.startswith("pt-xla-profiler: CompileTime too frequent: 11 counts")

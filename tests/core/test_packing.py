@@ -12,7 +12,8 @@ import torch
 import torch_xla
 import torch_xla.utils.dlpack
 from torch_xla import _bindings
-from torch_xla._core import convention, graph, lowering
+from torch_xla._core.graph import graph
+from torch_xla._core.lower import calling_convention, lowering
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ class TestPlaces:
         ],
     )
     def test_a_layer_ends_where_the_shapes_begin_again(self, shapes, expected: int) -> None:
-        assert convention._layer(shapes) == expected
+        assert calling_convention._layer(shapes) == expected
 
     def test_one_place_per_layer(self) -> None:
         tensors = [torch.full(shape, 0.5 * k).to("xla") for k, shape in enumerate(self.LAYER * 6)]
@@ -284,7 +285,7 @@ class TestNobodyCanTell:
         assert exchanged.tolist() == [100.5 + i for i in range(6)]
 
     def test_a_failed_step_gives_the_values_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch_xla._core import compiler
+        from torch_xla._core.compile import compiler
 
         tensors = state(4)
         update(tensors)

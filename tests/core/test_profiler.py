@@ -13,7 +13,7 @@ import torch
 
 import torch_xla
 from torch_xla import _capture
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 from torch_xla.debug import _profiler_server, capture_profile
 from torch_xla.debug import profiler as xp
 from torch_xla.utils.utils import get_free_tcp_ports

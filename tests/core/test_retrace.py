@@ -11,8 +11,8 @@ import torch
 from probes import cut_of
 
 import torch_xla
-from torch_xla._core import cache
-from torch_xla._core import retrace as core
+from torch_xla._core.compile import cache
+from torch_xla._core.report import retrace as core
 from torch_xla.debug import retrace
 from torch_xla.ops import precision
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 from torch_xla.debug import retrace
 
 

@@ -265,7 +265,7 @@ class TestFailures:
 
     @pytest.fixture
     def broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch_xla._core import compiler
+        from torch_xla._core.compile import compiler
 
         def fail(*args: object) -> None:
             raise ValueError("no such instruction")

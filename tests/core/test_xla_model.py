@@ -13,7 +13,7 @@ from probes import python
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.utils as xu
-from torch_xla._core import hlo_proto
+from torch_xla._core.report import hlo_proto
 from torch_xla.utils import dlpack, serialization
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import backend, graph, interpreter, verify
+from torch_xla._core.device import backend
+from torch_xla._core.graph import graph, interpreter, verify
 
 
 def cut(tensor: torch.Tensor) -> graph.Graph:

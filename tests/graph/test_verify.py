@@ -9,8 +9,8 @@ import torch
 from oracle import cut
 
 import torch_xla  # noqa: F401
-from torch_xla._core.graph import Graph, Wire
-from torch_xla._core.verify import GraphError, verify
+from torch_xla._core.graph.graph import Graph, Wire
+from torch_xla._core.graph.verify import GraphError, verify
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ from opdb.cases import DTYPES, Job
 from opdb.compare import Outcome, attempt, devices_wrong, difference, same
 from opdb.samples import Sample
 from torch_xla import _XLAC, _bindings
-from torch_xla._core import cache, lowering, sync
+from torch_xla._core import sync
+from torch_xla._core.compile import cache
+from torch_xla._core.lower import lowering
 from torch_xla.debug import metrics
 from torch_xla.ops import host_kernel
 

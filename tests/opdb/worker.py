@@ -17,7 +17,7 @@ def main() -> None:
 
     from opdb import check
     from opdb.cases import Job
-    from torch_xla._core import compiler
+    from torch_xla._core.compile import compiler
 
     torch.set_num_threads(1)
     compiler.set_options(json.loads(sys.argv[1]))

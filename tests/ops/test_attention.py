@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from harness import check, lower
 
 import torch_xla
-from torch_xla._core import lowering
+from torch_xla._core.lower import lowering
 from torch_xla.ops import attention
 
 A = torch.ops.aten

@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import check, lower
 
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla.ops import linalg
 
 A = torch.ops.aten

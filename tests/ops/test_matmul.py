@@ -11,7 +11,8 @@ import pytest
 import torch
 from harness import check
 
-from torch_xla._core import backend, sync
+from torch_xla._core import sync
+from torch_xla._core.device import backend
 from torch_xla.ops import matmul
 
 A = torch.ops.aten

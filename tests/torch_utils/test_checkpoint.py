@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torch_xla
 import torch_xla.utils.checkpoint
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 
 MODES = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 WIDTH, ROWS, DEPTH = 32, 256, 8

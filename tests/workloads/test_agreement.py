@@ -70,7 +70,7 @@ def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContext
     workload = workloads.build(name, torch_xla.device())
     # Whatever moving the model needs is not the loop's; a stored graph of another test must not hide a second one.
     torch_xla.sync()
-    torch_xla._core.cache.clear()
+    torch_xla._core.compile.cache.clear()
     with compiles(1):
         for _ in range(STEPS):
             loss = workload.step()

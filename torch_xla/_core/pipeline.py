@@ -6,28 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_xla import _bindings, _capture, _config, _files, _timeline
-from torch_xla._core import (
-    analysis,
-    backend,
-    cache,
-    compiler,
-    dispatch,
-    executor,
-    graph,
-    graph_text,
-    host,
-    loop_report,
-    lowering,
-    memory,
-    region,
-    retrace,
-    verify,
-)
+from torch_xla._core import region
+from torch_xla._core.compile import cache, compiler, dispatch
+from torch_xla._core.device import backend, memory
+from torch_xla._core.graph import graph, graph_text, verify
+from torch_xla._core.lower import lowering
+from torch_xla._core.report import debug_level, loop_report, retrace
+from torch_xla._core.run import executor, host_evaluation
 from torch_xla._errors import GraphLimitError, OutOfMemoryError
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(*memory.ASKED_BY, *analysis.ASKED_BY)
+_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY)
 
 
 def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
@@ -56,7 +46,7 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
     try:
         if watched:
             name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if reading and cut.fits_host and host.run(cut):
+        if reading and cut.fits_host and host_evaluation.run(cut):
             return
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or not cache.run(cut):
@@ -90,7 +80,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     if executable is None:
         executable = _compile(cut, cause, name)
     memory.before_run(executable, cut, name)
-    analysis.before_run(cut, cause, name)
+    debug_level.before_run(cut, cause, name)
     executor.run(executable, cut)
 
 
@@ -101,9 +91,9 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
     _dump(described)
     lowered = compiler.lower(described, name or "graph")
     retrace.note(described, _bindings.user_frame(), name)
-    analysis.before_compile(described, cause, name)
+    debug_level.before_compile(described, cause, name)
     executable = compiler.compile_lowered(cut, lowered, name or "graph")
-    analysis.after_compile(executable)
+    debug_level.after_compile(executable)
     cache.add(cut, executable)
     return executable
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch_xla._core import retrace
-from torch_xla._core.graph import Graph, Node
+from torch_xla._core.graph.graph import Graph, Node
+from torch_xla._core.report import retrace
 from torch_xla._errors import GraphLimitError, message
 
 
@@ -113,7 +113,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
 
 def _node_text(node: Node) -> str:
     """A node as the messages show it: ``[] aten::add, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()``."""
-    from torch_xla._core.graph_text import meta_text
+    from torch_xla._core.graph.graph_text import meta_text
 
     shapes = []
     for meta in node.outs:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from torch_xla import _bindings, _fallbacks, _metrics, _timeline
-from torch_xla._core import analysis, backend, graph, loop_report
+from torch_xla._core.device import backend
+from torch_xla._core.graph import graph
+from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
 from torch_xla.ops.registry import Meta, StaticNumbers
 
@@ -23,7 +25,7 @@ _lock = threading.RLock()
 
 
 @untraced
-def sync(index: int | None = None, wait: bool = False, cause: str = analysis.SYNC) -> None:
+def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.SYNC) -> None:
     """Computes everything pending.
 
     Args:
@@ -52,7 +54,7 @@ def evaluate(
     *,
     reading: bool = False,
     give: bool = False,
-    cause: str = analysis.READ,
+    cause: str = debug_level.READ,
 ) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
@@ -80,7 +82,7 @@ def wait(index: int | None = None) -> None:
 
 def _wait(device: int) -> None:
     if backend.client_started():
-        from torch_xla._core import executor
+        from torch_xla._core.run import executor
 
         executor.wait(device)
 
@@ -180,7 +182,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         name: Name of the module.
         platform: Another kind of device that it is for, as `lowering.lower` takes it.
     """
-    from torch_xla._core import lowering
+    from torch_xla._core.lower import lowering
 
     def lower() -> Program:
         cut = _bindings.Graph.of_tensors(list(tensors), live=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 
 F = TypeVar("F", bound=Callable[..., Any])
 

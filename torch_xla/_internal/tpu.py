@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 
 from torch_xla import _config
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._errors import message
 
 _GOOGLE_VENDOR = "0x1ae0"

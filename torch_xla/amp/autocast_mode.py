@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._errors import message
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import backend
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import backend
 from torch_xla._errors import message
 from torch_xla.core import _donation
 

@@ -6,7 +6,7 @@ import ast
 
 import torch
 
-from torch_xla._core.library import XLA_LIB as XLA_LIB
+from torch_xla._core.graph.library import XLA_LIB as XLA_LIB
 from torch_xla.core import _donation
 
 

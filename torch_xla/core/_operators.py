@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core import programs
+from torch_xla._core.functions import programs
 from torch_xla._errors import message
 
 

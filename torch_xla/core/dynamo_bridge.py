@@ -13,8 +13,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_xla import _bindings
-from torch_xla._core import analysis
 from torch_xla._core import sync as _barrier
+from torch_xla._core.report import debug_level
 
 
 def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -28,14 +28,14 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
 
     def run(*args: Any) -> Any:
         # What the arguments wait for is no part of this program, which has one graph only then.
-        _barrier.evaluate(_tensors(args), cause=analysis.DYNAMO_INPUTS)
+        _barrier.evaluate(_tensors(args), cause=debug_level.DYNAMO_INPUTS)
         eager = _bindings.is_eager()
         _bindings.set_eager(False)  # one program also where all else runs at once
         try:
             results = xla_model(*args)
         finally:
             _bindings.set_eager(eager)
-        _barrier.evaluate(_tensors(results), give=True, cause=analysis.DYNAMO)
+        _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
         return results
 
     return run

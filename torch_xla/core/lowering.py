@@ -46,13 +46,13 @@ class LoweringContext:
 
     def hlo_text(self) -> str:
         """The main fields of the `HloModuleProto` as text."""
-        from torch_xla._core import hlo_proto
+        from torch_xla._core.report import hlo_proto
 
         return hlo_proto.text(hlo_proto.parse(self.hlo()))
 
     def hlo_json(self) -> str:
         """The main fields of the `HloModuleProto` as JSON."""
-        from torch_xla._core import hlo_proto
+        from torch_xla._core.report import hlo_proto
 
         return hlo_proto.to_json(hlo_proto.parse(self.hlo()))
 

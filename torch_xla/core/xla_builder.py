@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import programs
+from torch_xla._core.functions import programs
 from torch_xla.core._xla_op import Builder as Builder
 from torch_xla.core._xla_op import Op as Op
 from torch_xla.core._xla_shape import TORCH_TO_XLA as _PT_XLA_TYPE_MAP  # noqa: F401

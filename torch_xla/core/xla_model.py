@@ -14,8 +14,9 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _config, runtime
-from torch_xla._core import backend, closures
+from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import backend
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 from torch_xla.core._barriers import optimization_barrier_
@@ -256,7 +257,7 @@ def wait_device_ops(devices: list[Device] | None = None) -> None:
             _barrier.wait(_index(device))
     else:
         _barrier.wait(None)
-    closures.drain()
+    step_closures.drain()
 
 
 def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), run_async: bool = False) -> None:
@@ -271,7 +272,7 @@ def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), ru
         run_async: Whether to run it in another thread, while the next step is recorded. If it raises, a later barrier
             does.
     """
-    closures.add(closure, args, run_async)
+    step_closures.add(closure, args, run_async)
 
 
 def optimizer_step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_xla._core import programs
+from torch_xla._core.functions import programs
 from torch_xla.core import xla_builder as xb
 
 

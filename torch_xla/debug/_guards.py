@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_xla import _bindings
-from torch_xla._core import retrace
+from torch_xla._core.report import retrace
 
 
 class no_new_graphs:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch_xla import _capture, _config
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._errors import message
 
 _LISTENING = "0A"  # in the kernel's table of sockets

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import memory
-from torch_xla._core.memory import LiveTensors as LiveTensors
+from torch_xla._core.device import memory
+from torch_xla._core.device.memory import LiveTensors as LiveTensors
 
 __all__ = ["LiveTensors", "live_tensors"]
 

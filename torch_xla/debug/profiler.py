@@ -29,7 +29,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch_xla
 from torch_xla import _capture, runtime
 from torch_xla._api import barrier
-from torch_xla._core import analysis, backend
+from torch_xla._core.device import backend
+from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.debug import _profiler_server
 from torch_xla.debug._profiler_server import ProfilerServer as ProfilerServer
@@ -284,7 +285,7 @@ class StepTrace(Trace):
     def __exit__(self, *error: Any) -> None:
         try:
             if error[0] is None:
-                barrier(analysis.STEP_TRACE)
+                barrier(debug_level.STEP_TRACE)
         finally:
             super().__exit__(*error)
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from torch_xla import _api, _timeline
-from torch_xla._core import analysis
+from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
 
@@ -239,11 +239,11 @@ class PerDeviceLoader:
         due = self._batches_yielded >= self._sync_batch_count
         self._batches_yielded = 0 if due else self._batches_yielded + 1
         if due:
-            _api.barrier(analysis.LOADER)
+            _api.barrier(debug_level.LOADER)
         item = self._loader.next_item(self._device)
         if item is _END:
             if not due:
-                _api.barrier(analysis.LOADER)
+                _api.barrier(debug_level.LOADER)
             raise StopIteration
         return item
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.multiprocessing
 
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._errors import listing, message
 from torch_xla.distributed import xla_backend as xla_backend
 

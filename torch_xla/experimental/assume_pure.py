@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.pure import Pure
+from torch_xla._core.functions.pure import Pure
 
 _XLA_COMPUTATION_CACHE: dict[Callable[..., Any], Pure] = {}  # of `assume_pure_torch` with `use_cache`
 

@@ -12,7 +12,7 @@ import torch
 from torch._higher_order_ops.while_loop import while_loop_dense, while_loop_op
 from torch.utils import _pytree as pytree
 
-from torch_xla._core import loops
+from torch_xla._core.functions import while_loop as loops
 from torch_xla._errors import message
 
 

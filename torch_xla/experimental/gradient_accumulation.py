@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core import scan
+from torch_xla._core.functions import scan
 from torch_xla._errors import message
 
 

@@ -10,9 +10,9 @@ import torch
 from torch._functorch.partitioners import default_partition
 from torch.utils import _pytree as pytree
 
-from torch_xla._core import scan as loops
-from torch_xla._core import tracing
-from torch_xla._core.pure import Operator, signature
+from torch_xla._core.functions import scan as loops
+from torch_xla._core.functions import tracing
+from torch_xla._core.functions.pure import Operator, signature
 from torch_xla._errors import message
 
 _Found = tuple[Operator, Callable[[Any], Any]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core import custom_calls
+from torch_xla._core.functions import custom_calls
 
 
 def stablehlo_custom_call(

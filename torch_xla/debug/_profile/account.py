@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from torch_xla._core import analysis, backend, memory
+from torch_xla._core.device import backend, memory
+from torch_xla._core.report import debug_level
 from torch_xla._timeline import Mark, Span
 from torch_xla.debug._profile import report as data
 from torch_xla.debug._profile.collect import Collector
@@ -251,7 +252,7 @@ class _Account:
     def _steps(self) -> tuple[data.Step, ...]:
         length = self.collected.end - self.zero
         barriers = [s for s in self.asks if s.stage == "barrier"]
-        traced = [s for s in barriers if s.detail[0] == analysis.STEP_TRACE]
+        traced = [s for s in barriers if s.detail[0] == debug_level.STEP_TRACE]
         launches = sorted(f.launch.start for f in self.collected.finished)
         edges = [0.0]
         for barrier in traced or barriers:

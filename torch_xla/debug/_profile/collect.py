@@ -15,8 +15,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from torch_xla import _bindings, _timeline
-from torch_xla._core import backend, memory
-from torch_xla._core.scopes import ModulePaths
+from torch_xla._core.device import backend, memory
+from torch_xla._core.lower.scopes import ModulePaths
 from torch_xla._errors import message
 from torch_xla.debug._profile.report import Report
 

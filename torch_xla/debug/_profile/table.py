@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
-from torch_xla._core.memory import in_bytes
+from torch_xla._core.device.memory import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
 from torch_xla.debug._profile.report import STAGES, Report, Share, Step

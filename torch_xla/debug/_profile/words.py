@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
 
-from torch_xla._core.memory import in_bytes
+from torch_xla._core.device.memory import in_bytes
 from torch_xla.debug._profile.report import COMPILE, END, PROFILE, Report, Step
 
 

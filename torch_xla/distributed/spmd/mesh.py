@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torch_xla import runtime
-from torch_xla._core import backend
+from torch_xla._core.device import backend
 from torch_xla._errors import message
 
 AxisSpec = tuple[int | str, ...] | int | str | None

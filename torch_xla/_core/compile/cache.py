@@ -1,0 +1,218 @@
+"""Looking up: structural key to executable, in memory and, if asked, on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch_xla import _bindings, _config, _metrics
+from torch_xla._core.compile import compiler
+from torch_xla._core.compile.compiler import Executable
+from torch_xla._core.device import backend
+from torch_xla._core.lower import scopes
+from torch_xla.ops import dtypes, precision
+
+_CAPACITY = 1024
+# XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
+# and the process dies.
+_MAPS_USED = 0.8  # part of the limit above which executables are dropped
+_MAPS_PER_EXECUTABLE = 400  # more than any has
+_MAGIC = b"torch_xla executable 1\n"
+
+_executables = _bindings.ExecutableCache()
+_metrics.provide("CachedCompile", lambda: _executables.hits)
+_folder: Path | None = None
+_readonly = False
+_stores_to_come = 0  # before mappings must be counted again
+
+
+def initialize(path: str, readonly: bool = False) -> None:
+    """Keeps compiled graphs in a folder, so that a later process neither lowers nor compiles them.
+
+    Args:
+        path: The folder; made if missing.
+        readonly: Read what is there, write nothing.
+
+    Raises:
+        RuntimeError: The folder cannot be made or written.
+    """
+    global _folder, _readonly
+    folder = Path(path).expanduser()
+    if not readonly:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise RuntimeError(
+                f"[cache] got {path}, expected a folder that can be written ({error}); choose another, or readonly=True"
+            ) from error
+    _folder, _readonly = folder, readonly
+
+
+@functools.cache
+def _initialize_from_environment() -> None:
+    path = _config.XLA_PERSISTENT_CACHE_PATH.get()
+    if path is not None and _folder is None:
+        initialize(path, _config.XLA_PERSISTENT_CACHE_READ_ONLY.get())
+
+
+def num_graphs() -> int:
+    """Number of executables in memory."""
+    return len(_executables)
+
+
+def clear() -> None:
+    """Forgets the executables in memory."""
+    _executables.clear()
+
+
+def run(cut: _bindings.Graph) -> bool:
+    """Runs a graph whose executable is in memory, as `find` and `executor.run` do; False if it is not."""
+    return _executables.run(cut, _settings())
+
+
+def find(cut: _bindings.Graph) -> Executable | None:
+    """The executable of a graph, or None; counts what it found.
+
+    Args:
+        cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
+            differ here, that is none for this graph.
+    """
+    known: Executable | None = _executables.find(cut, _settings())
+    if known is not None:
+        return known
+    _initialize_from_environment()
+    executable = _load(cut)
+    if executable is not None:
+        _metrics.count("PersistentCacheHit")
+        _store(cut, executable)
+    elif _folder is not None:
+        _metrics.count("PersistentCacheMiss")
+    return executable
+
+
+def add(cut: _bindings.Graph, executable: Executable) -> None:
+    """Remembers a newly compiled graph."""
+    _metrics.count("UncachedCompile")
+    _store(cut, executable)
+    # A program that calls back into this process cannot run in another.
+    if _folder is not None and not _readonly and not executable.program.waits:
+        _save(cut, executable)
+
+
+def _store(cut: _bindings.Graph, executable: Executable) -> None:
+    _executables.add(cut, _settings(), executable, executable.program)
+    _executables.drop(max(0, len(_executables) - _CAPACITY))
+    _keep_below_map_limit()
+
+
+def _keep_below_map_limit() -> None:
+    """Drops the executables used longest ago while the process has too many memory mappings."""
+    global _stores_to_come
+    _stores_to_come -= 1
+    if _stores_to_come > 0:
+        return
+    limit, used = _maps()
+    while used > limit and len(_executables) > 1:
+        count = max(1, len(_executables) // 4)
+        _executables.drop(count)
+        _metrics.count("ExecutablesDropped", count)
+        limit, used = _maps()
+    _stores_to_come = max(1, (limit - used) // _MAPS_PER_EXECUTABLE)
+
+
+def _maps() -> tuple[int, int]:
+    """How many memory mappings the process may have before executables are dropped, and how many it has."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with open("/proc/self/maps", "rb") as file:
+            return int(limit * _MAPS_USED), sum(1 for _ in file)
+    except OSError:  # not Linux
+        return 1 << 62, 0
+
+
+def _settings() -> int:
+    """What beside the graph decides the program within a process, as a number of 64 bits."""
+    return _number(precision.current(), compiler.passed_options)
+
+
+@functools.cache
+def _number(*settings: tuple[Any, ...]) -> int:
+    return int.from_bytes(hashlib.sha256(str(settings).encode()).digest()[:8], "little")
+
+
+@functools.cache
+def _identity() -> bytes:
+    """What beside the graph decides the executable: versions, this package's rules, the machine."""
+    digest = hashlib.sha256()
+    for name in ("jax", "jaxlib", "torch"):
+        digest.update(f"{name} {version(name)}\n".encode())
+    package = Path(_config.__file__).parent
+    # The recorder makes the key and decides which buffers travel together.
+    for source in sorted([*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), *package.glob("_C.*.so")]):
+        digest.update(source.read_bytes())
+    digest.update(os.environ.get("XLA_FLAGS", "").encode())
+    return digest.digest()
+
+
+def _file(cut: _bindings.Graph) -> Path:
+    assert _folder is not None
+    target = backend.jax_device(cut.device)
+    digest = hashlib.sha256(_identity())
+    decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
+    digest.update(f"{decides} {target.platform} {target.device_kind}".encode())
+    if target.platform == "cpu":
+        digest.update(_cpu_features())
+    return _folder / f"{digest.hexdigest()}.xla"
+
+
+@functools.cache
+def _cpu_features() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return b""
+    return next((line.encode() for line in lines if line.startswith(("flags", "Features"))), b"")
+
+
+def _save(cut: _bindings.Graph, executable: Executable) -> None:
+    """Writes to a file of another name first: a process killed here leaves nothing under the real one."""
+    payload = executable.loaded.serialize()
+    path = _file(cut)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+        os.replace(temporary, path)
+    except OSError:
+        _metrics.count("PersistentCacheWriteFailed")
+
+
+def _load(cut: _bindings.Graph) -> Executable | None:
+    if _folder is None:
+        return None
+    path = _file(cut)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, payload = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]
+    if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+        _metrics.count("PersistentCacheDamaged")
+        return None
+    from jaxlib import xla_client
+
+    target = backend.jax_device(cut.device)
+    try:
+        devices = xla_client.DeviceList((target,))
+        loaded = target.client.deserialize_executable(payload, devices)
+    except Exception:  # whatever XLA objects to: it compiles anew
+        _metrics.count("PersistentCacheDamaged")
+        return None
+    return compiler.executable(loaded, cut)

@@ -1,0 +1,156 @@
+"""Memory: what a device holds, by the line that made it; what a graph needs; and an error that says both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_xla import _bindings, _config
+from torch_xla._core.device import backend
+from torch_xla._core.graph import graph
+from torch_xla._errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from torch_xla._core.compile.compiler import Executable
+
+ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothing
+
+_MIB = 1 << 20
+_SHOWN = 5
+_WAYS_OUT = (
+    "a smaller batch; torch.utils.checkpoint for the largest layers; torch.autocast('xla', torch.bfloat16); "
+    "zero_grad(set_to_none=True) and `del` for what is not needed; loss.item() or .detach() in place of kept losses"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensors:
+    """Tensors of one kind, made by one line, that hold memory of a device.
+
+    Attributes:
+        line: The user's line that computed or uploaded them, ``file:line in function``, if known.
+        shape: Their shape.
+        dtype: Their dtype.
+        count: How many there are.
+        nbytes: What they hold together, in bytes.
+    """
+
+    line: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        times = f" × {self.count}" if self.count > 1 else ""
+        return (
+            f"{in_bytes(self.nbytes)}: {kind_of(self.shape, self.dtype)}{times}, "
+            f"made at {self.line or 'an unknown line'}"
+        )
+
+
+def live_tensors(device: int) -> list[LiveTensors]:
+    """The tensors that hold memory of a device, largest kind first; pending ones hold none yet."""
+    counts: dict[tuple[str | None, tuple[int, ...], torch.dtype], int] = {}
+    for meta, pending, line in _bindings.live_tensors(device):
+        if meta is not None and not pending:
+            counts[line, *meta] = counts.get((line, *meta), 0) + 1
+    found = [
+        LiveTensors(line, shape, dtype, count, count * size_of(shape, dtype))
+        for (line, shape, dtype), count in counts.items()
+    ]
+    return sorted(found, key=lambda kind: -kind.nbytes)
+
+
+def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -> None:
+    """Checks a program's need against the limit, where one is set.
+
+    Raises:
+        OutOfMemoryError: It needs more. Nothing ran, and the graph is still pending.
+    """
+    limit = _config.XLA_MEMORY_LIMIT_MB.get() * _MIB
+    if not limit:
+        return
+    stats = executable.loaded.get_compiled_memory_stats()
+    results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
+    held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
+    if held + stats.temp_size_in_bytes + results <= limit:
+        return
+    needs = f"{in_bytes(stats.temp_size_in_bytes)} for intermediate values and {in_bytes(results)} for results"
+    raise OutOfMemoryError(
+        _text(f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}", cut, name)
+    )
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether an error of the client says that memory ran out."""
+    return any(words in str(error) for words in ("RESOURCE_EXHAUSTED", "Out of memory"))
+
+
+def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
+    """The error to raise in place of the client's, where a graph could not be started."""
+    return OutOfMemoryError(_text(f"does not fit into the memory{_reason(error, cut.device)}", cut, name))
+
+
+def explain_late(error: Exception, device: int) -> OutOfMemoryError:
+    """The same where a program ran out of memory after it was started, which a wait for its results finds out."""
+    lines = [
+        f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}",
+        *_section("largest live tensors, its results included", map(str, live_tensors(device)[:_SHOWN])),
+        f"  what to try: {_WAYS_OUT}",
+    ]
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _reason(error: Exception, device: int) -> str:
+    stats = backend.memory_stats(device) or {}
+    limit = f" of {in_bytes(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
+    return f"{limit}: {str(error).splitlines()[0].rstrip('.')}"
+
+
+def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
+    described = graph.describe(cut)
+    results = [
+        (size_of(meta.shape, meta.dtype), f"{kind_of(meta.shape, meta.dtype)} of {node.op}", node.frame)
+        for node in described.nodes
+        for meta in node.outs
+        if meta is not None
+    ]
+    largest = sorted(results, key=lambda result: -result[0])[:_SHOWN]
+    lines = [
+        f"[memory] graph {name or cut.key} {what}, on xla:{cut.device}",
+        *_section("largest live tensors", map(str, live_tensors(cut.device)[:_SHOWN])),
+        *_section(
+            "largest values in the graph",
+            (f"{in_bytes(nbytes)}: {kind}, at {frame or 'an unknown line'}" for nbytes, kind, frame in largest),
+        ),
+        f"  what to try: {_WAYS_OUT}",
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: Iterable[str]) -> list[str]:
+    rows = list(rows)
+    return [f"  {title}:", *(f"    {row}" for row in rows)] if rows else []
+
+
+def size_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def kind_of(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Dtype and shape in one: ``float32[2, 3]``."""
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+
+def in_bytes(nbytes: float) -> str:
+    """A number of bytes with the unit that fits: ``1.5 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes:.0f} B"

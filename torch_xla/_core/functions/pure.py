@@ -1,0 +1,190 @@
+"""Functions that are traced once per signature and then recorded as one operator, with its gradients as another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from torch_xla._core.functions import programs, tracing
+from torch_xla._errors import message
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A function of tensors as one recorded operator.
+
+    Attributes:
+        forward: Name of the program; it takes the inputs, `outside` and, if `seeded`, a seed.
+        backward: Name of the program that computes the gradients from the saved values and the gradients of the results
+            in `tangents`; None if none are needed.
+        outside: Tensors that the function had from elsewhere.
+        seeded: Whether the function draws random numbers.
+        count: Number of results; what else the program returns is saved for the gradients.
+        saved: Where the saved values come from: ``("input", i)`` or ``("result", i)``.
+        tangents: Results that have gradients.
+        wanted: Inputs for which `backward` returns gradients.
+    """
+
+    forward: str
+    backward: str | None
+    outside: list[torch.Tensor]
+    seeded: bool
+    count: int
+    saved: list[tuple[str, int]]
+    tangents: list[int]
+    wanted: list[int]
+
+    def __call__(self, tensors: Sequence[torch.Tensor], seed: Any = None) -> list[torch.Tensor]:
+        """Records a call.
+
+        Args:
+            tensors: The inputs.
+            seed: Number or tensor that random operators draw from; by default the device's generator gives one.
+        """
+        inputs = [*tensors, *self.outside]
+        if self.seeded:
+            device = next(x.device for x in inputs if x.device.type == "xla")
+            if seed is None:
+                seed = torch.randint(0, 2**63 - 1, (), device=device)
+            elif not isinstance(seed, torch.Tensor):
+                seed = torch.full((), seed, dtype=torch.int64, device=device)
+            inputs.append(seed.to(device, torch.int64).reshape(()))
+        return list(_Call.apply(self, *inputs)) if self.backward else programs.call(self.forward, inputs)[: self.count]
+
+
+class _Call(torch.autograd.Function):
+    """A call whose gradients are wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = programs.call(operator.forward, inputs)
+        ctx.operator = operator
+        ctx.save_for_backward(*((inputs if kind == "input" else found)[i] for kind, i in operator.saved))
+        outs = found[: operator.count]
+        ctx.mark_non_differentiable(*(out for i, out in enumerate(outs) if i not in operator.tangents))
+        return tuple(outs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operator = ctx.operator
+        given = [*ctx.saved_tensors, *(grads[i] for i in operator.tangents)]
+        of_inputs = dict(zip(operator.wanted, programs.call(operator.backward, given), strict=True))
+        return None, *(of_inputs.get(i) for i in range(len(ctx.needs_input_grad) - 1))
+
+
+def draws(halves: tracing.Halves) -> bool:
+    """Whether a function draws random numbers."""
+    from torch_xla._core.functions import fx
+
+    return any(fx.draws(node) for node in halves.forward.graph.nodes)
+
+
+def seed_meta(seeded: bool) -> list[torch.Tensor]:
+    """What stands for the seed when a program is traced."""
+    return [torch.empty((), dtype=torch.int64)] if seeded else []
+
+
+def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
+    """What a traced function depends on beside the values of its tensors.
+
+    Raises:
+        TypeError: A value that is no tensor is not hashable.
+    """
+    fixed = tuple(
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves
+    )
+    wanted = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) if torch.is_grad_enabled() else None
+    types = (torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla"), torch.get_default_dtype())
+    try:
+        hash(fixed)
+    except TypeError as error:
+        got = f"an argument cannot be told from others: {error}"
+        raise TypeError(message(area, got, expected="tensors and hashable values")) from error
+    return fixed, spec, wanted, types
+
+
+class Pure:
+    """A function of tensors without side effects.
+
+    Args:
+        function: Takes and returns any nest of tensors; other values among its arguments must be hashable.
+        area: Tag of the errors.
+    """
+
+    def __init__(self, function: Callable[..., Any], area: str) -> None:
+        self._function = function
+        self._area = area
+        self._compiled: dict[Hashable, tuple[Operator, Any, dict[int, Any]]] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], state: Hashable = None, seed: Any = None) -> Any:
+        """Records a call.
+
+        Args:
+            args: Arguments.
+            kwargs: Keyword arguments.
+            state: What else the function depends on.
+            seed: Number or tensor that its random operators draw from; by default the device's generator gives one.
+        """
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if tracing.is_tracing() or not any(x.device.type == "xla" for x in tensors):
+            return self._function(*args, **kwargs)
+        key = (signature(leaves, spec, self._area), state)
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = self._compile(leaves, spec, tensors)
+        operator, structure, constants = found
+        flat: list[Any] = operator(tensors, seed)
+        for position, value in sorted(constants.items()):
+            flat.insert(position, value)
+        return pytree.tree_unflatten(flat, structure)
+
+    def _compile(
+        self, leaves: list[Any], spec: Any, tensors: list[torch.Tensor]
+    ) -> tuple[Operator, Any, dict[int, Any]]:
+        """The function's operator for a signature; the structure of its results, and those that are no tensors."""
+        from torch_xla._core.functions import fx
+
+        structure = None
+        constants: dict[int, Any] = {}
+
+        def function(*values: torch.Tensor) -> list[torch.Tensor]:
+            nonlocal structure
+            given = iter(values)
+            filled = [next(given) if isinstance(x, torch.Tensor) else x for x in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            flat, structure = pytree.tree_flatten(self._function(*args, **kwargs))
+            constants.update({i: x for i, x in enumerate(flat) if not isinstance(x, torch.Tensor)})
+            return [x for x in flat if isinstance(x, torch.Tensor)]
+
+        wanted = [i for i, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
+        halves = tracing.split(function, tensors, wanted, self._area)
+        seeded = draws(halves)
+
+        def forward(*arrays: Any) -> list[Any]:
+            inputs, seed = (arrays[:-1], arrays[-1]) if seeded else (arrays, None)
+            return fx.as_jax(halves.forward, seed=seed)(*inputs)
+
+        label = getattr(self._function, "__name__", self._area)
+        name = programs.trace(forward, programs.metas_of([*tensors, *halves.outside, *seed_meta(seeded)]), label)
+        backward = None
+        reached: list[int] = []
+        if halves.backward is not None:
+            found = tracing.results(halves.backward)
+            reached = [i for i, grad in zip(halves.wanted, found, strict=True) if grad is not None]
+
+            def gradients(*arrays: Any) -> list[Any]:
+                return [x for x in fx.as_jax(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
+
+            given = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
+            backward = programs.trace(gradients, programs.metas_of(given), f"{label}_backward")
+        operator = Operator(
+            name, backward, halves.outside, seeded, halves.count, halves.saved, halves.tangents, reached
+        )
+        return operator, structure, constants

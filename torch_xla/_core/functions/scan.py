@@ -1,0 +1,161 @@
+"""A function applied to slice after slice, as one recorded loop with one for its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_xla._core.functions import programs, tracing
+from torch_xla._core.functions.pure import Operator, draws, seed_meta
+
+Tensors = Sequence[torch.Tensor]
+
+
+def operator(
+    function: Callable[..., Any],
+    carry: Tensors,
+    xs: Tensors,
+    fixed: Tensors,
+    area: str,
+    gradients: bool,
+    partition: tracing.Partition | None = None,
+) -> Operator:
+    """The loop as an operator of the carried, the sliced and the fixed tensors.
+
+    Args:
+        function: Takes the carried values, a slice of each of `xs`, and the fixed values; returns, in one list, the
+            carried values of the next turn and what shall be stacked.
+        carry: Values to start with.
+        xs: Tensors with a common first size, that of the loop.
+        fixed: Tensors that do not change; they get no gradients.
+        area: Tag of the errors.
+        gradients: Whether gradients are wanted for `carry` and those of `xs` that require one.
+        partition: What splits a turn into what is kept for the gradients and what is computed again.
+    """
+    slices = [x.new_empty(x.shape[1:]) for x in xs]
+    inputs = [*carry, *slices, *fixed]
+    wanted = []
+    if gradients:
+        # What a turn gives the next needs a gradient although what it was first given may need none.
+        wanted = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
+        wanted += [len(carry) + i for i, x in enumerate(xs) if x.requires_grad]
+    halves = tracing.split(function, inputs, wanted, area, partition)
+    length = xs[0].shape[0]
+    loop = _Loop(halves, len(carry), len(xs), length, draws(halves))
+    given = [*carry, *xs, *fixed, *halves.outside, *seed_meta(loop.seeded)]
+    forward = programs.trace(loop.forward, programs.metas_of(given), area)
+    backward = None
+    reached: list[int] = []
+    if halves.backward is not None:
+        saved = [_stacked(node, length, loop.is_fixed(source)) for node, source in loop.saved_nodes()]
+        of_results = [
+            _stacked(node, length, position < len(carry))
+            for node, position in zip(
+                tracing.placeholders(halves.backward)[len(halves.saved) :], halves.tangents, strict=True
+            )
+        ]
+        backward = programs.trace(loop.backward, programs.metas_of([*saved, *of_results]), f"{area}_backward")
+        reached = loop.reached
+    return Operator(
+        forward, backward, halves.outside, loop.seeded, halves.count, loop.sources(), halves.tangents, reached
+    )
+
+
+def _stacked(node: torch.fx.Node, length: int, alone: bool) -> torch.Tensor:
+    value = node.meta["val"]
+    shape = tuple(value.shape) if alone else (length, *value.shape)
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+class _Loop:
+    """The two loops over JAX arrays."""
+
+    def __init__(self, halves: tracing.Halves, carried: int, sliced: int, length: int, seeded: bool) -> None:
+        self.halves = halves
+        self.length = length
+        self.carried = carried
+        self.sliced = sliced
+        self.seeded = seeded
+        # Carried values that the gradients need are stacked too, after the results that are saved.
+        self.kept = [i for kind, i in halves.saved if kind == "input" and i < carried]
+        self.results = len(tracing.results(halves.forward))
+        found = [] if halves.backward is None else tracing.results(halves.backward)
+        self.grads = dict(zip(halves.wanted, found, strict=True))
+        self.reached = [i for i in halves.wanted if i < carried or self.grads[i] is not None]
+
+    def is_fixed(self, source: tuple[str, int]) -> bool:
+        """Whether a saved value is the same in each turn."""
+        return source[0] == "input" and source[1] >= self.carried + self.sliced
+
+    def saved_nodes(self) -> list[tuple[torch.fx.Node, tuple[str, int]]]:
+        """The backward graph's inputs for saved values, with where they come from in a turn."""
+        assert self.halves.backward is not None
+        return list(zip(tracing.placeholders(self.halves.backward), self.halves.saved, strict=False))
+
+    def sources(self) -> list[tuple[str, int]]:
+        """Where the loop's saved values come from."""
+        places = []
+        for kind, i in self.halves.saved:
+            if kind == "input" and i < self.carried:
+                places.append(("result", self.results + self.kept.index(i)))
+            else:
+                places.append((kind, i))
+        return places
+
+    def forward(self, *arrays: Any) -> list[Any]:
+        """Results, saved values of each turn, carried values at the start of each turn."""
+        import jax
+
+        from torch_xla._core.functions import fx
+
+        carry, xs = arrays[: self.carried], arrays[self.carried : self.carried + self.sliced]
+        rest = arrays[self.carried + self.sliced :]
+        seed, fixed = (rest[-1], rest[:-1]) if self.seeded else (None, rest)
+
+        def turn(state: Any, slices: Any) -> Any:
+            number, values = state
+            function = fx.as_jax(self.halves.forward, seed=None if seed is None else seed + number)
+            found = fx.arrays_of(function(*values, *slices, *fixed))
+            after = [a.astype(v.dtype) for a, v in zip(found, values, strict=False)]
+            return (number + 1, after), (found[self.carried :], [values[i] for i in self.kept])
+
+        start = (jax.numpy.asarray(0, "int64"), list(carry))
+        (_, last), (stacked, kept) = jax.lax.scan(turn, start, list(xs), length=self.length)
+        return [*last, *stacked, *kept]
+
+    def backward(self, *arrays: Any) -> list[Any]:
+        """Gradients of `reached`, from the saved values and the gradients of the results."""
+        import jax
+
+        from torch_xla._core.functions import fx
+        from torch_xla.ops import dtypes
+
+        halves = self.halves
+        assert halves.backward is not None
+        sources = halves.saved
+        saved, tangents = arrays[: len(sources)], arrays[len(sources) :]
+        fixed = {k: s for k, (s, source) in enumerate(zip(saved, sources, strict=True)) if self.is_fixed(source)}
+        sliced = {k: s for k, s in enumerate(saved) if k not in fixed}
+        of_carry = {p: g for p, g in zip(halves.tangents, tangents, strict=True) if p < self.carried}
+        of_stacks = {p: g for p, g in zip(halves.tangents, tangents, strict=True) if p >= self.carried}
+        function = fx.as_jax(halves.backward)
+        nodes = tracing.placeholders(halves.forward)
+        carried = [i for i in halves.wanted if i < self.carried]
+
+        def zeros(i: int) -> Any:
+            value = nodes[i].meta["val"]
+            return jax.numpy.zeros(tuple(value.shape), dtypes.numpy_dtype(value.dtype))
+
+        def turn(state: Any, slices: Any) -> Any:
+            values, of_y = slices
+            given = [fixed[k] if k in fixed else values[k] for k in range(len(sources))]
+            given += [state[p] if p < self.carried else of_y[p] for p in halves.tangents]
+            found = dict(zip(halves.wanted, function(*given), strict=True))
+            before = {i: zeros(i) if found[i] is None else found[i] for i in carried}
+            return before, [found[i] for i in self.reached if i >= self.carried]
+
+        start = {i: of_carry.get(i, zeros(i)) for i in carried}
+        first, of_slices = jax.lax.scan(turn, start, (sliced, of_stacks), length=self.length, reverse=True)
+        return [*(first[i] for i in carried), *of_slices]

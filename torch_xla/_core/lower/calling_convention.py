@@ -1,0 +1,167 @@
+"""The calling convention: which buffers a program takes and gives.
+
+It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number. It
+gives those packs again, then packs of new values, then the outputs that travel alone, and last, if it is to be started,
+a token to wait for: the others may be overwritten by the next program while someone waits. A client's cost per buffer
+is that of copying kilobytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_xla._core.graph.graph import Graph, Wire, Wires
+from torch_xla.ops import dtypes
+
+# Which vector a number of this type travels in, and the vectors' dtypes.
+_VECTORS = {float: 0, int: 1, complex: 2}
+_VECTOR_DTYPES = (np.float64, np.int64, np.complex128)
+
+Numbers = tuple[Any, Any, Any]
+
+
+class Convention:
+    """Between a graph's leaves and outputs and the flat buffers of its program.
+
+    Attributes:
+        buffers: Shape and dtype of each input.
+        aliases: For each input that the program may overwrite the result that takes its place, or None.
+        given: What is in each pack that it takes.
+        wanted: What is in each pack that it gives.
+        singles: Results that travel alone.
+    """
+
+    def __init__(self, graph: Graph, token: bool = False) -> None:
+        self._token = token
+        self._leaves = graph.leaves
+        self._packs = [leaves for leaves, _ in graph.packs if leaves]
+        packed = {leaf for leaves in self._packs for leaf in leaves}
+        self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
+        self.given = [tuple(Wire(True, leaf, 0) for leaf in leaves) for leaves in self._packs]
+
+        packed_outputs = {output for _, outputs in graph.packs for output in outputs}
+        single = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
+        wires = [Wire(False, *output) for output in graph.outputs]
+        self.wanted = [tuple(wires[i] for i in outputs) for _, outputs in graph.packs]
+        self.singles = [wires[i] for i in single]
+        self._sizes = _vector_sizes(graph)
+
+        self.buffers: list[tuple[tuple[int, ...], Any]] = [
+            (graph.leaves[i].shape, dtypes.numpy_dtype(graph.leaves[i].dtype)) for i in self._singles
+        ]
+        for leaves in self._packs:
+            size = sum(math.prod(graph.leaves[i].shape) for i in leaves)
+            self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
+        self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
+
+        self.aliases = self._aliases(graph, single)
+
+    def _aliases(self, graph: Graph, single: list[int]) -> dict[int, int | None]:
+        inputs = {leaf: i for i, leaf in enumerate(self._singles)}
+        results = {output: i for i, output in enumerate(single, len(self.wanted))}
+        aliases: dict[int, int | None] = {}
+        for leaf, output in zip(graph.donated, graph.successors, strict=True):
+            if leaf in inputs:  # several may have one successor, which takes the place of the first
+                aliases[inputs[leaf]] = results.pop(output, None) if _fits(graph, leaf, output) else None
+        donated = set(graph.donated)
+        aliases |= {len(inputs) + k: k for k, leaves in enumerate(self._packs) if donated & set(leaves)}
+        return aliases
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
+        """A value per leaf, and the vectors of numbers, None where there are none."""
+        given = iter(inputs)
+        leaves = _Leaves((leaf, next(given)) for leaf in self._singles)
+        for members in self._packs:
+            leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
+        floats, ints, complexes = (next(given) if n else None for n in self._sizes)
+        return leaves, (floats, ints, complexes)
+
+    def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
+        """Those of the inputs that are packs, by what is in them."""
+        return dict(zip(self.given, inputs[len(self._singles) :], strict=False))
+
+    def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
+        """What the program returns.
+
+        Args:
+            value: Gives the value of a wire.
+            packs: The packs.
+        """
+        results = (*(packs[wires] for wires in self.wanted), *map(value, self.singles))
+        return (*results, jnp.zeros((), bool)) if self._token else results
+
+
+class _Leaves(dict[int, Any]):
+    """Values of leaves. One in a pack is taken out when asked for, which most moments of an optimizer never are."""
+
+    def __init__(self, values: Iterable[tuple[int, Any]]) -> None:
+        super().__init__(values)
+        self._packed: dict[int, Callable[[], Any]] = {}
+
+    def unpack(self, pack: Any, members: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Adds the members of a pack, which has them end to end."""
+        starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+        layer = _layer(shapes)
+        for i, (leaf, shape) in enumerate(zip(members, shapes, strict=True)):
+            first = starts[i - i % layer]
+            if i % layer == 0:
+                place = functools.cache(functools.partial(_place, first))
+            self._packed[leaf] = functools.partial(_part, pack, place, starts[i] - first, shape)
+
+    def __missing__(self, leaf: int) -> Any:
+        value = self[leaf] = self._packed[leaf]()
+        return value
+
+
+def _place(start: int) -> Any:
+    # As a value, a layer's place is no part of the kernels that read from it: XLA compiles equal ones once.
+    return jax.lax.optimization_barrier(jnp.int32(start))
+
+
+def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
+    start = jax.lax.add(place(), np.int32(offset))
+    part = jax.lax.dynamic_slice(pack, (start,), (math.prod(shape),), allow_negative_indices=False)
+    return jax.lax.reshape(part, shape)
+
+
+def _layer(shapes: Sequence[tuple[int, ...]]) -> int:
+    """After how many members the shapes in a pack begin again, nearly always, as those of layers do; else eight.
+
+    A client takes 0.4 µs for each constant of a program, so there is not one for every member.
+    """
+    for period in range(4, len(shapes) // 2 + 1):
+        again = sum(a == b for a, b in zip(shapes, shapes[period:], strict=False))
+        if again >= 0.9 * (len(shapes) - period):
+            return period
+    return 8
+
+
+def _fits(graph: Graph, leaf: int, output: int) -> bool:
+    """Whether an output can be where a leaf was."""
+    if output < 0:
+        return False
+    node, result = graph.outputs[output]
+    return graph.nodes[node].outs[result] == graph.leaves[leaf]
+
+
+def number_places(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
+    """Per node the vector and the index of each of its numbers, seed and offset included."""
+    indices = iter(graph.numbers)
+    kinds = [[int if number is None else type(number.value) for number in node.number_inputs()] for node in graph.nodes]
+    return [tuple((_VECTORS[kind], next(indices)) for kind in own) for own in kinds]
+
+
+def _vector_sizes(graph: Graph) -> list[int]:
+    sizes = [0] * len(_VECTOR_DTYPES)
+    for places in number_places(graph):
+        for vector, index in places:
+            sizes[vector] = max(sizes[vector], index + 1)
+    return sizes

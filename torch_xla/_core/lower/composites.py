@@ -1,0 +1,140 @@
+"""Composites: which operators of a graph lie between the marks of one, and in which order the graph is then lowered."""
+
+from __future__ import annotations
+
+import graphlib
+import json
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_xla._core.graph.library import XLA_LIB
+
+MARKS = ("xla.mark_tensor.default", "xla.mark_boundary.default")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a mark says.
+
+    Attributes:
+        name: Name of the composite.
+        position: Which of its operands or results the marked value is.
+        instance: Tells composites of one name from each other.
+        is_input: Whether the value is an operand.
+        attributes: Attributes of the composite, from the marks of its results.
+    """
+
+    name: str
+    position: int
+    instance: str
+    is_input: bool
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A composite in a graph.
+
+    Attributes:
+        name: Its name.
+        attributes: Its attributes.
+        inputs: Marks of the operands, in their order.
+        members: What it consists of, in the graph's order; the marks of the results are among them.
+        outputs: Marks of the results, in their order.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    members: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def install() -> None:
+    """Registers the operator that marks are recorded as; called once, at import."""
+    XLA_LIB.define("mark_boundary(Tensor x, str name, int pos, str id, bool is_input, str attr) -> Tensor")
+    XLA_LIB.impl("mark_boundary", lambda x, *_: torch.empty_like(x), "Meta")
+
+
+def boundary(arguments: Sequence[Any]) -> Boundary:
+    """What an operator of `MARKS` says, from its arguments after the tensor."""
+    name, position, instance, is_input, attributes = arguments
+    if isinstance(attributes, str):
+        attributes = json.loads(attributes)
+    return Boundary(name, position, instance, is_input, dict(attributes or ()))
+
+
+def plan(
+    boundaries: Mapping[int, Boundary],
+    operands: Sequence[Collection[int]],
+    wanted: Collection[int],
+    free: Set[int] = frozenset(),
+) -> list[int | Region]:
+    """The order in which a graph is lowered, with a region for what lies between the marks of one composite.
+
+    A composite of which some marks are missing, or that shares operators with another one, is none: its marks have no
+    effect. What is needed outside of a region without being its result is computed there again.
+
+    Args:
+        boundaries: By index of a node that is a mark, what it says.
+        operands: Of every node, the nodes that it reads, which come before it.
+        wanted: Nodes that are results of the graph.
+        free: Nodes that read nothing and may be computed anywhere: they belong to each region that needs them.
+    """
+    regions = _regions(boundaries, operands, free)
+    of_result = {node: number for number, region in enumerate(regions) for node in region.outputs}
+    inside = {node for region in regions for node in region.members}
+    alone = {node for node in range(len(operands)) if node not in inside}
+    reads = [{x for node in r.members for x in operands[node]}.difference(r.members).union(r.inputs) for r in regions]
+    needed = [x for node in alone for x in operands[node]] + list(wanted) + [x for group in reads for x in group]
+    while needed:
+        node = needed.pop()
+        if node not in alone and node not in of_result:
+            alone.add(node)
+            needed += operands[node]
+    sorter: graphlib.TopologicalSorter[Any] = graphlib.TopologicalSorter()
+
+    def unit(node: int) -> Any:
+        return ("region", of_result[node]) if node in of_result else node
+
+    for node in sorted(alone):
+        sorter.add(node, *(unit(x) for x in operands[node]))
+    for number, group in enumerate(reads):
+        sorter.add(("region", number), *(unit(x) for x in sorted(group)))
+    try:
+        return [x if isinstance(x, int) else regions[x[1]] for x in sorter.static_order()]
+    except graphlib.CycleError:  # two composites that each need a result of the other
+        return list(range(len(operands)))
+
+
+def _regions(boundaries: Mapping[int, Boundary], operands: Sequence[Collection[int]], free: Set[int]) -> list[Region]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for node, mark in boundaries.items():
+        groups.setdefault((mark.name, mark.instance), []).append(node)
+    regions: list[Region] = []
+    taken: set[int] = set()
+    for (name, _), marks in groups.items():
+        marks.sort(key=lambda node: boundaries[node].position)
+        inputs = [node for node in marks if boundaries[node].is_input]
+        outputs = [node for node in marks if not boundaries[node].is_input]
+        below: set[int] = set()
+        for node, reads in enumerate(operands):
+            if any(x in below or x in inputs for x in reads):
+                below.add(node)
+        above: set[int] = set()
+        needed = list(outputs)
+        while needed:
+            node = needed.pop()
+            if node not in above and node not in inputs:
+                above.add(node)
+                needed += operands[node]
+        members = (below | free) & above
+        whole = inputs and outputs and members.issuperset(outputs) and below.isdisjoint(inputs)
+        if whole and taken.isdisjoint(members - free):
+            taken |= members - free
+            attributes = {k: v for node in outputs for k, v in boundaries[node].attributes.items()}
+            regions.append(Region(name, attributes, tuple(inputs), tuple(sorted(members)), tuple(outputs)))
+    return regions

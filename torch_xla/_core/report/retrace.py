@@ -1,0 +1,389 @@
+"""Why a graph is compiled again: what differs first from the nearest graph that ran from the same line.
+
+The barrier tells every graph that is not known here, before it is lowered. The first graph of a line is a warm-up and
+says nothing; each further one that resembles an earlier one is kept as a `Retrace` and told in a line on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings, _config, _timeline
+from torch_xla._core.device import memory
+from torch_xla._core.graph.graph import Graph, Input, Node, Number
+from torch_xla._errors import GraphLimitError, message
+from torch_xla.ops.registry import Meta
+
+# How many graphs are remembered: of one line, and of all lines by their nodes.
+_PER_LINE = 8
+_NODES = 50_000
+# How many differences one retrace lists, and how many operators the alignment looks at.
+_SHOWN = 8
+_ALIGNED = 2000
+# Two graphs with fewer operators in common, as a fraction, are different programs: at their beginnings and ends, or
+# wherever they are, as where a model skips some of its layers.
+_ALIKE = 0.5
+_ALIKE_ANYWHERE = 0.75
+_NOTHING = "nothing that is recorded: a setting of PyTorch or XLA changed, or its program was dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which a graph differs from a known one.
+
+    Attributes:
+        kind: ``"input"``, ``"constant"``, ``"inserted"``, ``"removed"``, ``"result"``, ``"wiring"``, ``"outputs"``,
+            ``"donation"`` or ``"numbers"``.
+        text: What it is, in words.
+        frame: The user's line that made it, ``file:line in function``, if known.
+    """
+
+    kind: str
+    text: str
+    frame: str | None = None
+
+    def __str__(self) -> str:
+        if self.frame is None:
+            return self.text
+        return f"{self.text} ({'made at ' if self.kind == 'input' else ''}{self.frame})"
+
+
+@dataclass(frozen=True, slots=True)
+class Retrace:
+    """A graph that was compiled although a similar one was known.
+
+    Attributes:
+        line: The user's line that asked for it: a barrier or a read, ``file:line in function``.
+        name: Name of the region given to `torch_xla.compile`, if any.
+        key: The graph's structural key, 32 hexadecimal digits.
+        nearest: That of the graph it is compared with.
+        count: How many different graphs the line has had, this one included.
+        differences: What differs, the first cause first; at most eight.
+    """
+
+    line: str
+    name: str | None
+    key: str
+    nearest: str
+    count: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def reason(self) -> str:
+        """The first difference in words."""
+        return str(self.differences[0]) if self.differences else _NOTHING
+
+    def __str__(self) -> str:
+        what = f"graph {self.name}" if self.name else "a graph"
+        more = len(self.differences) - 1
+        rest = f"; and {more} more" if more > 0 else ""
+        return f"compiling {what} again at {self.line} (number {self.count} there): {self.reason}{rest}"
+
+
+@dataclass(slots=True)
+class _Line:
+    graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_PER_LINE))
+    count: int = 0
+    told: int = 0
+
+
+# By line and device: each device has programs of its own.
+_lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
+_records: deque[Retrace] = deque(maxlen=1000)
+_guards: list[str] = []
+
+
+def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
+    """Takes notice of a graph that is about to be compiled.
+
+    Args:
+        graph: The graph.
+        line: The user's line that asked for it.
+        name: Name of the region, if any.
+
+    Returns:
+        Why it is compiled again; None for the first graph of its kind.
+
+    Raises:
+        GraphLimitError: New graphs are forbidden.
+    """
+    if _bindings.is_eager():  # every operator is a graph
+        return None
+    line = line or "a thread without Python code"
+    place = line, graph.device
+    known = _lines.setdefault(place, _Line())
+    nearest = nearest_of(graph, known.graphs)
+    found = None
+    if nearest is not None:
+        found = Retrace(line, name, graph.key, nearest.key, known.count + 1, tuple(compare(graph, nearest)))
+    if _guards:
+        reason = str(found) if found else f"compiling a graph at {line}, which is like none that ran from there"
+        raise GraphLimitError(
+            message(
+                "retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal"
+            )
+        )
+    _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count)
+    known.count += 1
+    known.graphs.append(graph)
+    _lines.move_to_end(place)
+    _forget()
+    if found is not None:
+        _records.append(found)
+        _tell(found, known)
+    return found
+
+
+def _forget() -> None:
+    nodes = sum(len(graph.nodes) for line in _lines.values() for graph in line.graphs)
+    while nodes > _NODES and len(_lines) > 1:
+        _, dropped = _lines.popitem(last=False)
+        nodes -= sum(len(graph.nodes) for graph in dropped.graphs)
+
+
+def _tell(found: Retrace, line: _Line) -> None:
+    line.told += 1
+    # The first three of a line, then the tenth, the hundredth, …
+    told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
+    if told and _config.XLA_RETRACE_REPORT.get():
+        more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
+        print(f"torch_xla: {found}{more}", file=sys.stderr)
+
+
+def records() -> list[Retrace]:
+    """What was compiled again, oldest first; the latest 1,000."""
+    return list(_records)
+
+
+def clear() -> None:
+    """Forgets what was compiled, and why."""
+    _lines.clear()
+    _records.clear()
+
+
+def forbid(line: str) -> None:
+    """Makes a new graph an error, raised before it is compiled; `line` is where that was asked."""
+    _guards.append(line)
+
+
+def allow(line: str) -> None:
+    """Takes a `forbid` back."""
+    _guards.remove(line)
+
+
+def nearest_of(graph: Graph, known: Sequence[Graph] | deque[Graph]) -> Graph | None:
+    """The known graph with most in common, or None if none is similar."""
+    best, score = None, 0.0
+    for other in reversed(known):
+        alike = _alike(graph, other)
+        if alike > score:
+            best, score = other, alike
+    return best if score >= _ALIKE else None
+
+
+def _alike(a: Graph, b: Graph) -> float:
+    """How much of the longer graph's operators both have; equal inputs decide between equals."""
+    longest = max(len(a.nodes), len(b.nodes), 1)
+    alike = sum(_common(a.nodes, b.nodes)) / longest
+    if alike < _ALIKE:
+        shared = Counter(node.op for node in a.nodes) & Counter(node.op for node in b.nodes)
+        anywhere = shared.total() / longest
+        alike = anywhere if anywhere >= _ALIKE_ANYWHERE else alike
+    same_inputs = sum(x == y for x, y in zip(a.leaves, b.leaves, strict=False)) / max(len(a.leaves), len(b.leaves), 1)
+    return alike + same_inputs * 1e-3
+
+
+def _common(a: Sequence[Node], b: Sequence[Node]) -> tuple[int, int]:
+    shortest = min(len(a), len(b))
+    start = 0
+    while start < shortest and a[start].op == b[start].op:
+        start += 1
+    end = 0
+    while end < shortest - start and a[-1 - end].op == b[-1 - end].op:
+        end += 1
+    return start, end
+
+
+def compare(graph: Graph, known: Graph) -> list[Difference]:
+    """What differs between a graph and a known one, causes before their effects.
+
+    Args:
+        graph: The new graph.
+        known: The one it is compared with.
+
+    Returns:
+        At most eight differences; none where the graphs are equal.
+    """
+    start, end = _common(graph.nodes, known.nodes)
+    if start + end < max(len(graph.nodes), len(known.nodes)):
+        return _operators(graph, known, start, end)[:_SHOWN]
+    found = [*_inputs(graph, known), *_constants(graph, known)]
+    if not found:
+        found = [*_results(graph, known), *_wiring(graph, known)]
+    if not found and graph.outputs != known.outputs:
+        found = _outputs(graph, known)
+    if not found and graph.donated != known.donated:
+        found = _donation(graph, known)
+    if not found and graph.numbers != known.numbers:
+        found = _numbers(graph, known)
+    return found[:_SHOWN]
+
+
+def _operators(graph: Graph, known: Graph, start: int, end: int) -> list[Difference]:
+    new, old = graph.nodes[start : len(graph.nodes) - end], known.nodes[start : len(known.nodes) - end]
+    if len(new) + len(old) > _ALIGNED:
+        new, old = new[: _ALIGNED // 2], old[: _ALIGNED // 2]
+    found = []
+    matcher = SequenceMatcher(a=[n.op for n in old], b=[n.op for n in new], autojunk=False)
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        if i2 > i1:
+            found.append(Difference("removed", f"{_ops(old[i1:i2])} no longer recorded", _frame(old[i1:i2])))
+        if j2 > j1:
+            found.append(Difference("inserted", f"{_ops(new[j1:j2])} recorded anew", _frame(new[j1:j2])))
+    return found
+
+
+def _ops(nodes: Sequence[Node]) -> str:
+    names = [node.op.removesuffix(".default") for node in nodes[:3]]
+    more = len(nodes) - 3
+    rest = f" and {more} more operator{'' if more == 1 else 's'}" if more > 0 else ""
+    return ", ".join(names) + rest
+
+
+def _frame(nodes: Sequence[Node]) -> str | None:
+    return next((node.frame for node in nodes if node.frame), None)
+
+
+def _leaf_frame(graph: Graph, leaf: int) -> str | None:
+    return graph.leaf_frames[leaf] if leaf < len(graph.leaf_frames) else None
+
+
+def _show(meta: Meta | None) -> str:
+    return "none" if meta is None else memory.kind_of(meta.shape, meta.dtype)
+
+
+def _inputs(graph: Graph, known: Graph) -> list[Difference]:
+    found = []
+    for i, (new, old) in enumerate(zip(graph.leaves, known.leaves, strict=False)):
+        if new != old:
+            frame, before = _leaf_frame(graph, i), _leaf_frame(known, i)
+            user = next((n for n in graph.nodes if any(w.leaf and w.slot == i for w in n.inputs)), None)
+            used = f", read by {_ops([user])}" if user is not None else ""
+            made = f" (made at {before})" if frame and before and frame != before else ""
+            text = f"input {i} went from {_show(old)}{made} to {_show(new)}{used}"
+            found.append(Difference("input", text, frame or (user.frame if user is not None else None)))
+    if not found and len(graph.leaves) != len(known.leaves):
+        more = len(graph.leaves) > len(known.leaves)
+        change = (
+            "what was one tensor in two places is two tensors now" if more else "two tensors are one and the same now"
+        )
+        text = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: {change}"
+        found.append(Difference("input", text))
+    return found
+
+
+def _constants(graph: Graph, known: Graph) -> list[Difference]:
+    found = []
+    for new, old in zip(graph.nodes, known.nodes, strict=True):
+        for position, (a, b) in enumerate(zip(new.args, old.args, strict=False)):
+            if _as_key(a) != _as_key(b):
+                kinds = _kinds(b, a)
+                change = f"from {_in_words(b)}{kinds[0]} to {_in_words(a)}{kinds[1]}"
+                text = f"argument {position} of {_ops([new])} went {change}"
+                found.append(Difference("constant", text + _outlook(a, b), new.frame))
+    return found
+
+
+def _outlook(new: Any, old: Any) -> str:
+    """What to expect of a number that changed."""
+    became_input = isinstance(new, Number) and not isinstance(old, Number)
+    return "; it is an input of the program from now on" if became_input else ""
+
+
+def _value(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Number) else arg
+
+
+def _kinds(*args: Any) -> list[str]:
+    """What to say of the types of numbers, which is nothing where they are the same."""
+    types = [type(_value(arg)) for arg in args]
+    told = len(set(types)) > 1 and all(kind in (bool, int, float, complex) for kind in types)
+    return [f" ({kind.__name__})" if told else "" for kind in types]
+
+
+def _as_key(arg: Any) -> str:
+    """What an argument contributes to a graph's structure; of a number that is an input its type only."""
+    return type(arg.value).__name__ if isinstance(arg, Number) else _in_words(arg)
+
+
+def _in_words(arg: Any) -> str:
+    if isinstance(arg, Input):
+        return "a tensor"
+    if isinstance(arg, list) and any(isinstance(each, Input) for each in arg):
+        whole = len(arg) > 1 and all(isinstance(each, Input) for each in arg)
+        return f"{len(arg)} tensors" if whole else f"[{', '.join(map(_in_words, arg))}]"
+    return str(arg).removeprefix("torch.") if isinstance(arg, torch.dtype) else repr(_value(arg))
+
+
+def _results(graph: Graph, known: Graph) -> list[Difference]:
+    return [
+        Difference(
+            "result",
+            f"{_ops([new])} gives {', '.join(map(_show, new.outs))} instead of {', '.join(map(_show, old.outs))}",
+            new.frame,
+        )
+        for new, old in zip(graph.nodes, known.nodes, strict=True)
+        if new.outs != old.outs
+    ]
+
+
+def _wiring(graph: Graph, known: Graph) -> list[Difference]:
+    return [
+        Difference("wiring", f"{_ops([new])} reads other tensors than before", new.frame)
+        for new, old in zip(graph.nodes, known.nodes, strict=True)
+        if new.inputs != old.inputs
+    ]
+
+
+def _outputs(graph: Graph, known: Graph) -> list[Difference]:
+    new, old = set(graph.outputs), set(known.outputs)
+    found = []
+    for slot, _ in sorted(new - old):
+        text = f"the result of {_ops([graph.nodes[slot]])} is kept over the barrier"
+        found.append(Difference("outputs", f"{text}, before it was not", graph.nodes[slot].frame))
+    for slot, _ in sorted(old - new):
+        text = f"the result of {_ops([known.nodes[slot]])} is no longer kept over the barrier"
+        found.append(Difference("outputs", text, known.nodes[slot].frame))
+    return found or [Difference("outputs", "results are needed in another order")]
+
+
+def _numbers(graph: Graph, known: Graph) -> list[Difference]:
+    """The first number that was one with others and is not equal to them any more."""
+    owners = [(node, number) for node in graph.nodes for number in node.number_inputs()]
+    first: dict[tuple[type, int], tuple[int, Number]] = {}
+    for (node, number), new, old in zip(owners, graph.numbers, known.numbers, strict=True):
+        if number is None:
+            continue
+        place, other = first.setdefault((type(number.value), old), (new, number))
+        if place != new:
+            text = f"numbers of {_ops([node])} that were equal are {other.value} and {number.value}"
+            return [Difference("numbers", f"{text}; each is an input of its own from now on", node.frame)]
+    return []
+
+
+def _donation(graph: Graph, known: Graph) -> list[Difference]:
+    kept = sorted(set(known.donated) - set(graph.donated))
+    freed = sorted(set(graph.donated) - set(known.donated))
+    leaf = (kept or freed)[0]
+    what = "is still held by another tensor, before it was not" if kept else "is no longer held by another tensor"
+    text = f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {what}"
+    return [Difference("donation", text, _leaf_frame(graph, leaf))]

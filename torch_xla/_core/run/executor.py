@@ -1,0 +1,40 @@
+"""Running: input buffers in, results attached, without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+
+from torch_xla import _bindings, _metrics, _timeline
+from torch_xla._core.compile.compiler import Executable
+from torch_xla._core.compile.dispatch import undisturbed
+
+
+def run(executable: Executable, cut: _bindings.Graph) -> None:
+    """Starts the program on the graph's inputs and gives its results to the tensors.
+
+    Args:
+        executable: The compiled graph.
+        cut: The graph; empty afterwards.
+
+    Raises:
+        RuntimeError: The program could not be started, or a host callback in it failed.
+    """
+    device, key = cut.device, cut.key
+    if _bindings.runs_in_flight(device) >= _bindings.RUNS_AHEAD:
+        with _timeline.span("wait"):
+            _bindings.wait_for_runs(device, _bindings.RUNS_AHEAD - 1)
+    start = time.perf_counter()
+    with undisturbed(), _timeline.span(_metrics.stage("ExecuteTime")):
+        token = cut.execute(executable.program)
+    _timeline.launched(device, key, start, executable, token)
+
+
+def wait(device: int) -> None:
+    """Returns when the device has finished all that was started.
+
+    Raises:
+        torch.OutOfMemoryError: A program did not fit into the device's memory.
+    """
+    if _bindings.runs_in_flight(device):
+        with _timeline.span("wait", _bindings.user_frame):
+            _bindings.wait_for_runs(device)

@@ -1,0 +1,49 @@
+"""Very small graphs behind a value that is read, such as ``timesteps[i].item()`` or a mask check: computed on the host.
+
+Reading a value should cost a read, not a compile of its own. The recorder says which graphs are small enough
+(`Graph.fits_host`); PyTorch's CPU kernels compute them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core.device import backend
+from torch_xla._core.graph import graph, interpreter
+
+_CAPACITY = 64
+
+# Graphs without inputs have the same results every time.
+_constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = OrderedDict()
+
+
+def run(cut: _bindings.Graph) -> bool:
+    """Computes a cut graph and gives its results to the tensors; False where no CPU kernel takes its dtypes."""
+    numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
+    key = (cut.key, cut.number_places, numbers)
+    buffers = _constants.get(key)
+    if buffers is None:
+        described = graph.describe(cut)
+        leaves = [
+            backend.download(location, meta.shape, meta.dtype)
+            for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
+        ]
+        try:
+            results = interpreter.interpret(described, leaves)
+        except RuntimeError as error:
+            # The latter is said of dtypes that a kernel does not mix: statistics of 16-bit tensors are float32 here.
+            if isinstance(error, NotImplementedError) or "scalar type" in str(error):
+                return False
+            raise
+        buffers = [backend.upload(result, cut.device) for result in results]
+        if not leaves:
+            _constants[key] = buffers
+            if len(_constants) > _CAPACITY:
+                _constants.popitem(last=False)
+    else:
+        _constants.move_to_end(key)
+    cut.attach_shared(buffers)
+    _metrics.count("HostCompute")
+    return True

@@ -1,0 +1,74 @@
+"""Sets the recorder up, once, at import: nothing here starts a client, a thread or JAX."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings, _config, _metrics
+from torch_xla._core import sync
+from torch_xla._core.device import backend
+from torch_xla._core.functions import ctc, custom_calls, programs
+from torch_xla._core.lower import composites, scopes
+from torch_xla._core.report import debug_level
+from torch_xla.ops import whole
+
+_STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
+_registered: list[torch.library.Library] = []
+
+
+def _contiguous_like(place: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.empty(args[place].shape, dtype=args[place].dtype, device="meta")
+
+
+def _each_like(places: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if args[i] is None else torch.empty_like(args[i]) for i in places)
+
+
+def _promise_shapes() -> None:
+    """Meta kernels for operators that PyTorch has none for; without them they would run on the host."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def promise(name: str, kernel: Callable[..., Any]) -> None:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, kernel)
+
+    for name, place in whole.SHAPED_LIKE.items():
+        promise(name, functools.partial(_contiguous_like, place))
+    for name, places in whole.EACH_LIKE.items():
+        promise(name, functools.partial(_each_like, places))
+    _registered.append(library)
+
+
+def install() -> None:
+    """Registers device ``xla`` with its operators and connects the pipeline."""
+    sync.install()
+    programs.install()
+    custom_calls.install()
+    composites.install()
+    ctc.install()
+    _promise_shapes()
+    _bindings.record_whole(whole.names())
+    for name in whole.CONSTANT_NUMBERS:
+        op, _, overload = name.partition(".")
+        _bindings.set_static_numbers(f"aten::{op}", overload)
+    _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
+    _bindings.set_frame_depth(
+        _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
+    )
+    # A user's line is one outside PyTorch, JAX, this package and the standard library.
+    torch_folder, own = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
+    packages = os.path.dirname(torch_folder)
+    for folder in (torch_folder, own, os.path.dirname(os.__file__), f"{packages}/jax", f"{packages}/jaxlib"):
+        _bindings.add_skipped_prefix(folder + os.sep)
+    _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
+    scopes.install()
+    atexit.register(debug_level.at_exit)
+    _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
+    _metrics.provide("DestroyXlaTensor", _bindings.destroyed_tensors)
+    backend.publish_count()

@@ -1,0 +1,114 @@
+#include "base/python_hooks.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+
+namespace torch_xla {
+
+namespace {
+
+PyObject* hooks = nullptr;
+std::atomic<bool> eager_on{false};
+
+template <class... Arguments>
+py::object call(const char* method, const Arguments&... arguments) {
+  try {
+    TORCH_CHECK(hooks != nullptr, "[device] torch_xla is not initialised; import torch_xla first");
+    return py::handle(hooks).attr(method)(arguments...);
+  } catch (py::error_already_set& e) {
+    // PyTorch carries this type across its threads and restores the exception in the caller.
+    e.restore();
+    python_error error;
+    error.persist();
+    throw error;
+  }
+}
+
+py::list as_list(const std::vector<PyObject*>& buffers) {
+  py::list list;
+  for (auto* const buffer : buffers) {
+    list.append(py::handle(buffer));
+  }
+  return list;
+}
+
+std::vector<PyObject*> references(const py::object& list) {
+  std::vector<PyObject*> found;
+  for (const auto& item : list) {
+    found.push_back(py::reinterpret_borrow<py::object>(item).release().ptr());
+  }
+  return found;
+}
+
+}  // namespace
+
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("upload", cpu, static_cast<int>(device)).release().ptr();
+}
+
+std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {
+  const py::gil_scoped_acquire gil;
+  return references(call("copy", as_list(buffers)));
+}
+
+PyObject* pack(const std::vector<PyObject*>& buffers) {
+  const py::gil_scoped_acquire gil;
+  return call("pack", as_list(buffers)).release().ptr();
+}
+
+std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
+  const py::gil_scoped_acquire gil;
+  py::tuple sizes(shapes.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    sizes[i] = py::tuple(py::cast(shapes[i]));
+  }
+  return references(call("unpack", py::handle(buffer), sizes));
+}
+
+PyObject* put(PyObject* numbers, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("put", py::handle(numbers), static_cast<int>(device)).release().ptr();
+}
+
+void explain(PyObject* token, c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  call("explain", py::handle(token), static_cast<int>(device));
+}
+
+at::Tensor fetch(const at::Tensor& xla) {
+  const py::gil_scoped_acquire gil;
+  return call("fetch", xla).cast<at::Tensor>();
+}
+
+void note_read(const char* op) {
+  const py::gil_scoped_acquire gil;
+  call("note_read", op);
+}
+
+void evaluate(const std::vector<at::Tensor>& tensors) {
+  const py::gil_scoped_acquire gil;
+  call("evaluate", tensors);
+}
+
+void note_host_op(const std::string& op, const std::string& reason) {
+  const py::gil_scoped_acquire gil;
+  call("note_host_op", op, reason);
+}
+
+bool is_lowered(const std::string& op) {
+  const py::gil_scoped_acquire gil;
+  return call("is_lowered", op).cast<bool>();
+}
+
+void set_python_hooks(PyObject* h) {
+  Py_XINCREF(h);
+  hooks = h;
+}
+
+bool eager() { return eager_on.load(std::memory_order_relaxed); }
+void set_eager(bool on) { eager_on.store(on, std::memory_order_relaxed); }
+
+}  // namespace torch_xla

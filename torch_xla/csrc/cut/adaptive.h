@@ -1,0 +1,20 @@
+// Numbers that shape what XLA can do with a program, such as where a part of a tensor begins: constants of it, until a
+// graph comes that differs from an earlier one in nothing else.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/pool.h"
+
+namespace torch_xla {
+
+// Sets for each adaptive number of a graph, given by its bits, whether it varies; some do anyway. `structure` is the
+// key of all graphs that differ in these only, and `runs` says that this one is about to run, not only looked at. Wants
+// the recorder's lock.
+void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs);
+
+// Forgets what varied.
+void forget_varying();
+
+}  // namespace torch_xla

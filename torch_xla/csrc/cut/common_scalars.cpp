@@ -1,0 +1,124 @@
+#include "cut/common_scalars.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace torch_xla {
+
+namespace {
+
+// Numbers of one role that are equal now may differ later, which costs a compile: two weights of a loss, say. So many
+// equal ones are an optimizer's or a layer's setting.
+constexpr uint32_t kFewest = 4;
+
+// A schedule may begin at zero for all.
+bool may_share(const NumberSlot& n) { return n.type == NumberSlot::Type::Float && n.number.real() != 0; }
+
+}  // namespace
+
+uint64_t NumberSlot::bits() const {
+  auto found = static_cast<uint64_t>(integer);
+  if (type == Type::Float) {
+    const double value = number.real();
+    std::memcpy(&found, &value, sizeof(found));
+  }
+  return found;
+}
+
+Sharing::Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
+  struct Class {
+    uint32_t count = 0;
+    int64_t place = -1;
+  };
+  std::unordered_map<Hash, Class, HashHasher> classes;
+  const auto class_of = [&](const NumberSlot& n) -> Class& {
+    auto hash = roles.at(n.node);
+    hash.mix(static_cast<uint64_t>(n.position));
+    hash.mix(n.number.real());
+    return classes[hash];
+  };
+  for (const auto& n : numbers) {
+    if (may_share(n)) {
+      ++class_of(n).count;
+    }
+  }
+  places.reserve(numbers.size());
+  for (const auto& n : numbers) {
+    auto* const shared = may_share(n) ? &class_of(n) : nullptr;
+    if (shared == nullptr || shared->count < kFewest) {
+      add(n.type, sizes[static_cast<size_t>(n.type)]);
+      continue;
+    }
+    if (shared->place < 0) {
+      shared->place = sizes[static_cast<size_t>(n.type)];
+    }
+    add(n.type, static_cast<uint32_t>(shared->place));
+  }
+}
+
+void Sharing::add(NumberSlot::Type type, uint32_t place) {
+  places.push_back(place);
+  auto& size = sizes[static_cast<size_t>(type)];
+  size = std::max(size, place + 1);
+}
+
+Vector<bool> Sharing::broken(const Vector<NumberSlot>& numbers) const {
+  std::vector<const NumberSlot*> first(sizes[static_cast<size_t>(NumberSlot::Type::Float)], nullptr);
+  Vector<bool> found(first.size(), false);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i].type != NumberSlot::Type::Float) {
+      continue;
+    }
+    auto*& one = first[places[i]];
+    if (one == nullptr) {
+      one = &numbers[i];
+    } else if (one->bits() != numbers[i].bits()) {
+      found[places[i]] = true;
+    }
+  }
+  return found;
+}
+
+bool Sharing::holds(const Vector<NumberSlot>& numbers) const {
+  const auto found = broken(numbers);
+  return std::find(found.begin(), found.end(), true) == found.end();
+}
+
+Sharing Sharing::unbroken(const Vector<NumberSlot>& numbers) const {
+  const auto apart = broken(numbers);
+  Sharing result;
+  std::unordered_map<uint32_t, uint32_t> moved;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto type = numbers[i].type;
+    const auto next = result.sizes[static_cast<size_t>(type)];
+    const bool alone = type != NumberSlot::Type::Float || apart[places[i]];
+    result.add(type, alone ? next : moved.try_emplace(places[i], next).first->second);
+  }
+  return result;
+}
+
+NumberVectors Sharing::pack(const Vector<NumberSlot>& numbers) const {
+  const auto size = [&](NumberSlot::Type type) { return sizes[static_cast<size_t>(type)]; };
+  NumberVectors vectors{std::vector<double>(size(NumberSlot::Type::Float)),
+                        std::vector<int64_t>(size(NumberSlot::Type::Int)),
+                        std::vector<std::complex<double>>(size(NumberSlot::Type::Complex))};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto& n = numbers[i];
+    const auto place = places[i];
+    switch (n.type) {
+      case NumberSlot::Type::Float:
+        vectors.floats[place] = n.number.real();
+        break;
+      case NumberSlot::Type::Int:
+        vectors.ints[place] = n.integer;
+        break;
+      case NumberSlot::Type::Complex:
+        vectors.complexes[place] = {n.number.real(), n.number.imag()};
+        break;
+    }
+  }
+  return vectors;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,55 @@
+// Which numbers of a graph travel as one: an optimizer gives each of hundreds of operators the same learning rate, and
+// XLA compiles kernels that read equal places of a vector once.
+#pragma once
+#include <c10/util/complex.h>
+
+#include <array>
+#include <complex>
+#include <cstdint>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/pool.h"
+
+namespace torch_xla {
+
+// One argument number that is an input of the program.
+struct NumberSlot {
+  enum class Type : uint8_t { Int, Float, Complex } type;
+  int64_t integer = 0;
+  c10::complex<double> number;
+  uint32_t node = 0;                             // whose argument it is
+  uint32_t position = 0;                         // which one
+  static constexpr uint32_t kSeed = UINT32_MAX;  // none of its arguments: its seed, or the offset
+
+  uint64_t bits() const;  // of an integer or a float
+};
+
+// The numbers of a graph as a program takes them.
+struct NumberVectors {
+  std::vector<double> floats;
+  std::vector<int64_t> ints;
+  std::vector<std::complex<double>> complexes;
+};
+
+class Sharing {
+ public:
+  // By the values that the numbers have now; `roles` tells what must be equal too, per node.
+  Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
+
+  // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
+  bool holds(const Vector<NumberSlot>& numbers) const;
+  // The same without what does not hold here.
+  Sharing unbroken(const Vector<NumberSlot>& numbers) const;
+  NumberVectors pack(const Vector<NumberSlot>& numbers) const;
+
+  std::vector<uint32_t> places;     // per number: where it is in the vector of its type
+  std::array<uint32_t, 3> sizes{};  // of the vectors, by type
+
+ private:
+  Sharing() = default;
+  void add(NumberSlot::Type type, uint32_t place);
+  Vector<bool> broken(const Vector<NumberSlot>& numbers) const;
+};
+
+}  // namespace torch_xla

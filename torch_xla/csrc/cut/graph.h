@@ -1,0 +1,100 @@
+// Cutting: the pending values of a device become a Graph with numbered leaves, a structural key and an output list.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cut/common_scalars.h"
+#include "tensor/source.h"
+#include "tensor/storage.h"
+
+namespace torch_xla {
+
+class Graph {
+ public:
+  // Everything pending on a device; without `barrier` only to be looked at.
+  static Graph of_device(c10::DeviceIndex device, bool barrier = true);
+  // What these tensors need; with `live` also whatever else of that is still alive; with `give` the program gets the
+  // buffers that were given away.
+  static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool give = false);
+
+  Graph(Graph&&) = default;
+  Graph& operator=(Graph&&) = default;
+  ~Graph() = default;
+
+  c10::DeviceIndex device = 0;
+  Hash key;
+  Vector<NodePtr> nodes;       // in recording order
+  Vector<NodePtr> leaves;      // in order of first use
+  Vector<bool> donated;        // per leaf: no one needs its buffer after the run
+  Vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
+  Vector<Value> outputs;       // in recording order
+  Vector<NumberSlot> numbers;
+
+  // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
+  std::vector<Hash> roles() const;
+
+  // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
+  // hold.
+  const std::shared_ptr<const Sharing>& sharing();
+  bool share_as(const std::shared_ptr<const Sharing>& known);
+
+  // Leaves that still need a buffer, filled with one number each.
+  Vector<NodePtr> fills() const;
+  bool has_fills() const;
+
+  // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
+  bool fits_host() const;
+
+  // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
+  int64_t unheld_bytes() const;
+
+  // Where an output's value is: a buffer of its own (a new reference, stolen) or a place of a source.
+  struct Result {
+    PyObject* buffer = nullptr;
+    c10::intrusive_ptr<Source> source;
+    uint32_t place = 0;
+  };
+  // Gives the results to the tensors and leaves the graph empty. `shared` buffers are held by someone else too and are
+  // never donated.
+  void attach(Vector<Result> results, bool shared = false);
+  // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
+  void abandon(const std::string& error);
+
+ private:
+  Graph() = default;
+  void collect(Vector<Value> roots, bool runs);
+  void number_leaves(bool runs);
+  void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs);
+  void find_donations(bool overwritten_too);
+  void take_given();
+  void settle();
+  void clear();
+
+  uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
+  std::shared_ptr<const Sharing> sharing_;
+  Vector<Value> forgotten_;       // what views remembered, to be released after the lock
+  Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
+};
+
+// The collection that the marks of nodes belong to. Wants the recorder's lock.
+uint64_t latest_epoch();
+
+// Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
+// tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.
+bool give_buffer(const at::Tensor& tensor, bool give);
+bool is_given(const at::Tensor& tensor);
+// Whether a tensor has no value any more.
+bool is_lost(const at::Tensor& tensor);
+
+// Whether a barrier on the device would do anything.
+bool has_pending(c10::DeviceIndex device);
+
+// The buffer of a tensor whose value is computed, as a new reference, else null.
+PyObject* buffer_of(const at::Tensor& tensor);
+// The same, perhaps as a part of a larger buffer: enough to read the values.
+Location location_of(const at::Tensor& tensor);
+
+}  // namespace torch_xla

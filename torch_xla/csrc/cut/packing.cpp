@@ -1,0 +1,168 @@
+#include "cut/packing.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/python_hooks.h"
+#include "tensor/lazy_clone.h"
+#include "tensor/source.h"
+
+namespace torch_xla {
+
+namespace {
+
+// A copy of more bytes than this costs more than a buffer of its own does (2-5 us on CPU).
+constexpr int64_t kBytes = 16384;
+constexpr size_t kMembers = 256;
+// So many that are updated by the same operator make a pack of their own: horizontal.py then computes them as one.
+constexpr size_t kAlike = 4;
+// The others are computed where the pack is put together, and XLA's compile time grows with their number: on CPU, 160
+// in one took ten times as long as in eights, twelves half as long again, and eights no longer than none.
+constexpr size_t kMixed = 8;
+
+bool small(const Meta& meta) {
+  const auto n = meta.numel();
+  return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
+}
+
+}  // namespace
+
+Packing::Packing(const Graph& graph) : leaves(graph.leaves.size()), results(graph.outputs.size()) {
+  form(graph);
+  uint32_t single = 0;
+  for (auto& place : leaves) {
+    if (place.pack < 0) {
+      place.index = single++;
+    }
+  }
+  single = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].pack < 0) {
+      results[i].index = single++;
+    }
+  }
+}
+
+void Packing::form(const Graph& graph) {
+  std::vector<int64_t> predecessors(graph.outputs.size(), -1);
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    if (graph.donated[i] && graph.successors[i] >= 0) {
+      predecessors[graph.successors[i]] = static_cast<int64_t>(i);
+    }
+  }
+  const auto roles = graph.roles();
+  std::vector<Members> groups;
+  std::unordered_map<Hash, size_t, HashHasher> found;  // group by role and dtype
+  std::unordered_set<Hash, HashHasher> shapes;         // of what is updated
+  for (uint32_t i = 0; i < predecessors.size(); ++i) {
+    if (predecessors[i] < 0) {
+      continue;
+    }
+    const auto& [node, index] = graph.outputs[i];
+    const auto& before = graph.leaves[predecessors[i]]->outs->metas[0];
+    const auto& after = node->meta(index);
+    if (before.value == after.value && small(before)) {
+      shapes.insert(after.value);
+      auto role = roles.at(node->slot);
+      role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
+      const auto [group, unused] = found.emplace(role, groups.size());
+      groups.resize(std::max(groups.size(), group->second + 1));
+      groups[group->second].leaves.push_back(static_cast<uint32_t>(predecessors[i]));
+      groups[group->second].outputs.push_back(i);
+    }
+  }
+  std::map<at::ScalarType, Members> mixed;
+  for (const auto& group : groups) {
+    Members pack;
+    for (size_t k = 0; k < group.outputs.size(); ++k) {
+      pack.leaves.push_back(group.leaves[k]);
+      pack.outputs.push_back(group.outputs[k]);
+      close(graph, pack, kMembers);
+    }
+    close(graph, pack, kAlike);
+    for (size_t k = 0; k < pack.outputs.size(); ++k) {
+      const auto& value = graph.outputs[pack.outputs[k]];
+      auto& rest = mixed[value.node->meta(value.index).dtype];
+      rest.leaves.push_back(pack.leaves[k]);
+      rest.outputs.push_back(pack.outputs[k]);
+      close(graph, rest, kMixed);
+    }
+  }
+  for (auto& [dtype, pack] : mixed) {
+    close(graph, pack, 2);
+  }
+  // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
+  // inputs of the next step perhaps, and would have to be taken out of the pack again.
+  std::map<at::ScalarType, Members> gradients;
+  for (uint32_t i = 0; i < predecessors.size(); ++i) {
+    const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
+    if (predecessors[i] < 0 && meta.numel() > 1 && shapes.count(meta.value) > 0) {
+      auto& pack = gradients[meta.dtype];
+      pack.outputs.push_back(i);
+      close(graph, pack, kMembers);
+    }
+  }
+  for (auto& [dtype, pack] : gradients) {
+    close(graph, pack, 2);
+  }
+}
+
+void Packing::close(const Graph& graph, Members& pack, size_t least) {
+  if (pack.outputs.size() < least) {
+    return;
+  }
+  const auto number = static_cast<int32_t>(packs.size());
+  auto layout = std::make_shared<Pack::Layout>();
+  int64_t start = 0;
+  for (uint32_t k = 0; k < pack.outputs.size(); ++k) {
+    const auto& value = graph.outputs[pack.outputs[k]];
+    const auto& meta = value.node->meta(value.index);
+    layout->shapes.emplace_back(meta.sizes.begin(), meta.sizes.end());
+    layout->starts.push_back(start);
+    start += meta.numel();
+    results[pack.outputs[k]] = {number, k};
+    if (!pack.leaves.empty()) {
+      leaves[pack.leaves[k]] = {number, k};
+    }
+  }
+  layouts.push_back(std::move(layout));
+  packs.push_back(std::exchange(pack, {}));
+}
+
+Vector<PyObject*> Packing::gather(const Graph& graph) const {
+  fetch_clones(clones_to_fetch(graph.leaves, graph.donated));
+  Vector<PyObject*> buffers;
+  buffers.reserve(leaves.size());
+  const auto own = [&](uint32_t slot) {
+    const auto& leaf = graph.leaves[slot];
+    fetch_buffer(leaf);
+    TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
+    return leaf->buffer;
+  };
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].pack < 0) {
+      buffers.push_back(Py_NewRef(own(i)));
+    }
+  }
+  for (const auto& [members, unused] : packs) {
+    if (members.empty()) {
+      continue;
+    }
+    const auto& source = graph.leaves[members[0]]->source;
+    const auto* held = source.defined() ? source->pack() : nullptr;
+    if (held != nullptr && held->holds(graph.leaves, members)) {
+      buffers.push_back(Py_NewRef(held->buffer));
+      continue;
+    }
+    std::vector<PyObject*> parts;
+    for (const auto slot : members) {
+      parts.push_back(own(slot));
+    }
+    buffers.push_back(pack(parts));
+  }
+  return buffers;
+}
+
+}  // namespace torch_xla

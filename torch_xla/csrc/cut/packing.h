@@ -1,0 +1,41 @@
+// Which small buffers a program takes and gives together: a client's cost per buffer is that of copying 16 KB or more.
+#pragma once
+#include <Python.h>
+
+#include <vector>
+
+#include "cut/graph.h"
+
+namespace torch_xla {
+
+// A function of the graph alone, so that every step of a loop has the same. Most packs are of leaves that the graph
+// overwrites, and come back with what takes their place: the next step's input as it is. The others have no leaves, and
+// come last.
+class Packing {
+ public:
+  struct Place {
+    int32_t pack = -1;   // none
+    uint32_t index = 0;  // among the members of the pack, or among the single ones
+  };
+  struct Members {
+    std::vector<uint32_t> leaves;
+    std::vector<uint32_t> outputs;
+  };
+
+  explicit Packing(const Graph& graph);
+
+  std::vector<Members> packs;
+  std::vector<std::shared_ptr<const Pack::Layout>> layouts;
+  std::vector<Place> leaves;   // per leaf
+  std::vector<Place> results;  // per output
+
+  // The program's buffers: single leaves, then packs; new references. Wants the GIL, not the recorder's lock.
+  Vector<PyObject*> gather(const Graph& graph) const;
+
+ private:
+  void form(const Graph& graph);
+  // Makes a pack of what was collected, if it is `least` or more.
+  void close(const Graph& graph, Members& pack, size_t least);
+};
+
+}  // namespace torch_xla

@@ -1,0 +1,159 @@
+#include "device/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+
+#include <mutex>
+#include <vector>
+
+namespace torch_xla {
+
+namespace {
+
+class XlaGeneratorImpl final : public c10::GeneratorImpl {
+ public:
+  explicit XlaGeneratorImpl(c10::DeviceIndex device)
+      : GeneratorImpl(c10::Device(c10::DeviceType::XLA, device), c10::DispatchKeySet(c10::DispatchKey::XLA)) {}
+
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    offset_ = 0;
+  }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override {
+    set_current_seed(c10::detail::getNonDeterministicRandom(false));
+    return seed_;
+  }
+  void set_offset(uint64_t offset) override { offset_ = offset; }
+  uint64_t get_offset() const override { return offset_; }
+
+  // The state is two little-endian 64-bit words as a byte tensor, as on other devices.
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.numel() == 16 && state.dtype() == caffe2::TypeMeta::Make<uint8_t>(),
+                "[random] got a generator state of ", state.numel(), " bytes of ", state.dtype(),
+                ", expected 16 of uint8");
+    const auto* words = static_cast<const uint64_t*>(state.data());
+    seed_ = words[0];
+    offset_ = words[1];
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto state = at::empty({16}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+    auto* words = reinterpret_cast<uint64_t*>(state.data_ptr<uint8_t>());
+    words[0] = seed_;
+    words[1] = offset_;
+    return state.getIntrusivePtr();
+  }
+  uint64_t take() { return offset_++; }
+
+ private:
+  XlaGeneratorImpl* clone_impl() const override {
+    auto* copy = new XlaGeneratorImpl(device().index());
+    copy->seed_ = seed_;
+    copy->offset_ = offset_;
+    return copy;
+  }
+  uint64_t seed_ = c10::default_rng_seed_val;
+  uint64_t offset_ = 0;
+};
+
+struct Device {
+  at::Generator generator;
+  uint64_t followed_seed = 0;  // the torch.manual_seed this state came from
+  bool follows = false;
+};
+
+std::vector<Device>& devices() {
+  static auto* const d = new std::vector<Device>();
+  return *d;
+}
+std::mutex& devices_mutex() {
+  static auto* const m = new std::mutex();
+  return *m;
+}
+
+Device& device_state(c10::DeviceIndex index) {
+  auto& all = devices();
+  while (static_cast<c10::DeviceIndex>(all.size()) <= index) {
+    all.push_back({at::make_generator<XlaGeneratorImpl>(static_cast<c10::DeviceIndex>(all.size())), 0, false});
+  }
+  return all[index];
+}
+
+XlaGeneratorImpl& impl(const at::Generator& g) { return *static_cast<XlaGeneratorImpl*>(g.unsafeGetGeneratorImpl()); }
+
+// torch.manual_seed knows no hook for this device, so look at the CPU generator it seeded. To tell one seeding from the
+// next, mark it seen in a field that seeding clears and that a saved state carries: the spare normal number of type
+// float. CPU kernels draw normal numbers in double and keep theirs in the other field, so their numbers stay as they
+// are.
+bool reseeded(uint64_t& seed) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  auto* const cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
+  seed = cpu->current_seed();
+  if (cpu->next_float_normal_sample()) {
+    return false;
+  }
+  cpu->set_next_float_normal_sample(0.0F);
+  return true;
+}
+
+void follow_manual_seed() {
+  uint64_t seed = 0;
+  const bool fresh = reseeded(seed);
+  for (auto& d : devices()) {
+    if (fresh || !d.follows || d.followed_seed != seed) {
+      impl(d.generator).set_current_seed(seed);
+      d.followed_seed = seed;
+      d.follows = true;
+    }
+  }
+}
+
+}  // namespace
+
+void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& generator, int64_t seed[2]) {
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  if (generator && generator->defined()) {
+    if (generator->device().type() == c10::DeviceType::XLA) {
+      seed[0] = static_cast<int64_t>(generator->current_seed());
+      seed[1] = static_cast<int64_t>(impl(*generator).take());
+      return;
+    }
+    // A host generator governs the numbers too: it gives the seed of this one draw.
+    auto host = *generator;
+    const std::lock_guard<std::mutex> generator_lock(host.mutex());
+    seed[0] = static_cast<int64_t>(at::check_generator<at::CPUGeneratorImpl>(host)->random64());
+    seed[1] = 0;
+    return;
+  }
+  auto& d = device_state(device);
+  follow_manual_seed();
+  seed[0] = static_cast<int64_t>(d.generator.current_seed());
+  seed[1] = static_cast<int64_t>(impl(d.generator).take());
+}
+
+std::pair<uint64_t, uint64_t> random_state(c10::DeviceIndex device) {
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  auto& d = device_state(device);
+  follow_manual_seed();
+  return {d.generator.current_seed(), impl(d.generator).get_offset()};
+}
+
+void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset) {
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  auto& d = device_state(device);
+  follow_manual_seed();  // so that an earlier torch.manual_seed does not come after this
+  impl(d.generator).set_current_seed(seed);
+  impl(d.generator).set_offset(offset);
+}
+
+at::Generator new_generator(c10::DeviceIndex device) {
+  return at::make_generator<XlaGeneratorImpl>(std::max<c10::DeviceIndex>(device, 0));
+}
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  return device_state(std::max<c10::DeviceIndex>(device, 0)).generator;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,289 @@
+#include "ir/node.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "base/user_line.h"
+#include "ir/op_info.h"
+
+namespace torch_xla {
+
+namespace {
+
+std::atomic<uint64_t> next_sequence{1};
+thread_local int no_python = 0;
+
+struct Released {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Released& released() {
+  static auto* const queue = new Released();  // outlives the interpreter on purpose
+  return *queue;
+}
+
+}  // namespace
+
+int64_t Meta::numel() const {
+  int64_t n = 1;
+  for (const auto s : sizes) {
+    n *= s;
+  }
+  return n;
+}
+
+bool Meta::contiguous() const {
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] == 0) {
+      return true;
+    }
+    if (sizes[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+void Meta::rehash() {
+  row_major = contiguous();
+  bytes = defined() ? numel() * static_cast<int64_t>(c10::elementSize(dtype)) : 0;
+  value = Hash();
+  value.mix(static_cast<uint64_t>(dtype));
+  for (const auto s : sizes) {
+    value.mix(static_cast<uint64_t>(s));
+  }
+  layout = value;
+  for (const auto s : strides) {
+    layout.mix(static_cast<uint64_t>(s));
+  }
+}
+
+void MetaSet::rehash() {
+  value = Hash();
+  for (auto& m : metas) {
+    m.rehash();
+    value.mix(m.value);
+  }
+}
+
+MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, at::ScalarType dtype) {
+  auto set = c10::make_intrusive<MetaSet>();
+  Meta m;
+  m.sizes.assign(sizes.begin(), sizes.end());
+  m.strides.assign(strides.begin(), strides.end());
+  m.offset = offset;
+  m.dtype = dtype;
+  set->metas.push_back(std::move(m));
+  set->returns.push_back(MetaSet::kTensor);
+  set->rehash();
+  return {std::move(set), 0};
+}
+
+MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype) {
+  c10::SmallVector<int64_t, 5> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return make_meta(sizes, strides, 0, dtype);
+}
+
+Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}
+
+void Node::let_go() {
+  release_object(std::exchange(buffer, nullptr));
+  source.reset();
+  forwards.reset();
+  // A chain of a million nodes must not be released by a million nested destructors: take the inputs of every node
+  // that dies here before it does. Mostly none does.
+  const auto dies = [](const Value& v) { return v.node.defined() && v.node.use_count() == 1; };
+  if (std::none_of(inputs.begin(), inputs.end(), dies)) {
+    inputs.clear();
+    return;
+  }
+  Vector<Value> dying(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
+  inputs.clear();
+  while (!dying.empty()) {
+    const Value value = std::move(dying.back());
+    dying.pop_back();
+    if (dies(value)) {
+      auto& next = value.node->inputs;
+      dying.insert(dying.end(), std::make_move_iterator(next.begin()), std::make_move_iterator(next.end()));
+      next.clear();
+    }
+  }
+}
+
+void Node::become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage) {
+  op = nullptr;
+  buffer = stolen_buffer;
+  for (auto& input : inputs) {
+    garbage.push_back(std::move(input));
+  }
+  inputs.clear();
+  args.clear();
+}
+
+void resolve(Value& value) {
+  const auto& forwards = value.node->forwards;
+  if (forwards != nullptr && (*forwards)[value.index]) {
+    value = Value((*forwards)[value.index]);
+  }
+}
+
+void hash_arg(Hash& hash, const Arg& arg) {
+  hash.mix(static_cast<uint64_t>(arg.kind) << 32 | arg.count);
+  if (arg.kind == Arg::Kind::Attr || arg.kind == Arg::Kind::OptInputs) {
+    hash_attr(hash, arg.value);
+  } else if (is_number(arg)) {
+    hash.mix(static_cast<uint64_t>(arg.value.isInt() ? 1 : arg.value.isDouble() ? 2 : 3));
+  }
+}
+
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
+  Hash attrs;
+  for (const auto& arg : args) {
+    hash_arg(attrs, arg);
+  }
+  return make_node(op, std::move(args), std::move(inputs), std::move(outs), attrs);
+}
+
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
+  auto node = c10::make_intrusive<Node>();
+  node->op = &op;
+  node->numbered = std::any_of(args.begin(), args.end(), [](const Arg& a) { return is_number(a); });
+  node->args = std::move(args);
+  node->inputs = std::move(inputs);
+  node->outs = std::move(outs);
+  node->attrs = attrs;
+  node->frame = recorded_frame();
+  node->scope = recorded_scope();
+  return node;
+}
+
+MetaSetPtr single(const MetaRef& meta) {
+  if (meta.set->metas.size() == 1) {
+    return meta.set;
+  }
+  auto& singles = meta.set->singles;
+  singles.resize(meta.set->metas.size());
+  if (!singles[meta.index].defined()) {
+    singles[meta.index] = make_meta(meta->sizes, meta->strides, meta->offset, meta->dtype).set;
+  }
+  return singles[meta.index];
+}
+
+Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer) {
+  auto node = c10::make_intrusive<Node>();
+  node->outs = single(meta);
+  node->buffer = stolen_buffer;
+  node->frame = recorded_frame();
+  return {std::move(node), 0};
+}
+
+Value make_fill(const MetaRef& meta, const c10::IValue& number) {
+  static auto& full = op_info("aten::full", "");
+  Args args;
+  std::vector<int64_t> sizes(meta->sizes.begin(), meta->sizes.end());
+  args.push_back(attr(sizes));
+  const auto kind = number.isBool() ? Arg::Kind::Attr : number.isInt() ? Arg::Kind::Integer : Arg::Kind::Number;
+  args.push_back({kind, 0, number});
+  args.push_back(attr(static_cast<int64_t>(meta->dtype)));
+  for (int i = 0; i < 3; ++i) {
+    args.push_back(attr({}));
+  }
+  auto node = make_node(full, std::move(args), {}, single(meta));
+  node->fill = true;
+  return {std::move(node), 0};
+}
+
+void hash_attr(Hash& hash, const c10::IValue& v) {
+  if (v.isInt()) {
+    hash.mix(static_cast<uint64_t>(1));
+    hash.mix(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isNone()) {
+    hash.mix(static_cast<uint64_t>(2));
+  } else if (v.isBool()) {
+    hash.mix(static_cast<uint64_t>(3 + (v.toBool() ? 1 : 0)));
+  } else if (v.isDouble()) {
+    hash.mix(static_cast<uint64_t>(5));
+    hash.mix(v.toDouble());
+  } else if (v.isIntList()) {
+    const auto& list = v.toIntList();
+    hash.mix(static_cast<uint64_t>(6) << 32 | list.size());
+    for (const int64_t e : list) {
+      hash.mix(static_cast<uint64_t>(e));
+    }
+  } else if (v.isString()) {
+    hash.mix(static_cast<uint64_t>(7));
+    hash.mix(std::string_view(v.toStringRef()));
+  } else if (v.isDevice()) {
+    // The device of a graph is in its key; a device argument adds only its type.
+    hash.mix(static_cast<uint64_t>(8) << 32 | static_cast<uint64_t>(v.toDevice().type()));
+  } else if (v.isComplexDouble()) {
+    hash.mix(static_cast<uint64_t>(9));
+    hash.mix(v.toComplexDouble().real());
+    hash.mix(v.toComplexDouble().imag());
+  } else if (v.isList()) {
+    const auto list = v.toListRef();
+    hash.mix(static_cast<uint64_t>(10) << 32 | list.size());
+    for (const auto& e : list) {
+      hash_attr(hash, e);
+    }
+  } else if (v.isGenerator()) {
+    hash.mix(static_cast<uint64_t>(11));
+  } else {
+    TORCH_CHECK(false, "[record] an argument of type ", v.tagKind(),
+                " cannot be recorded; pass a number, a list or a tensor");
+  }
+}
+
+void release_object(PyObject* object) {
+  if (object == nullptr || !Py_IsInitialized()) {
+    return;
+  }
+  if (no_python == 0 && PyGILState_Check()) {
+    Py_DECREF(object);
+    return;
+  }
+  auto& queue = released();
+  bool first;
+  {
+    const std::lock_guard<std::mutex> lock(queue.mutex);
+    first = queue.objects.empty();
+    queue.objects.push_back(object);
+  }
+  if (first) {
+    Py_AddPendingCall(
+        [](void*) {
+          drain_released();
+          return 0;
+        },
+        nullptr);
+  }
+}
+
+void drain_released() {
+  std::vector<PyObject*> objects;
+  {
+    auto& queue = released();
+    const std::lock_guard<std::mutex> lock(queue.mutex);
+    objects.swap(queue.objects);
+  }
+  for (auto* object : objects) {
+    Py_DECREF(object);
+  }
+}
+
+uint64_t node_sequence() { return next_sequence.load(std::memory_order_relaxed); }
+
+NoPython::NoPython() { ++no_python; }
+NoPython::~NoPython() { --no_python; }
+
+}  // namespace torch_xla

@@ -1,0 +1,186 @@
+// The graph: a Node is one recorded operator call (or a leaf that holds a device buffer), a Value is one of its
+// results.
+#pragma once
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/module_path.h"
+#include "base/pool.h"
+#include "base/user_line.h"
+
+typedef struct _object PyObject;
+
+namespace torch_xla {
+
+struct OpInfo;
+struct Node;
+
+// Shape, strides and dtype of one result, as PyTorch's Meta kernels give them.
+struct Meta {
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+  int64_t offset = 0;
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  int64_t bytes = 0;      // of its elements
+  bool row_major = true;  // as `contiguous` says
+  Hash layout;            // sizes, strides, dtype: what later shapes depend on
+  Hash value;             // sizes, dtype: what the program depends on
+
+  bool defined() const { return dtype != at::ScalarType::Undefined; }
+  int64_t numel() const;
+  bool contiguous() const;
+  void rehash();
+};
+
+// The metas of all results of one call; shared by every call with the same signature.
+struct MetaSet final : c10::intrusive_ptr_target {
+  std::vector<Meta> metas;
+  // Per return of the schema: a tensor, a number (which has an undefined meta), or a list of that length.
+  static constexpr int32_t kTensor = -1;
+  static constexpr int32_t kNumber = -2;
+  c10::SmallVector<int32_t, 4> returns;
+  std::vector<int64_t> numbers;
+  Hash value;
+  std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once that was asked for
+
+  void rehash();
+};
+using MetaSetPtr = c10::intrusive_ptr<MetaSet>;
+
+struct MetaRef {
+  MetaSetPtr set;
+  uint32_t index = 0;
+  const Meta& operator*() const { return set->metas[index]; }
+  const Meta* operator->() const { return &set->metas[index]; }
+};
+MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, at::ScalarType dtype);
+MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
+
+struct Value {
+  c10::intrusive_ptr<Node> node;
+  uint32_t index = 0;
+  explicit operator bool() const { return node.defined(); }
+  bool operator==(const Value& other) const { return node == other.node && index == other.index; }
+};
+
+// One argument of a recorded call.
+struct Arg {
+  enum class Kind : uint8_t {
+    Attr,       // `value` as passed; None for an undefined tensor
+    Input,      // the next input
+    Inputs,     // the next `count` inputs, a list
+    OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
+    Number,     // `value` is an input of the program, not a constant
+    Adaptive,   // so is this, where it varies; see adaptive.h
+    Integer,    // so is this, where it varies or never was special
+  };
+  Kind kind = Kind::Attr;
+  uint32_t count = 0;
+  c10::IValue value;
+};
+inline Arg input_arg() { return {Arg::Kind::Input, 0, {}}; }
+inline bool is_number(const Arg& arg) { return arg.kind >= Arg::Kind::Number; }
+inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value)}; }
+using Args = c10::SmallVector<Arg, 5>;
+using Inputs = c10::SmallVector<Value, 3>;
+
+struct Pack;
+
+// Where leaves find their buffers when they need them; see source.h.
+struct Source : c10::intrusive_ptr_target {
+  // Gives one of its leaves a buffer of its own. Wants the GIL, not the recorder's lock.
+  virtual void fetch(const c10::intrusive_ptr<Node>& leaf) = 0;
+  virtual Pack* pack() { return nullptr; }
+  // The leaf whose values its own are, if they are another's; see lazy_clone.h.
+  virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
+};
+
+// A step makes, cuts and frees hundreds of them, so what is read most comes first: the first line of the processor's
+// cache for an input, two more for a node that is computed.
+struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
+  OpInfo* op = nullptr;  // null for a leaf
+  uint64_t sequence = 0;
+
+  // Results of a node with several that were computed while the node lives on.
+  std::unique_ptr<Vector<Value>> forwards;
+
+  // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
+  uint64_t epoch = 0;
+  uint32_t slot = 0;
+  uint32_t references = 0;
+  bool output = false;
+  bool pinned = false;
+
+  bool seeded = false;
+  bool numbered = false;  // some argument is an input of the program, or may become one
+  bool fill = false;
+  bool shared = false;  // the buffer belongs to others too
+  bool given = false;   // the next program may have the buffer, though a tensor still has it
+
+  Hash attrs;  // of the constant arguments
+  MetaSetPtr outs;
+  // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
+  PyObject* buffer = nullptr;
+  c10::intrusive_ptr<Source> source;  // where else its values are
+  uint32_t place = 0;                 // which of the source's they are
+  Inputs inputs;
+  std::unique_ptr<std::string> error;
+  std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
+
+  Args args;
+  int64_t seed[2] = {0, 0};  // for operators that draw random numbers
+  Scope scope = nullptr;     // the module it belongs to, if that is kept
+  Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
+
+  Node();
+  ~Node() override { let_go(); }
+  // A node that is gone may wait for its weak references, but what it holds must not.
+  void release_resources() override { let_go(); }
+  bool leaf() const { return op == nullptr; }
+  // A leaf whose buffer is still to be made.
+  bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
+  const Meta& meta(uint32_t index) const { return outs->metas[index]; }
+  // Turns a single-result node into the leaf that holds its value; hands its inputs to `garbage`.
+  void become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage);
+
+ private:
+  void let_go();
+};
+using NodePtr = c10::intrusive_ptr<Node>;
+
+// Follows a result to the leaf that replaced it, if any.
+void resolve(Value& value);
+
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs);
+// As above, where the caller has hashed the arguments already (see `hash_arg`).
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs);
+void hash_arg(Hash& hash, const Arg& arg);
+// The sequence number the next node will get.
+uint64_t node_sequence();
+// The meta of one result by itself. Wants the recorder's lock if there are others; so do the next two.
+MetaSetPtr single(const MetaRef& meta);
+Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
+// The value of a tensor made from nothing: `number` everywhere.
+Value make_fill(const MetaRef& meta, const c10::IValue& number);
+
+void hash_attr(Hash& hash, const c10::IValue& value);
+
+// Releases a Python object from any thread: at once where the GIL is held, else when the main thread next runs Python
+// code, or at the next `drain_released`. PyTorch drops tensors without the GIL, and their memory is wanted back.
+void release_object(PyObject* object);
+void drain_released();
+
+// Marks the calling thread as holding a recorder lock: Python objects are then released later, because a thread that
+// waits for the GIL under a lock can wait for a thread that waits for the lock under the GIL.
+struct NoPython {
+  NoPython();
+  ~NoPython();
+};
+
+}  // namespace torch_xla

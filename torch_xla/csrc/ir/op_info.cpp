@@ -1,0 +1,352 @@
+#include "ir/op_info.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace torch_xla {
+
+namespace {
+
+std::atomic<bool> special_numbers{true};
+Doubt (*find_doubt)(const std::string& name) = nullptr;
+
+ArgKind kind_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgKind::Tensor;
+    case c10::TypeKind::NumberType:
+      return ArgKind::Number;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::Generator;
+    case c10::TypeKind::OptionalType:
+      return kind_of(*type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::ListType: {
+      const auto& element = *type.expectRef<c10::ListType>().getElementType();
+      if (element.kind() == c10::TypeKind::OptionalType) {
+        return kind_of(element) == ArgKind::Tensor ? ArgKind::OptTensorList : ArgKind::Attr;
+      }
+      const auto kind = kind_of(element);
+      return kind == ArgKind::Tensor   ? ArgKind::TensorList
+             : kind == ArgKind::Number ? ArgKind::NumberList
+                                       : ArgKind::Attr;
+    }
+    default:
+      return ArgKind::Attr;
+  }
+}
+
+// How many optional arguments `other` has beyond those of `writing` without its out= ones; -1 where they do not match.
+int extra_inputs(const c10::FunctionSchema& writing, const c10::FunctionSchema& other) {
+  std::vector<const c10::Argument*> ours;
+  for (const auto& a : writing.arguments()) {
+    if (!a.is_out()) {
+      ours.push_back(&a);
+    }
+  }
+  const auto& theirs = other.arguments();
+  if (ours.size() > theirs.size()) {
+    return -1;
+  }
+  for (size_t i = 0; i < ours.size(); ++i) {
+    // Compared as text: an alias annotation makes no other type.
+    if (ours[i]->name() != theirs[i].name() || *ours[i]->real_type() != *theirs[i].real_type()) {
+      return -1;
+    }
+  }
+  for (size_t i = ours.size(); i < theirs.size(); ++i) {
+    // `arange.start_step` has dtype, layout, device and pin_memory, which an out= tensor decides.
+    if (!theirs[i].kwarg_only() || !theirs[i].default_value() || !theirs[i].default_value()->isNone()) {
+      return -1;
+    }
+  }
+  return static_cast<int>(theirs.size() - ours.size());
+}
+
+// A float that is no Scalar shapes most programs (`eps`), but those of `_fused_adamw` follow the user's schedule.
+bool is_optimizer_step(const c10::FunctionSchema& schema) {
+  return schema.name().rfind("aten::_fused_", 0) == 0 && !schema.arguments().empty() &&
+         kind_of(*schema.arguments()[0].type()) == ArgKind::TensorList;
+}
+
+Form form_of(const std::string& name) {
+  static const std::unordered_map<std::string, Form> forms{
+      {"aten.as_strided.default", Form::AsStrided},
+      {"aten.as_strided_scatter.default", Form::AsStridedScatter},
+      {"aten.index.Tensor", Form::Index},
+      {"aten.index.Tensor_out", Form::Index},
+      {"aten._unsafe_index.Tensor", Form::Index},
+      {"aten.unbind.int", Form::Pieces},
+      {"aten.split.Tensor", Form::Pieces},
+      {"aten.split_with_sizes.default", Form::Pieces},
+      {"aten._grouped_mm.default", Form::GroupedProduct},
+  };
+  const auto found = forms.find(name);
+  return found == forms.end() ? Form::Plain : found->second;
+}
+
+// Numbers that loops count up, or that follow a schedule, and that XLA can do more with where they are constants.
+uint32_t adaptive_numbers(const std::string& name) {
+  static const std::unordered_map<std::string, uint32_t> positions{
+      {"aten.select.int", 0b100},
+      {"aten.select_backward.default", 0b1000},
+      {"aten.slice.Tensor", 0b1100},
+      {"aten.slice_backward.default", 0b11000},
+      {"aten.tril.default", 0b10},
+      {"aten.triu.default", 0b10},
+      {"aten.arange.start_step", 0b11},
+      {"aten.linspace.default", 0b11},
+      {"aten.bernoulli.p", 0b10},
+      {"aten._native_batch_norm_legit_functional.default", 0b1000000},
+      {"aten._batch_norm_with_update_functional.default", 0b100000},
+      {"aten.uniform.default", 0b110},
+      {"aten.normal_functional.default", 0b110},
+      {"aten.random.to", 0b10},
+      {"aten.random.from", 0b110},
+      {"aten.exponential.default", 0b10},
+      {"aten.cauchy.default", 0b110},
+      {"aten.log_normal.default", 0b110},
+      {"aten.pow.Tensor_Scalar", 0b10},
+      {"aten.smooth_l1_loss.default", 0b1000},
+      {"aten.smooth_l1_loss_backward.default", 0b10000},
+      {"aten.huber_loss.default", 0b1000},
+      {"aten.huber_loss_backward.default", 0b10000},
+  };
+  const auto found = positions.find(name);
+  return found == positions.end() ? 0 : found->second;
+}
+
+bool writes(const c10::FunctionSchema& schema) {
+  for (const auto& a : schema.arguments()) {
+    if (a.alias_info() != nullptr && a.alias_info()->isWrite()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+int8_t default_of(const c10::Argument& argument) {
+  const auto value = argument.default_value();
+  return value && value->isInt() && (value->toInt() == 0 || value->toInt() == 1) ? static_cast<int8_t>(value->toInt())
+                                                                                 : int8_t{-1};
+}
+
+using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+const Overloads& overloads() {
+  static const auto* const table = [] {
+    auto* t = new Overloads();
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      (*t)[name.name].push_back(name);
+    }
+    return t;
+  }();
+  return *table;
+}
+
+OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
+  const auto& schema = op.schema();
+  std::vector<std::string> names{schema.name(), schema.name() + "_functional"};
+  if (schema.name().back() == '_') {
+    const auto base = schema.name().substr(0, schema.name().size() - 1);
+    names.insert(names.begin(), {base, base + "_functional"});
+  }
+  for (const auto& name : names) {
+    const auto found = overloads().find(name);
+    if (found == overloads().end()) {
+      continue;
+    }
+    for (const auto& candidate : found->second) {
+      const auto handle = c10::Dispatcher::singleton().findSchema(candidate);
+      if (!handle || writes(handle->schema())) {
+        continue;
+      }
+      extra = extra_inputs(schema, handle->schema());
+      if (extra >= 0) {
+        return &op_info(*handle);
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
+  const auto& schema = handle.schema();
+  name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
+  name.replace(name.find("::"), 2, ".");
+  hash.mix(std::string_view(name));
+  adaptive = adaptive_numbers(name);
+  if (name == "aten.select.int") {
+    element_rank = 1;
+  } else if (name == "aten.select_backward.default") {
+    element_rank = 0;
+  }
+  std::vector<const c10::Argument*> written_arguments;
+  const bool step = is_optimizer_step(schema);
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    const bool rate = step && argument.type()->kind() == c10::TypeKind::FloatType;
+    kinds.push_back(rate ? ArgKind::Number : kind_of(*argument.type()));
+    defaults.push_back(default_of(argument));
+    has_tensor =
+        has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
+    is_out.push_back(argument.is_out());
+    has_indices = has_indices || kinds.back() == ArgKind::OptTensorList;
+    if (argument.name() == "dropout_p") {
+      dropout = static_cast<int>(i);
+    }
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      written.push_back(static_cast<uint8_t>(i));
+      written_arguments.push_back(&argument);
+    }
+  }
+  for (const auto& result : schema.returns()) {
+    int8_t which = -1;
+    if (const auto* alias = result.alias_info()) {
+      for (size_t w = 0; w < written_arguments.size(); ++w) {
+        if (*written_arguments[w]->alias_info() == *alias) {
+          which = static_cast<int8_t>(w);
+        }
+      }
+      view = view || (written.empty() && !alias->isWrite());
+    }
+    return_writes.push_back(which);
+  }
+  form = form_of(name);
+  doubt = find_doubt == nullptr ? nullptr : find_doubt(name);
+  inplace_view = handle.hasTag(at::Tag::inplace_view);
+  seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
+  needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
+               form != Form::Index;
+  if (!written.empty()) {
+    functional = find_functional(handle, functional_extra);
+    seeded = seeded || (functional != nullptr && functional->seeded);
+    adaptive = functional != nullptr ? functional->adaptive : 0;
+  }
+}
+
+bool OpInfo::only_writes_inputs() const {
+  const auto fresh = [](int8_t which) { return which < 0; };
+  const auto out = [this](uint8_t position) { return is_out[position]; };
+  return !written.empty() && !inplace_view && std::none_of(return_writes.begin(), return_writes.end(), fresh) &&
+         std::none_of(written.begin(), written.end(), out);
+}
+
+namespace {
+
+// What is known of the operators, by the address of their name, which lives in the dispatcher as long as they do.
+// Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
+// notebook cell runs again) loses its entry, and counts how often that happened.
+struct Known {
+  std::shared_mutex mutex;
+  std::atomic<uint64_t> losses{0};  // entries that were lost
+  std::unordered_map<const void*, OpInfo*> by_address;
+  std::unordered_map<c10::OperatorName, uint64_t> redefined;
+};
+
+struct Listener final : c10::OpRegistrationListener {
+  explicit Listener(Known& k) : known(k) {}
+  void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    const std::unique_lock<std::shared_mutex> lock(known.mutex);
+    if (known.by_address.erase(&op.operator_name()) != 0) {
+      known.losses.fetch_add(1, std::memory_order_release);
+      ++known.redefined[op.operator_name()];
+    }
+  }
+  Known& known;
+};
+
+Known& known() {
+  static auto* const k = [] {
+    auto* made = new Known();
+    static auto* const registration = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*made)));
+    (void)registration;
+    return made;
+  }();
+  return *k;
+}
+
+// The operators a thread asked for lately, to be had without a lock.
+struct Recent {
+  const void* address;
+  uint64_t losses;
+  OpInfo* info;
+};
+constexpr size_t kRecent = 512;
+thread_local std::array<Recent, kRecent> recent{};
+
+OpInfo& look_up(const c10::OperatorHandle& op) {
+  auto& k = known();
+  const void* const address = &op.operator_name();
+  {
+    const std::shared_lock<std::shared_mutex> lock(k.mutex);
+    const auto found = k.by_address.find(address);
+    if (found != k.by_address.end()) {
+      return *found->second;
+    }
+  }
+  auto made = std::make_unique<OpInfo>(op);
+  const std::unique_lock<std::shared_mutex> lock(k.mutex);
+  auto& entry = k.by_address[address];
+  if (entry == nullptr) {
+    const auto times = k.redefined.find(op.operator_name());
+    made->redefined = times == k.redefined.end() ? 0 : times->second;
+    made->hash.mix(made->redefined);
+    entry = made.release();
+  }
+  return *entry;
+}
+
+}  // namespace
+
+OpInfo& op_info(const c10::OperatorHandle& op) {
+  const void* const address = &op.operator_name();
+  auto& entry = recent[reinterpret_cast<uintptr_t>(address) / 64 % kRecent];
+  const auto losses = known().losses.load(std::memory_order_acquire);
+  if (entry.address != address || entry.losses != losses) {
+    entry = {address, losses, &look_up(op)};
+  }
+  return *entry.info;
+}
+
+std::unordered_map<std::string, uint64_t> op_counts() {
+  auto& k = known();
+  std::unordered_map<std::string, uint64_t> counts;
+  const std::shared_lock<std::shared_mutex> lock(k.mutex);
+  for (const auto& [_, info] : k.by_address) {
+    if (const auto calls = info->calls.load(std::memory_order_relaxed)) {
+      const auto start = info->name.find('.') + 1;
+      auto name = info->name.substr(start, info->name.find('.', start) - start);
+      if (name.back() == '_' && name.front() != '_') {
+        name.pop_back();  // `add_` counts with `add`
+      }
+      counts[name] += calls;
+    }
+  }
+  return counts;
+}
+
+void set_doubts(Doubt (*find)(const std::string& name)) { find_doubt = find; }
+
+OpInfo& op_info(const char* name, const char* overload) {
+  return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+}
+
+bool is_special_number(const c10::IValue& number) {
+  if (number.isBool()) {
+    return true;
+  }
+  return number.isInt() && (number.toInt() == 0 || number.toInt() == 1) &&
+         special_numbers.load(std::memory_order_relaxed);
+}
+
+void set_special_numbers(bool on) { special_numbers.store(on, std::memory_order_relaxed); }
+
+}  // namespace torch_xla

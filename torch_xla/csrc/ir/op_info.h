@@ -1,0 +1,75 @@
+// What the recorder knows of an operator, read once from its schema.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/hash.h"
+
+namespace torch_xla {
+
+// Whether the CPU kernel may refuse these arguments; asked of the few operators whose Meta kernels check less.
+using Doubt = bool (*)(c10::ArrayRef<c10::IValue> arguments);
+
+// How a call is recorded, where not as a plain one.
+enum class Form : uint8_t {
+  Plain,
+  AsStrided,         // its arguments tell the result's shape
+  Pieces,            // of a tensor, as views
+  AsStridedScatter,  // so do they, of what is written
+  Index,             // has a data-dependent shape, for masks only
+  GroupedProduct,    // its arguments tell the result's shape
+};
+
+enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& handle);
+
+  c10::OperatorHandle op;
+  std::string name;  // "aten.add.Tensor"
+  Hash hash;
+  uint64_t redefined = 0;  // how often an operator of this name was taken back before
+  std::vector<ArgKind> kinds;
+  std::vector<uint8_t> written;       // positions of the arguments the call writes
+  std::vector<bool> is_out;           // per argument: an out= argument
+  std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
+  Form form = Form::Plain;
+  bool view = false;          // the results alias the first argument
+  bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
+  bool seeded = false;        // draws random numbers
+  int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
+  uint32_t adaptive = 0;      // bit per argument: a number that is a constant of the program until it varies
+  int element_rank = -1;      // dimensions of the first argument where such a number tells an element of a vector
+  bool needs_host = false;    // result shapes or Python values depend on data
+  bool has_tensor = false;
+  bool has_indices = false;                 // takes a list of optional tensors
+  std::vector<int8_t> defaults;             // per argument: 0 or 1 where that is its default, such as alpha's, or -1
+  Doubt doubt = nullptr;                    // calls that its Meta kernel accepts and its CPU kernel may not
+  OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
+  int functional_extra = 0;                 // optional arguments that operator has beyond this one's
+  std::atomic<bool> static_numbers{false};  // numbers are part of the program
+  std::atomic<uint64_t> calls{0};           // how often it was recorded
+
+  // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
+  bool only_writes_inputs() const;
+};
+
+// Says where doubts come from (record/eager_checks.cpp, when the extension is loaded).
+void set_doubts(Doubt (*find)(const std::string& name));
+
+OpInfo& op_info(const c10::OperatorHandle& op);
+OpInfo& op_info(const char* name, const char* overload);
+
+// How often each operator was recorded, by its name without overload; forms that write count with the others.
+std::unordered_map<std::string, uint64_t> op_counts();
+
+// 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.
+bool is_special_number(const c10::IValue& number);
+void set_special_numbers(bool on);
+
+}  // namespace torch_xla

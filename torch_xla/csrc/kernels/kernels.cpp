@@ -1,0 +1,490 @@
+// The operators that are not recorded as nodes: making tensors, copying between devices, reading a value, rebinding.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/native/Resize.h>
+#include <torch/library.h>
+
+#include <numeric>
+
+#include "base/python_hooks.h"
+#include "base/user_line.h"
+#include "device/device.h"
+#include "ir/op_info.h"
+#include "record/recompute.h"
+#include "record/record.h"
+#include "tensor/lazy_clone.h"
+#include "tensor/tensor_impl.h"
+#include "tensor/view_path.h"
+
+namespace torch_xla {
+
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+
+c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
+  const auto index = device && device->has_index() ? device->index() : current_device();
+  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index),
+              ", available are xla:0 to xla:", static_cast<int>(device_count()) - 1,
+              "; CPU_NUM_DEVICES=n gives n CPU devices");
+  return index;
+}
+
+Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
+  constexpr int64_t kAddresses = int64_t{1} << 47;  // of a process; XLA may never need the whole, and compute for years
+  TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "[memory] got a tensor of ", meta->bytes,
+                   " bytes, expected fewer than 2^47; no device can hold it");
+  auto value = make_fill(meta, int64_t{0});
+  Alias alias;
+  {
+    const RecorderLock lock;  // another thread's barrier must not see the storage before it knows its origin
+    alias = new_alias(value, meta, device);
+    alias.storage->origin = std::move(value);
+  }
+  return make_tensor(std::move(alias));
+}
+
+Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                           std::optional<at::Device> device, std::optional<bool> /*pin_memory*/,
+                           std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!layout || *layout == at::kStrided, "[empty] got layout ", *layout,
+              ", xla tensors are strided; use a dense tensor");
+  const FrameScope frame;
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve) {
+    const auto twin = at::detail::empty_meta(sizes, type, format);
+    return new_fill(make_meta(twin.sizes(), twin.strides(), 0, type), index_of(device));
+  }
+  for (const auto s : sizes) {
+    TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
+  }
+  return new_fill(contiguous_meta(sizes, type), index_of(device));
+}
+
+// Whether the strides are those of a dense tensor in some order of its dimensions.
+bool dense(IntArrayRef sizes, IntArrayRef strides) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return true;
+    }
+    if (sizes[i] != 1) {
+      order.push_back(i);
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const auto i : order) {
+    if (strides[i] != expected) {
+      return false;
+    }
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
+                     std::optional<bool> /*pin_memory*/) {
+  const FrameScope frame;
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  const auto twin = at::detail::empty_strided_meta(sizes, strides, type);  // PyTorch's checks
+  auto meta = make_meta(sizes, strides, 0, type);
+  if (dense(sizes, strides)) {
+    return new_fill(meta, index_of(device));
+  }
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    last += (sizes[i] - 1) * strides[i];
+  }
+  const auto memory = new_fill(contiguous_meta({last + 1}, type), index_of(device));
+  const RecorderLock lock;
+  auto alias = impl_of(memory)->alias.as_strided(meta);
+  return make_tensor(std::move(alias));
+}
+
+// The fill that a whole storage gets; a storage that was not written yet is one that was made with it.
+Value fill_for(Storage& storage, const MetaRef& meta, const c10::IValue& number) {
+  auto value = make_fill(meta, number);
+  if (storage.origin && storage.value == storage.origin) {
+    storage.origin = value;
+  }
+  return value;
+}
+
+Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&),
+                    const at::Scalar& scalar) {
+  auto* const impl = impl_of(self);
+  {
+    const FrameScope frame;
+    const RecorderLock lock;
+    auto& alias = impl->alias;
+    if (!alias.path.defined() && !number.isComplexDouble() && !eager()) {
+      alias.write(fill_for(*alias.storage, alias.meta, number));
+      return self;
+    }
+  }
+  generic(self, scalar);
+  return self;
+}
+
+void record_fill(Tensor& self, const at::Scalar& value) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", "Scalar");
+  torch::jit::Stack stack{self, value};
+  record(op, &stack);
+}
+
+// Raises as PyTorch does where a number does not fit into a type.
+void check_converts(const at::Scalar& value, at::ScalarType type) {
+  switch (type) {
+#define CONVERTS(ctype, name) \
+  case at::ScalarType::name:  \
+    (void)value.to<ctype>();  \
+    break;
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(CONVERTS)
+#undef CONVERTS
+    default:
+      break;
+  }
+}
+
+Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
+  check_converts(value, self.scalar_type());
+  return fill_number(self, c10::IValue(value), &record_fill, value);
+}
+
+Tensor& zero_(Tensor& self) { return fill_number(self, c10::IValue(int64_t{0}), &record_fill, at::Scalar(int64_t{0})); }
+
+void check_broadcast(const Tensor& self, const Tensor& source) {
+  if (self.sizes() == source.sizes()) {
+    return;
+  }
+  const auto sizes = at::infer_size(self.sizes(), source.sizes());
+  TORCH_CHECK(IntArrayRef(sizes) == self.sizes(), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", IntArrayRef(sizes));
+}
+
+void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
+
+// The storage is about to get a leaf as its value, so there is nothing to roll back to. What it was made with, or had
+// at the last barrier, is forgotten unless something was computed with it: the next program may then have that buffer.
+void expect_leaf(Storage& storage, const Value& leaf) {
+  const auto unused = [&](const Value& v) { return !v || v.node.use_count() == (storage.value == v ? 2U : 1U); };
+  if (unused(storage.origin)) {
+    storage.origin = {};
+  }
+  if (unused(storage.synced)) {
+    storage.synced = leaf;
+  }
+}
+
+// A whole storage gets a value that another has. What can be is made a value of its own: a graph then has the same
+// inputs, and gives the same buffers away, in the step that copies a model's weights and in later ones.
+Value cloned(Value value, const StoragePtr& storage) {
+  const auto& node = *value.node;
+  if (is_cloneable(node)) {
+    auto clone = clone_leaf(value, storage);
+    expect_leaf(*storage, clone);
+    return clone;
+  }
+  if (node.fill && !node.leaf()) {
+    return fill_for(*storage, {node.outs, value.index}, node.args[1].value);
+  }
+  return value;
+}
+
+void copy_within(const Tensor& self, const Tensor& source) {
+  static auto& to_copy = op_info("aten::_to_copy", "");
+  static auto& expand = op_info("aten::expand", "");
+  const RecorderLock lock;
+  Value value = impl_of(source)->alias.current();
+  const auto& from = impl_of(source)->alias.meta;
+  const bool records = source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes();
+  if (records && current_phase() == Phase::Recomputation) {
+    value = separated(value, self.device().index());
+  }
+  if (source.scalar_type() != self.scalar_type()) {
+    Args args{input_arg(), attr(static_cast<int64_t>(self.scalar_type()))};
+    for (int i = 0; i < 3; ++i) {
+      args.push_back(attr({}));
+    }
+    args.push_back(attr(false));
+    args.push_back(attr({}));
+    value = {
+        make_node(to_copy, std::move(args), {std::move(value)}, contiguous_meta(from->sizes, self.scalar_type()).set),
+        0};
+  }
+  if (source.sizes() != self.sizes()) {
+    value = {make_node(expand, {input_arg(), attr(self.sizes().vec()), attr(false)}, {std::move(value)},
+                       contiguous_meta(self.sizes(), self.scalar_type()).set),
+             0};
+  }
+  auto& alias = impl_of(self)->alias;
+  if (!records && !alias.path.defined()) {
+    value = cloned(std::move(value), alias.storage);
+  }
+  write_value(self, std::move(value));
+}
+
+void copy_to_device(const Tensor& self, const Tensor& source) {
+  const auto values = source.to(at::kCPU, self.scalar_type()).resolve_conj().resolve_neg().expand(self.sizes());
+  auto* const buffer = upload(values, self.device().index());
+  const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
+  const RecorderLock lock;
+  auto leaf = make_leaf(meta, buffer);
+  auto& alias = impl_of(self)->alias;
+  if (!alias.path.defined()) {
+    expect_leaf(*alias.storage, leaf);
+  }
+  write_value(self, std::move(leaf));
+}
+
+Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
+  TORCH_CHECK(source.defined(), "copy_: the source is an undefined tensor");
+  if (self.is_same(source) ||
+      (self.is_alias_of(source) && self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
+       self.strides() == source.strides() && self.dtype() == source.dtype() &&
+       signs_of(impl_of(self)->alias.path) == signs_of(impl_of(source)->alias.path))) {
+    return self;
+  }
+  if (is_xla(self)) {
+    at::assert_no_internal_overlap(self);
+    at::assert_no_partial_overlap(self, source);
+  }
+  check_broadcast(self, source);
+  if (!is_xla(self)) {
+    self.copy_(fetch(source));
+    return self;
+  }
+  const FrameScope frame;
+  Tensor values = source;  // no xla tensor has a conjugate or negative bit: `_conj` and `_neg_view` are recorded views
+  if (is_xla(values) && values.device() != self.device()) {
+    values = fetch(values);
+  }
+  if (is_xla(values)) {
+    copy_within(self, values);
+    if (eager()) {
+      evaluate({self});
+    }
+  } else {
+    copy_to_device(self, values);
+  }
+  return self;
+}
+
+// PyTorch's own two keep the order of strides only on devices that support as_strided, by its list.
+Tensor new_like(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                std::optional<at::Device> device, std::optional<bool> pin_memory,
+                std::optional<at::MemoryFormat> format) {
+  if (format.value_or(at::MemoryFormat::Preserve) != at::MemoryFormat::Preserve ||
+      layout.value_or(at::kStrided) != at::kStrided) {
+    return at::native::empty_like(self, dtype, layout, device, pin_memory, format);
+  }
+  const auto options =
+      self.options().merge_in(at::TensorOptions().dtype(dtype).device(device).pinned_memory(pin_memory));
+  const bool kept = self.is_non_overlapping_and_dense();
+  return at::empty_strided(
+      self.sizes(), kept ? self.strides().vec() : at::infer_dense_strides(self.sizes(), self.strides()), options);
+}
+
+Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+               std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+               std::optional<at::MemoryFormat> format) {
+  if ((device && device->type() != c10::DeviceType::XLA) || layout.value_or(at::kStrided) != at::kStrided) {
+    return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  }
+  return new_like(self, dtype, layout, device, pin_memory, format).copy_(self, non_blocking);
+}
+
+// The same tensor again: no node, so not worth a recorded call. Each gradient of a backward pass comes through here.
+Tensor another(const Tensor& self, OpInfo& info) {
+  if (!is_xla(self)) {  // what a FakeTensor wraps
+    return at::native::alias(self);
+  }
+  info.calls.fetch_add(1, std::memory_order_relaxed);
+  Alias alias;
+  {
+    const RecorderLock lock;
+    alias = impl_of(self)->alias;
+    alias.current();  // raises where the value is lost
+  }
+  return make_view(std::move(alias), self);
+}
+Tensor alias(const Tensor& self) {
+  static auto& info = op_info("aten::alias", "");
+  return another(self, info);
+}
+Tensor detach(const Tensor& self) {
+  static auto& info = op_info("aten::detach", "");
+  return another(self, info);
+}
+
+Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {
+  Tensor d = destination;
+  return copy_(d, self, non_blocking);
+}
+
+const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format);
+
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& destination) {
+  if (destination.sizes() != self.sizes()) {
+    if (is_xla(destination)) {
+      resize_(destination, self.sizes(), std::nullopt);
+    } else {
+      destination.resize_(self.sizes());
+    }
+  }
+  return copy_from(self, destination, false);
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) {
+  note_read("aten::_local_scalar_dense");
+  return fetch(self).item();
+}
+
+// Tensors of different sizes are known to differ.
+bool equal(const Tensor& self, const Tensor& other) {
+  if (is_xla(self) && self.device() == other.device() && self.sizes() != other.sizes()) {
+    return false;
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::equal", "");
+  torch::jit::Stack stack{self, other};
+  record(op, &stack);
+  return stack.front().toBool();
+}
+
+// Keeps the leading elements in memory order; new ones are zero.
+const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  if (self.sizes() == sizes && !format) {
+    return self;
+  }
+  const auto twin = at::detail::empty_meta(sizes, self.scalar_type(), format);
+  const auto meta = make_meta(twin.sizes(), twin.strides(), self.storage_offset(), self.scalar_type());
+  Vector<Value> replaced;
+  Alias old;
+  const RecorderLock lock;
+  auto* const impl = impl_of(self);
+  if (extent(*meta) > impl->alias.storage->nbytes()) {
+    impl->alias.storage->resize(extent(*meta), meta, replaced);
+  }
+  old = impl->rebind(impl->alias.as_strided(meta));
+  return self;
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  TORCH_CHECK(is_xla(source), "[set_] got a tensor on ", source.device(), ", expected one on ", self.device(),
+              "; move it with .to('xla')");
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "Could not set tensor of type ", source.dtype(),
+              " to a tensor of type ", self.dtype());
+  Alias old;
+  const RecorderLock lock;
+  old = impl_of(self)->rebind(impl_of(source)->alias);
+  return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, at::Storage source) {
+  const auto count = static_cast<int64_t>(source.nbytes() / self.element_size());
+  set_storage(self, source, 0, {count}, {1});
+  return self;
+}
+
+Tensor& set_empty(Tensor& self) {
+  return set_tensor(self, new_fill(contiguous_meta({0}, self.scalar_type()), self.device().index()));
+}
+
+bool is_set_to(const Tensor& self, const Tensor& other) {
+  const RecorderLock lock;
+  return impl_of(self)->alias.storage == impl_of(other)->alias.storage && self.sizes() == other.sizes() &&
+         self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
+}
+
+// Its schema hides that training writes the running statistics; the `_legit` operator says so.
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& input, const std::optional<Tensor>& weight,
+                                                     const std::optional<Tensor>& bias,
+                                                     const std::optional<Tensor>& running_mean,
+                                                     const std::optional<Tensor>& running_var, bool training,
+                                                     double momentum, double eps) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
+  if (training && running_mean && running_mean->defined() && running_var && running_var->defined()) {
+    op_info(op).calls.fetch_add(1, std::memory_order_relaxed);
+    Tensor mean = *running_mean;
+    Tensor var = *running_var;
+    return at::_native_batch_norm_legit(input, weight, bias, mean, var, true, momentum, eps);
+  }
+  torch::jit::Stack stack{input, weight, bias, running_mean, running_var, training, momentum, eps};
+  record(op, &stack);
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
+}
+
+// Addresses memory as `as_strided` does, which the values of the tensor alone do not show.
+Tensor as_strided_copy(const Tensor& self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
+  return self.as_strided(sizes, strides, offset).clone(at::MemoryFormat::Contiguous);
+}
+
+// Draws into a tensor of any type, as on CPU; its Meta kernel wants one of the probabilities' type.
+Tensor& bernoulli_out(const Tensor& p, std::optional<at::Generator> generator, Tensor& out) {
+  at::native::resize_output(out, p.sizes());
+  return out.bernoulli_(p, std::move(generator));
+}
+
+// PyTorch's gradient of a determinant expects the factors of the transpose where the matrix is real and contiguous, and
+// of the matrix itself where it is not. The rule gives the former, and a program does not know strides.
+void determinant(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto a = stack->back().toTensor();
+  if (a.dim() >= 2 && a.size(-1) == a.size(-2) && !a.is_complex() && !a.is_contiguous()) {
+    stack->back() = a.mT();
+  }
+  record(op, stack);
+}
+
+// Reached by a direct call of `_convolution`, which looks for a backend of its own.
+Tensor convolution_overrideable(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                                IntArrayRef output_padding, int64_t groups) {
+  return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(const Tensor& grad, const Tensor& input,
+                                                                     const Tensor& weight, IntArrayRef stride,
+                                                                     IntArrayRef padding, IntArrayRef dilation,
+                                                                     bool transposed, IntArrayRef output_padding,
+                                                                     int64_t groups, std::array<bool, 3> wanted) {
+  const std::vector<int64_t> bias_sizes{grad.size(1)};
+  return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
+                                  output_padding, groups, wanted);
+}
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, XLA, m) {
+  m.impl("as_strided_copy", TORCH_FN(as_strided_copy));
+  m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("fill_.Scalar", TORCH_FN(fill_scalar));
+  m.impl("zero_", TORCH_FN(zero_));
+  m.impl("copy_", TORCH_FN(copy_));
+  m.impl("empty_like", TORCH_FN(new_like));
+  m.impl("_to_copy", TORCH_FN(to_copy));
+  m.impl("alias", TORCH_FN(alias));
+  m.impl("detach", TORCH_FN(detach));
+  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("equal", TORCH_FN(equal));
+  m.impl("resize_", TORCH_FN(resize_));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  m.impl("set_", TORCH_FN(set_empty));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
+  m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
+  m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
+  m.impl("_linalg_det", torch::CppFunction::makeFromBoxedFunction<&determinant>());
+  m.impl("_linalg_slogdet", torch::CppFunction::makeFromBoxedFunction<&determinant>());
+  m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
+  m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,62 @@
+// Linear layers stay one operator, and so does their backward pass: PyTorch takes them apart into views, products and
+// sums for every device that has no kernel of its own.
+#include <ATen/ATen.h>
+#include <ATen/RedispatchFunctions.h>
+#include <ATen/ops/linear_native.h>
+#include <torch/library.h>
+
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+// Dispatch modes, tensor subclasses and function transforms know the parts, and may not know the whole.
+constexpr DispatchKeySet kTransforms =
+    c10::python_ks | DispatchKeySet({DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::Functionalize});
+
+bool has_tangent(const Tensor& t) { return t.defined() && t._fw_grad(/*level=*/0).defined(); }
+
+// PyTorch's derivatives of the whole operators, which the dispatcher offers to nested tensors only.
+DispatchKeySet derivatives(DispatchKeySet keys) {
+  return (keys & c10::after_autograd_keyset).add(DispatchKey::AutogradNestedTensor);
+}
+
+Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  const bool biased = bias && bias->defined();
+  const bool tangents = has_tangent(input) || has_tangent(weight) || (biased && has_tangent(*bias));
+  // Of complex numbers those derivatives leave the conjugates out.
+  const bool whole = !keys.has_any(kTransforms) && is_xla(input) && is_xla(weight) && input.dim() > 0 &&
+                     weight.dim() == 2 && (!biased || (is_xla(*bias) && bias->dim() == 1)) && !weight.is_complex() &&
+                     !tangents;
+  if (tangents && input.dim() == 1 && weight.dim() == 2 && input.size(0) == weight.size(1)) {
+    // PyTorch makes a matrix of the vector, and of a tangent that is batched it then keeps that form.
+    return biased ? at::addmv(*bias, weight, input) : at::mv(weight, input);
+  }
+  return whole ? at::redispatch::linear(derivatives(keys), input, weight, bias)
+               : at::native::linear(input, weight, bias);
+}
+
+// The gradients as operators that have tangents and batching rules.
+std::tuple<Tensor, Tensor, Tensor> linear_backward(DispatchKeySet keys, const Tensor& input, const Tensor& grad,
+                                                   const Tensor& weight, std::array<bool, 3> wanted) {
+  if (!keys.has_any(kTransforms) && !has_tangent(input) && !has_tangent(grad) && !has_tangent(weight)) {
+    return at::redispatch::linear_backward(derivatives(keys), input, grad, weight, wanted);
+  }
+  const auto rows = grad.reshape({-1, weight.size(0)});
+  return {wanted[0] ? grad.matmul(weight) : Tensor(),
+          wanted[1] ? rows.t().mm(input.reshape({-1, weight.size(1)})) : Tensor(), wanted[2] ? rows.sum(0) : Tensor()};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, AutogradXLA, m) {
+  m.impl("linear", TORCH_FN(linear));
+  m.impl("linear_backward", TORCH_FN(linear_backward));
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,265 @@
+#include "record/call.h"
+
+#include <ATen/ATen.h>
+
+#include "base/python_hooks.h"
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+using c10::IValue;
+
+namespace {
+
+// A Python number that came as a tensor; read without a call of PyTorch's.
+IValue number_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return *t.const_data_ptr<double>();
+    case at::kLong:
+      return *t.const_data_ptr<int64_t>();
+    case at::kBool:
+      return *t.const_data_ptr<bool>();
+    case at::kComplexDouble:
+      return *t.const_data_ptr<c10::complex<double>>();
+    default:
+      return t.item();
+  }
+}
+
+[[noreturn]] void throw_other_device(c10::Device one, c10::Device other) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ",
+              other, "!");
+}
+
+}  // namespace
+
+void Call::find_device() {
+  for (size_t i = 0; i < info.kinds.size(); ++i) {
+    const auto& v = arguments[i];
+    if (info.kinds[i] == ArgKind::Tensor) {
+      if (v.isTensor()) {
+        note(v.toTensor());
+      }
+    } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
+      for (const at::Tensor& t : v.toTensorList()) {
+        note(t);
+      }
+    } else if (v.isDevice()) {
+      device_argument_ = v.toDevice().index();
+    }
+  }
+  if (device < 0) {
+    device = std::max<c10::DeviceIndex>(device_argument_, 0);
+  }
+}
+
+void Call::adopt_foreign() {
+  for (size_t i = 0; i < info.kinds.size(); ++i) {
+    auto& v = arguments[i];
+    if (info.kinds[i] == ArgKind::Tensor && v.isTensor()) {
+      v = IValue(adopt(v.toTensor(), false));
+    } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : v.toTensorList()) {
+        list.push_back(adopt(t, false));
+      }
+      v = list;
+    }
+  }
+}
+
+void Call::adopt_indices() {
+  for (size_t i = 0; i < info.kinds.size(); ++i) {
+    auto& v = arguments[i];
+    if (info.kinds[i] != ArgKind::OptTensorList || !v.isList()) {
+      continue;
+    }
+    bool host = false;
+    for (const auto& e : v.toListRef()) {
+      host = host || (e.isTensor() && e.toTensor().defined() && !is_xla(e.toTensor()));
+    }
+    if (!host) {
+      continue;
+    }
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& e : v.toListRef()) {
+      list.push_back(e.isTensor() && e.toTensor().defined() ? std::optional<at::Tensor>(adopt(e.toTensor(), true))
+                                                            : std::nullopt);
+    }
+    v = list;
+  }
+}
+
+void Call::collect() {
+  args.clear();
+  inputs.clear();
+  attrs = Hash();
+  if (info.redefined != 0) {
+    attrs.mix(info.redefined);
+  }
+  key = info.hash;
+  phase = current_phase();
+  for (size_t i = 0; i < info.kinds.size(); ++i) {
+    const auto& v = arguments[i];
+    // The functional form of an out= call has no such argument, but shapes are checked against it.
+    const bool drop = info.functional != nullptr && info.is_out[i];
+    const size_t kept_args = args.size();
+    const size_t kept_inputs = inputs.size();
+    const Hash kept_attrs = attrs;
+    if ((info.adaptive >> i & 1) != 0 && (v.isInt() || v.isDouble())) {
+      add_adaptive(v);
+    } else {
+      add(i, v);
+    }
+    if (drop) {
+      args.resize(kept_args);
+      inputs.resize(kept_inputs);
+      attrs = kept_attrs;
+    }
+  }
+  for (int i = 0; info.functional != nullptr && i < info.functional_extra; ++i) {
+    push(attr({}));
+  }
+  key.mix(attrs);
+}
+
+void Call::note(const at::Tensor& t) {
+  if (!t.defined()) {
+    return;
+  }
+  if (!is_xla(t)) {
+    if (t.is_meta() && t.key_set().has(c10::DispatchKey::XLA)) {
+      fake_ = true;
+      return;
+    }
+    foreign_ = foreign_ || !t.unsafeGetTensorImpl()->is_wrapped_number();
+    if (t.dim() != 0) {
+      other_ = t.device();
+    }
+    if (other_ && device >= 0) {
+      throw_other_device({c10::DeviceType::XLA, device}, *other_);
+    }
+    return;
+  }
+  if (device >= 0 && t.device().index() != device) {
+    throw_other_device({c10::DeviceType::XLA, device}, t.device());
+  }
+  device = t.device().index();
+  if (other_) {
+    throw_other_device({c10::DeviceType::XLA, device}, *other_);
+  }
+}
+
+at::Tensor Call::adopt(const at::Tensor& t, bool any_rank) const {
+  if (!t.defined() || is_xla(t) || t.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return t;
+  }
+  if (!t.device().is_cpu() || (t.dim() != 0 && !any_rank)) {
+    throw_other_device({c10::DeviceType::XLA, device}, t.device());
+  }
+  auto meta = contiguous_meta(t.sizes(), t.scalar_type());
+  return make_tensor(new_alias(make_leaf(meta, upload(t, device)), meta, device));
+}
+
+void Call::push(Arg arg) {
+  hash_arg(attrs, arg);
+  args.push_back(std::move(arg));
+}
+
+void Call::add_input(const at::Tensor& t) {
+  auto* const impl = impl_of(t);
+  const auto& value = impl->alias.current();
+  inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
+  key.mix(impl->alias.meta->layout);
+  if (info.view || info.inplace_view) {
+    key.mix(static_cast<uint64_t>(impl->alias.meta->offset));
+  }
+  if (impl->is_wrapped_number()) {
+    key.mix(static_cast<uint64_t>(1));
+  }
+}
+
+void Call::add_number(const IValue& v, bool is_default) {
+  auto kind = Arg::Kind::Attr;
+  if (info.has_tensor && v.isInt()) {
+    const bool special = is_special_number(v);
+    kind = special && is_default ? Arg::Kind::Attr : Arg::Kind::Integer;
+    if (special) {
+      hash_attr(key, v);  // kernels refuse some of these, such as a norm of order 0
+    }
+  } else if (info.has_tensor && (v.isDouble() || v.isComplexDouble())) {
+    kind = Arg::Kind::Number;
+  }
+  push({kind, 0, v});
+}
+
+void Call::add_adaptive(const IValue& v) {
+  const auto& self = arguments[0];
+  push(adaptive_arg(info, self.isTensor() ? self.toTensor().dim() : 0, v));
+  hash_attr(key, v);  // shapes and a view's offset depend on it
+}
+
+void Call::add_tensor(const at::Tensor& t) {
+  if (!t.defined()) {
+    push(attr({}));
+  } else if (is_xla(t)) {
+    push(input_arg());
+    add_input(t);
+  } else {
+    key.mix(static_cast<uint64_t>(t.scalar_type()) + 100);
+    add_number(number_of(t));
+  }
+}
+
+void Call::add(size_t i, const IValue& v) {
+  if (v.isNone()) {
+    push(attr({}));
+    return;
+  }
+  switch (info.kinds[i]) {
+    case ArgKind::Tensor:
+      add_tensor(v.toTensor());
+      break;
+    case ArgKind::TensorList: {
+      const auto list = v.toTensorList();
+      push({Arg::Kind::Inputs, static_cast<uint32_t>(list.size()), {}});
+      for (const at::Tensor& t : list) {
+        TORCH_CHECK(is_xla(t), "[record ", info.name,
+                    "] got an undefined or host tensor in a list; move it with .to('xla')");
+        add_input(t);
+      }
+      break;
+    }
+    case ArgKind::OptTensorList: {
+      int64_t bits = 0;
+      const auto list = v.toListRef();
+      TORCH_CHECK(list.size() <= 62, "[record ", info.name, "] got ", list.size(), " indices, at most 62 are possible");
+      for (size_t i = 0; i < list.size(); ++i) {
+        if (list[i].isTensor() && list[i].toTensor().defined()) {
+          bits |= int64_t{1} << i;
+          add_input(list[i].toTensor());
+        }
+      }
+      push({Arg::Kind::OptInputs, static_cast<uint32_t>(list.size()), bits});
+      break;
+    }
+    case ArgKind::Number:
+      add_number(v, v.isInt() && info.defaults[i] >= 0 && v.toInt() == info.defaults[i]);
+      break;
+    case ArgKind::NumberList: {
+      // Kept constant: the few operators that take such lists write them into the program's structure.
+      push({Arg::Kind::Attr, 0, v});
+      break;
+    }
+    case ArgKind::Generator:
+      generator = v.toGenerator();
+      push(attr({}));
+      break;
+    case ArgKind::Attr:
+      push({Arg::Kind::Attr, 0, v});
+      break;
+  }
+}
+
+}  // namespace torch_xla

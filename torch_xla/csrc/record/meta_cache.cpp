@@ -1,0 +1,294 @@
+#include "record/meta_cache.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <unordered_map>
+
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+std::atomic<uint64_t> misses{0};
+
+std::unordered_map<Hash, MetaSetPtr, HashHasher>& table() {
+  static auto* const t = new std::unordered_map<Hash, MetaSetPtr, HashHasher>();
+  return *t;
+}
+
+at::Tensor meta_twin(const at::Tensor& t) {
+  if (!t.defined() || (!is_xla(t) && t.dim() == 0)) {
+    return t;
+  }
+  auto twin = at::detail::empty_strided_meta(t.sizes(), t.strides(), t.scalar_type());
+  if (is_xla(t) && t.storage_offset() != 0) {
+    twin.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
+  }
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+    twin.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return twin;
+}
+
+struct TooLarge {};
+
+// Makes CPU tensors of zeros, which are valid indices too. Those of tensors that share memory share theirs.
+class CpuTwins {
+ public:
+  explicit CpuTwins(size_t limit) : limit_(limit) {}
+
+  at::Tensor operator()(const at::Tensor& t) {
+    if (!t.defined() || !is_xla(t)) {
+      return t;
+    }
+    const auto bytes =
+        std::max(at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size(), t.storage_offset()),
+                 t.storage().nbytes());
+    if (bytes > limit_) {
+      throw TooLarge();
+    }
+    auto& memory = memory_[t.storage().unsafeGetStorageImpl()];
+    if (!memory.defined()) {
+      memory = zeros(bytes);
+    }
+    return at::empty({0}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU))
+        .set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides());
+  }
+
+ private:
+  static at::Tensor zeros(size_t bytes) {
+    const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCPU);
+    const auto size = static_cast<int64_t>(bytes);
+    if (bytes <= kSmall) {
+      return at::zeros({size}, options);
+    }
+    auto* const pages = std::calloc(bytes, 1);  // those that no one touches take no memory
+    if (pages == nullptr) {
+      throw TooLarge();
+    }
+    return at::from_blob(pages, {size}, &std::free, options);
+  }
+
+  const size_t limit_;
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
+};
+
+template <class Twin>
+c10::IValue twin_argument(const c10::IValue& v, Twin&& twin, c10::DeviceType device) {
+  if (v.isTensor()) {
+    return twin(v.toTensor());
+  }
+  if (v.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : v.toTensorList()) {
+      list.push_back(twin(t));
+    }
+    return list;
+  }
+  if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& e : v.toListRef()) {
+      list.push_back(e.isTensor() ? std::optional<at::Tensor>(twin(e.toTensor())) : std::nullopt);
+    }
+    return list;
+  }
+  if (v.isDevice()) {
+    return c10::Device(device);
+  }
+  if (v.isGenerator()) {
+    return c10::IValue();
+  }
+  return v;
+}
+
+void add_meta(MetaSet& set, const at::Tensor& t) {
+  Meta m;
+  if (t.defined()) {
+    m.sizes.assign(t.sizes().begin(), t.sizes().end());
+    m.strides.assign(t.strides().begin(), t.strides().end());
+    m.offset = t.storage_offset();
+    m.dtype = t.scalar_type();
+  }
+  set.metas.push_back(std::move(m));
+}
+
+void add_result(MetaSet& set, const c10::IValue& v) {
+  if (v.isTensorList()) {
+    const auto list = v.toTensorList();
+    set.returns.push_back(static_cast<int32_t>(list.size()));
+    for (const at::Tensor& t : list) {
+      add_meta(set, t);
+    }
+  } else if (v.isInt()) {
+    set.returns.push_back(MetaSet::kNumber);
+    set.numbers.push_back(v.toInt());
+    add_meta(set, at::Tensor());
+  } else {
+    TORCH_CHECK(v.isTensor(), "[record] an operator returned a ", v.tagKind(), " where a tensor was expected");
+    set.returns.push_back(MetaSet::kTensor);
+    add_meta(set, v.toTensor());
+  }
+}
+
+// Whether the tensor at `position` is also another argument: `logical_and_(x, y)` arrives as `logical_and(x, y,
+// out=x)`.
+bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (i != position && arguments[i].isTensor() && arguments[position].isTensor() &&
+        arguments[i].toTensor().is_same(arguments[position].toTensor())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+// What a kernel returned, and the twins of the arguments that it was called with.
+struct Called {
+  torch::jit::Stack stack;
+  std::vector<c10::IValue> given;
+};
+
+// Runs the CPU kernel on twins of the arguments; what the caller records warns by itself.
+Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall) {
+  torch::jit::Stack stack;
+  CpuTwins twins(limit);
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  for (const auto& v : arguments) {
+    stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
+  }
+  std::vector<c10::IValue> given = stack;
+  info.op.callBoxed(stack);
+  return {std::move(stack), std::move(given)};
+}
+
+// Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
+void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas) {
+  if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return;  // it would draw from the CPU's generator
+  }
+  std::vector<c10::IValue> twins;
+  try {
+    twins = call_on_cpu(info, arguments).given;
+  } catch (const TooLarge&) {
+    return;
+  } catch (const c10::Error&) {
+    return;  // of the values that the twins have
+  }
+  for (const auto position : info.written) {
+    if (metas[position].isTensor() && metas[position].toTensor().sizes() == twins[position].toTensor().sizes()) {
+      const auto& twin = twins[position].toTensor();
+      metas[position].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    }
+  }
+}
+
+void remember_metas(const Hash& key, const MetaSetPtr& metas) {
+  constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
+  if (table().size() >= kCapacity) {
+    table().clear();
+  }
+  table().emplace(key, metas);
+}
+
+// The metas of a call that a kernel accepted, under `key`.
+MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key, Called called) {
+  bool resizes = false;
+  bool warns = false;
+  for (const auto position : info.written) {
+    // Some Meta kernels resize what is also read, which no CPU kernel does.
+    const auto& v = arguments[position];
+    TORCH_CHECK((info.is_out[position] && !is_read(arguments, position)) || !v.isTensor() || !v.toTensor().defined() ||
+                    called.given[position].toTensor().sizes() == v.toTensor().sizes(),
+                "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
+                called.given[position].toTensor().sizes());
+    if (info.is_out[position] && v.isTensor() && called.given[position].toTensor().sizes() != v.toTensor().sizes()) {
+      resizes = true;
+      warns = warns || v.toTensor().numel() != 0;
+    }
+  }
+  if (resizes) {
+    take_strides(info, arguments, called.given);
+  }
+  auto set = c10::make_intrusive<MetaSet>();
+  for (size_t r = 0; r < called.stack.size(); ++r) {
+    if (info.return_writes[r] < 0) {
+      add_result(*set, called.stack[r]);
+    }
+  }
+  for (const auto position : info.written) {
+    const auto& v = called.given[position];
+    if (!v.isNone()) {
+      add_result(*set, v);
+    }
+  }
+  set->rehash();
+  if (!warns) {  // PyTorch warns of a resized tensor at every call
+    const RecorderLock lock;
+    remember_metas(key, set);
+  }
+  return set;
+}
+
+}  // namespace
+
+const MetaSetPtr* find_metas(const Hash& key) {
+  const auto found = table().find(key);
+  return found == table().end() ? nullptr : &found->second;
+}
+
+MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
+  misses.fetch_add(1, std::memory_order_relaxed);
+  torch::jit::Stack stack;
+  stack.reserve(arguments.size());
+  for (const auto& v : arguments) {
+    stack.push_back(twin_argument(v, &meta_twin, c10::DeviceType::Meta));
+  }
+  std::vector<c10::IValue> given(stack.begin(), stack.end());
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    try {
+      info.op.callBoxed(stack);
+    } catch (const c10::NotImplementedError&) {
+      if (!info.only_writes_inputs()) {
+        throw;
+      }
+      stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
+    }
+  }
+  return remembered(info, arguments, key, {std::move(stack), std::move(given)});
+}
+
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes) {
+  try {
+    call_on_cpu(info, arguments, bytes);
+  } catch (const TooLarge&) {
+  }
+}
+
+MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
+  try {
+    auto called = call_on_cpu(info, arguments);
+    // Zeros have no imaginary part that could be lost.
+    const bool complex = std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+      return v.isTensor() && v.toTensor().defined() && v.toTensor().is_complex();
+    });
+    return info.view || info.seeded || complex ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
+  } catch (const TooLarge&) {
+    return {};
+  }
+}
+
+uint64_t shape_cache_misses() { return misses.load(std::memory_order_relaxed); }
+
+}  // namespace torch_xla

@@ -1,0 +1,390 @@
+#include "record/record.h"
+
+#include <ATen/native/CPUFallback.h>
+#include <c10/core/AutogradState.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "base/python_hooks.h"
+#include "base/user_line.h"
+#include "device/random.h"
+#include "ir/op_info.h"
+#include "record/call.h"
+#include "record/eager_checks.h"
+#include "record/grouped.h"
+#include "record/masked_selection.h"
+#include "record/meta_cache.h"
+#include "record/recompute.h"
+#include "record/unboxed.h"
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+bool is_mask(const IValue& v) {
+  return v.isTensor() && v.toTensor().defined() &&
+         (v.toTensor().scalar_type() == at::kBool || v.toTensor().scalar_type() == at::kByte);
+}
+
+bool indexes_by_mask(const IValue& indices) {
+  const auto list = indices.toListRef();
+  return std::any_of(list.begin(), list.end(), &is_mask);
+}
+
+void run_on_host(const OpInfo& info, Stack* stack, const char* reason) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "[record ", info.op.schema().name(), "] ", reason,
+      ", and it has no CPU kernel that could run instead; register one, and a fake kernel, with torch.library");
+  note_host_op(info.op.schema().name(), reason);
+  at::native::cpu_fallback(info.op, stack);
+}
+
+// The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
+MetaSetPtr inferred_metas(const Call& call) {
+  const auto arguments = call.given();
+  if (call.info.form == Form::AsStrided) {  // a Meta kernel would not know how large the storage is
+    const auto& self = arguments[0].toTensor();
+    const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
+    return make_meta(arguments[1].toIntVector(), arguments[2].toIntVector(), offset, self.scalar_type()).set;
+  }
+  if (call.info.form == Form::GroupedProduct) {
+    return grouped_product(arguments);
+  }
+  raise_if_kernel_refuses(call.info, arguments);
+  try {
+    return infer_metas(call.info, arguments, call.key);
+  } catch (const c10::NotImplementedError&) {
+    return {};
+  } catch (...) {
+    // Of others' operators a fake kernel may say that the shape depends on the values, and zeros would promise another.
+    if (call.info.op.schema().name().rfind("aten::", 0) != 0 &&
+        call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      return {};
+    }
+    if (auto metas = infer_metas_as_cpu(call.info, arguments, call.key); metas.defined()) {
+      return metas;
+    }
+    throw;
+  }
+}
+
+// What recording a call leaves, to be handed out or destroyed after the recorder's lock is gone.
+struct Outcome {
+  c10::SmallVector<Alias, 2> results;  // the fresh ones; without a storage where there is none
+  c10::SmallVector<const at::Tensor*, 2> written;
+  Vector<Value> old_values;
+  std::vector<Alias> old_aliases;
+};
+
+// The pieces of `unbind` and `split`, as `tensor[i]` or `tensor[i:j]` would be: a loop over them has few graphs then.
+void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  static auto& unbind = op_info("aten::unbind", "int");
+  static auto& select = op_info("aten::select", "int");
+  static auto& slice = op_info("aten::slice", "Tensor");
+  const auto& self = impl_of(call.arguments[0].toTensor())->alias;
+  const auto rank = static_cast<int64_t>(self.meta->sizes.size());
+  const bool rows = &call.info == &unbind;
+  auto& op = rows ? select : slice;
+  const auto& dim = call.args.at(rows ? 1 : 2);
+  const auto d = c10::maybe_wrap_dim(dim.value.toInt(), rank);
+  int64_t start = 0;
+  for (uint32_t i = 0; i < metas->metas.size(); ++i) {
+    const auto piece = single({metas, i});
+    Args args{input_arg(), dim, adaptive_arg(op, rank, start)};
+    start += rows ? 1 : piece->metas[0].sizes[d];
+    if (!rows) {
+      args.push_back(adaptive_arg(op, rank, start));
+      args.push_back(attr(int64_t{1}));
+    }
+    const auto node = make_node(op, Args(args), Inputs(call.inputs), piece);
+    outcome.results.push_back(self.view(op, std::move(args), piece, node));
+  }
+}
+
+void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  const auto& self = impl_of(call.arguments[0].toTensor())->alias;
+  if (call.info.form == Form::AsStrided) {
+    outcome.results.push_back(self.as_strided({metas, 0}));
+  } else if (call.info.form == Form::Pieces) {
+    place_pieces(call, metas, outcome);
+  } else {
+    TORCH_CHECK(metas->metas.size() == 1, "[record ", call.info.name, "] got ", metas->metas.size(),
+                " views of a tensor, expected one; return copies");
+    const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.attrs);
+    outcome.results.push_back(self.view(call.info, call.args, metas, node));
+  }
+}
+
+// `t_`, `squeeze_` and the like: the tensor becomes a view of itself.
+void record_inplace_view(Call& call, Stack* stack) {
+  auto& info = call.info;
+  TORCH_CHECK(info.functional != nullptr, "[record ", info.name,
+              "] has no functional form; use the out-of-place operator");
+  const at::Tensor self = call.arguments[0].toTensor();
+  Stack view_stack(call.given().begin(), call.given().end());
+  record(info.functional->op, &view_stack);
+  const at::Tensor view = view_stack.front().toTensor();
+  Alias old;
+  {
+    const RecorderLock lock;
+    old = impl_of(self)->rebind(impl_of(view)->alias);
+  }
+  torch::jit::drop(*stack, info.kinds.size());
+  stack->push_back(self);
+}
+
+void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome& outcome) {
+  auto* const impl = impl_of(t);
+  auto& storage = *impl->alias.storage;
+  if (value.node->seeded && storage.origin && storage.value == storage.origin) {
+    storage.origin = {};  // random numbers replace what the memory was made with: it is never needed
+  }
+  if (impl->sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
+    const auto resized = make_meta(meta->sizes, meta->strides, impl->storage_offset(), meta->dtype);
+    if (extent(*resized) > storage.nbytes()) {
+      storage.resize(extent(*resized), resized, outcome.old_values);
+    }
+    outcome.old_aliases.push_back(impl->rebind(impl->alias.as_strided(resized)));
+  }
+  impl->alias.write(std::move(value));
+  outcome.written.push_back(&t);
+}
+
+void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  auto& info = call.info;
+  auto& op = info.functional != nullptr ? *info.functional : info;
+  const bool seeded = info.seeded && (info.dropout < 0 || call.arguments[info.dropout].toDouble() != 0);
+  if (seeded && call.phase == Phase::Recomputation) {
+    if (auto gradient = awaited(call.device)) {
+      call.inputs.push_back(std::move(gradient));
+    }
+  }
+  const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
+  if (seeded) {
+    node->seeded = true;
+    next_seed(call.device, call.generator, node->seed);
+  }
+  if (call.phase == Phase::Backward) {
+    note_backward(node, call.device);
+  }
+  uint32_t out = 0;
+  size_t entry = 0;
+  for (const auto which : info.return_writes) {
+    if (which >= 0) {
+      continue;
+    }
+    const auto length = metas->returns[entry++];
+    for (int32_t i = 0; i < (length < 0 ? 1 : length); ++i, ++out) {
+      outcome.results.push_back(metas->metas[out].defined() ? new_alias({node, out}, {metas, out}, call.device)
+                                                            : Alias());
+    }
+  }
+  for (const auto position : info.written) {
+    const auto& v = call.arguments[position];
+    if (v.isTensor()) {
+      write_tensor(v.toTensor(), {node, out}, {metas, out}, outcome);
+      ++out;
+    } else if (v.isTensorList()) {
+      for (const auto& t : v.toListRef()) {
+        write_tensor(t.toTensor(), {node, out}, {metas, out}, outcome);
+        ++out;
+      }
+    }
+  }
+}
+
+// Wants the recorder's lock.
+void place(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+  call.info.calls.fetch_add(1, std::memory_order_relaxed);
+  if (call.info.view) {
+    place_views(call, metas, outcome);
+  } else {
+    place_call(call, metas, outcome);
+  }
+}
+
+// Most calls are like one before: they take the lock once. Null for any other.
+MetaSetPtr place_known(Call& call, Outcome& outcome) {
+  const RecorderLock lock;
+  call.collect();
+  const auto* const found = find_metas(call.key);
+  if (found == nullptr) {
+    return {};
+  }
+  place(call, *found, outcome);
+  return *found;
+}
+
+// The fresh tensors of a call, computed already in eager mode.
+Tensors make_fresh(const Call& call, Outcome& outcome) {
+  Tensors fresh;
+  for (auto& alias : outcome.results) {
+    if (!alias.storage.defined()) {
+      fresh.emplace_back();
+    } else if (call.info.view) {
+      fresh.push_back(make_view(std::move(alias), call.arguments[0].toTensor()));
+    } else {
+      fresh.push_back(make_tensor(std::move(alias)));
+    }
+  }
+  if (!call.info.view && eager()) {
+    std::vector<at::Tensor> touched;
+    for (const auto* t : outcome.written) {
+      touched.push_back(*t);
+    }
+    std::copy_if(fresh.begin(), fresh.end(), std::back_inserter(touched), [](const auto& t) { return t.defined(); });
+    evaluate(touched);
+  }
+  return fresh;
+}
+
+// Puts the results on the stack in place of the arguments, as the schema returns them.
+void give_back(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& stack) {
+  c10::SmallVector<IValue, 2> results;
+  auto next = fresh.begin();
+  auto length = metas->returns.begin();
+  auto number = metas->numbers.begin();
+  for (const auto which : call.info.return_writes) {
+    if (which >= 0) {
+      results.push_back(call.arguments[call.info.written[which]]);
+    } else if (*length == MetaSet::kNumber) {
+      ++next;
+      results.emplace_back(*number++);
+    } else if (*length == MetaSet::kTensor) {
+      results.emplace_back(std::move(*next++));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int32_t i = 0; i < *length; ++i) {
+        list.push_back(std::move(*next++));
+      }
+      results.emplace_back(std::move(list));
+    }
+    length += which < 0 ? 1 : 0;
+  }
+  torch::jit::drop(stack, call.info.kinds.size());
+  for (auto& r : results) {
+    stack.push_back(std::move(r));
+  }
+}
+
+// `first` is the position of the sizes.
+void check_as_strided(const Call& call, size_t first) {
+  const auto self = call.arguments[0].toTensor();
+  const auto sizes = call.arguments[first].toIntVector();
+  const auto strides = call.arguments[first + 1].toIntVector();
+  const auto& offset_argument = call.arguments[first + 2];
+  const int64_t offset = offset_argument.isNone() ? self.storage_offset() : offset_argument.toInt();
+  TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
+  int64_t last = offset;
+  bool empty = false;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    TORCH_CHECK(strides[i] >= 0,
+                "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
+    empty = empty || sizes[i] == 0;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  const auto bytes = static_cast<int64_t>(self.storage().nbytes());
+  const auto item = static_cast<int64_t>(self.element_size());
+  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes),
+              ", strides ", c10::IntArrayRef(strides), ", storage offset ", offset, ", and itemsize ", item,
+              " requiring a storage size of ", (last + 1) * item, " are out of bounds for storage of size ", bytes);
+}
+
+// A backward pass runs in the thread that asks for it, as it does on CPU. A thread for each device, as PyTorch has for
+// GPUs, would have nothing to do at the same time, and no line of the user's. Who switches that on again is obeyed.
+void keep_backward_in_this_thread() {
+  thread_local bool done = false;
+  if (!done && at::GradMode::is_enabled()) {
+    done = true;
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+}
+
+}  // namespace
+
+void record(const c10::OperatorHandle& op, Stack* stack) {
+  auto& info = op_info(op);
+  const FrameScope frame;
+  record_any(info, stack);
+}
+
+void record_any(OpInfo& info, Stack* stack) {
+  keep_backward_in_this_thread();
+  Call call(info, stack->data() + (stack->size() - info.kinds.size()));
+  call.find_device();
+  if (call.foreign()) {
+    call.adopt_foreign();
+  } else if (call.fake()) {
+    info.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    return;
+  }
+  raise_if_refused(info, call.given());
+  if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
+    if (!record_selected(info, *stack)) {
+      run_on_host(info, stack, "its result depends on the values");
+    }
+    return;
+  }
+  if (info.has_indices) {
+    call.adopt_indices();
+  }
+  if (info.inplace_view) {
+    record_inplace_view(call, stack);
+    return;
+  }
+  if (info.form == Form::AsStrided) {
+    check_as_strided(call, 1);
+  } else if (info.form == Form::AsStridedScatter) {
+    check_as_strided(call, 2);
+  }
+  Outcome outcome;
+  auto metas = place_known(call, outcome);
+  if (!metas.defined()) {
+    metas = inferred_metas(call);
+    if (!metas.defined()) {
+      run_on_host(info, stack, "no Meta kernel tells what it returns");
+      return;
+    }
+    const RecorderLock lock;
+    place(call, metas, outcome);
+  }
+  give_back(call, metas, make_fresh(call, outcome), *stack);
+}
+
+std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
+  keep_backward_in_this_thread();
+  Call call(info, arguments);
+  call.find_device();
+  if (call.foreign() || call.fake()) {
+    return {};
+  }
+  raise_if_refused(info, call.given());
+  Outcome outcome;
+  if (!place_known(call, outcome).defined()) {
+    return {};
+  }
+  return make_fresh(call, outcome);
+}
+
+void record_whole(const std::vector<std::string>& names) {
+  static auto* const registrations = new std::vector<c10::RegistrationHandleRAII>();
+  for (const auto& name : names) {
+    if (unboxed_kernels().count(name) != 0) {
+      continue;
+    }
+    const auto dot = name.find('.', name.find("::"));
+    const c10::OperatorName op{name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+    registrations->push_back(c10::Dispatcher::singleton().registerImpl(
+        op, c10::DispatchKey::XLA, c10::KernelFunction::makeFromBoxedFunction<&record>(), std::nullopt, nullptr,
+        "torch_xla"));
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, XLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record>()); }
+
+}  // namespace torch_xla

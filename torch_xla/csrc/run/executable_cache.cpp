@@ -1,0 +1,68 @@
+#include "run/executable_cache.h"
+
+#include <algorithm>
+
+#include "cut/adaptive.h"
+
+namespace torch_xla {
+
+const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t settings) {
+  const auto found = index_.find({graph.key, settings});
+  if (found == index_.end() || !graph.share_as(found->second->program->sharing)) {
+    return nullptr;
+  }
+  entries_.splice(entries_.end(), entries_, found->second);
+  ++hits;
+  return &entries_.back();
+}
+
+py::object ExecutableCache::find(Graph& graph, uint64_t settings) {
+  const auto* entry = look_up(graph, settings);
+  return entry != nullptr ? entry->executable : py::none();
+}
+
+bool ExecutableCache::run(Graph& graph, uint64_t settings) {
+  const auto* entry = look_up(graph, settings);
+  if (entry == nullptr) {
+    return false;
+  }
+  const auto program = entry->program;  // the entry may be dropped while the device is waited for
+  execute(graph, *program);
+  return true;
+}
+
+void ExecutableCache::add(const Graph& graph, uint64_t settings, py::object executable,
+                          std::shared_ptr<Program> program) {
+  Entry entry{{graph.key, settings}, std::move(executable), std::move(program)};
+  const auto found = index_.find(entry.key);
+  if (found != index_.end()) {
+    std::swap(*found->second, entry);  // the older one goes when the cache is in order again: that may run Python code
+    entries_.splice(entries_.end(), entries_, found->second);
+    return;
+  }
+  entries_.push_back(std::move(entry));
+  index_.emplace(entries_.back().key, std::prev(entries_.end()));
+}
+
+void ExecutableCache::drop(size_t count) {
+  std::list<Entry> dropped;  // destroyed last, as above
+  for (; count > 0 && !entries_.empty(); --count) {
+    index_.erase(entries_.front().key);
+    dropped.splice(dropped.end(), entries_, entries_.begin());
+  }
+}
+
+void ExecutableCache::clear() {
+  drop(size());
+  forget_varying();
+}
+
+py::list ExecutableCache::values() const {
+  py::list found;
+  for (const auto& entry : entries_) {
+    found.append(entry.executable);
+  }
+  return found;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,231 @@
+#include "run/host_kernel.h"
+
+#if __has_include(<xla/ffi/api/ffi.h>)
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
+#include <xla/ffi/api/ffi.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
+// PyTorch's OpenMP; missing where it was built with another kind of threads.
+extern "C" [[gnu::weak]] void omp_set_num_threads(int);
+
+namespace torch_xla {
+
+namespace {
+
+// A scope in which PyTorch's kernels stay in this thread.
+class Alone {
+ public:
+  Alone() : before_(at::get_num_threads()) {  // the first time in a thread, this sets the number
+    if (omp_set_num_threads) {
+      omp_set_num_threads(1);
+    }
+  }
+  ~Alone() {
+    if (omp_set_num_threads) {
+      omp_set_num_threads(before_);
+    }
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+
+ private:
+  const int before_;
+};
+
+// The one thread whose kernels PyTorch divides among its own: OpenMP keeps a team for each thread that ever did so, and
+// with one for each of XLA's there would be the square of the number of cores.
+class Leader {
+ public:
+  static Leader& get() {
+    static auto* const leader = new Leader;  // never destroyed: it may be at work when the process ends
+    return *leader;
+  }
+
+  // Runs something there, and throws what it throws.
+  void run(std::function<void()> work) {
+    std::packaged_task<void()> task(std::move(work));
+    auto done = task.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    arrived_.notify_one();
+    done.get();
+  }
+
+ private:
+  Leader() {
+    std::thread([this] {
+      while (true) {
+        std::unique_lock lock(mutex_);
+        arrived_.wait(lock, [this] { return !tasks_.empty(); });
+        auto task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task();
+      }
+    }).detach();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<std::packaged_task<void()>> tasks_;
+};
+
+namespace ffi = xla::ffi;
+using Numbers = ffi::Span<const int64_t>;
+
+at::ScalarType scalar_type(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::PRED:
+      return at::kBool;
+    case ffi::DataType::U8:
+      return at::kByte;
+    case ffi::DataType::S8:
+      return at::kChar;
+    case ffi::DataType::S16:
+      return at::kShort;
+    case ffi::DataType::S32:
+      return at::kInt;
+    case ffi::DataType::S64:
+      return at::kLong;
+    case ffi::DataType::F16:
+      return at::kHalf;
+    case ffi::DataType::BF16:
+      return at::kBFloat16;
+    case ffi::DataType::F32:
+      return at::kFloat;
+    case ffi::DataType::F64:
+      return at::kDouble;
+    case ffi::DataType::C64:
+      return at::kComplexFloat;
+    case ffi::DataType::C128:
+      return at::kComplexDouble;
+    default:
+      TORCH_CHECK(false, "[host kernel] got XLA dtype ", static_cast<int>(type), ", which PyTorch does not have");
+  }
+}
+
+at::Tensor tensor_at(const ffi::AnyBuffer& buffer) {
+  const auto sizes = buffer.dimensions();
+  return at::from_blob(buffer.untyped_data(), at::IntArrayRef(sizes.begin(), sizes.size()),
+                       at::TensorOptions().dtype(scalar_type(buffer.element_type())));
+}
+
+template <typename T>
+T attribute(const ffi::Dictionary& attributes, std::string_view name) {
+  auto found = attributes.get<T>(name);
+  TORCH_CHECK(found.has_value(), "[host kernel] got no usable attribute ", name, ": ", found.error().message());
+  return *found;
+}
+
+// An argument that is no tensor; an optional one that is not there is None.
+c10::IValue constant(const c10::Type& type, const ffi::Dictionary& attributes, const std::string& name) {
+  switch (type.kind()) {
+    case c10::TypeKind::OptionalType:
+      return attributes.contains(name) ? constant(*type.containedType(0), attributes, name) : c10::IValue();
+    case c10::TypeKind::IntType:
+      return attribute<int64_t>(attributes, name);
+    case c10::TypeKind::FloatType:
+      return attribute<double>(attributes, name);
+    case c10::TypeKind::BoolType:
+      return attribute<bool>(attributes, name);
+    case c10::TypeKind::ListType: {
+      const auto numbers = attribute<Numbers>(attributes, name);
+      if (type.containedType(0)->kind() == c10::TypeKind::BoolType) {
+        c10::List<bool> flags;
+        for (const auto number : numbers) {
+          flags.push_back(number != 0);
+        }
+        return flags;
+      }
+      return std::vector<int64_t>(numbers.begin(), numbers.end());
+    }
+    default:
+      TORCH_CHECK(false, "[host kernel] got argument ", name, " of type ", type.str(), ", which has no attribute");
+  }
+}
+
+bool is_tensor(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::TensorType ||
+         (type.kind() == c10::TypeKind::OptionalType && is_tensor(*type.containedType(0)));
+}
+
+void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  const auto text = [&](const char* name) { return std::string(attribute<std::string_view>(attributes, name)); };
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(text("_name").c_str(), text("_overload").c_str());
+  const auto operand = attribute<Numbers>(attributes, "_operands"), result = attribute<Numbers>(attributes, "_results");
+
+  const auto result_at = [&](int64_t slot) { return tensor_at(*results.get<ffi::AnyBuffer>(slot).value()); };
+
+  torch::jit::Stack stack;
+  size_t tensors = 0, written = 0;
+  for (const auto& argument : op.schema().arguments()) {
+    if (!is_tensor(*argument.type())) {
+      stack.push_back(constant(*argument.type(), attributes, argument.name()));
+    } else if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      stack.push_back(result_at(result[written++]));
+    } else {
+      const auto slot = operand[tensors++];
+      stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
+    }
+  }
+  // Kept alive: PyTorch 2.11 gives references to `out=` tensors after it has taken them off the stack.
+  const torch::jit::Stack given = stack;
+  op.callBoxed(stack);
+  for (size_t i = written; i < stack.size(); ++i) {
+    if (result[i] < 0) {
+      continue;
+    }
+    const auto& found = stack[i].toTensor();
+    const auto to = result_at(result[i]);
+    TORCH_CHECK(found.sizes() == to.sizes(), "[host kernel] ", op.schema().name(), " gave sizes ", found.sizes(),
+                ", expected ", to.sizes());
+    to.copy_(found);
+  }
+}
+
+ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  const auto work = [&] {
+    const c10::InferenceMode guard;  // such a thread has autograd switched on
+    run(operands, results, attributes);
+  };
+  try {
+    if (attribute<bool>(attributes, "_parallel")) {
+      Leader::get().run(work);
+    } else {
+      const Alone alone;
+      work();
+    }
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+}
+
+XLA_FFI_DEFINE_HANDLER(kHostKernel, called, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+
+}  // namespace
+
+py::object host_kernel_target() { return py::capsule(reinterpret_cast<void*>(kHostKernel), "xla._CUSTOM_CALL_TARGET"); }
+
+}  // namespace torch_xla
+
+#else
+
+namespace torch_xla {
+
+py::object host_kernel_target() { return py::none(); }
+
+}  // namespace torch_xla
+
+#endif

@@ -1,0 +1,60 @@
+// Running: input buffers in, results attached.
+#pragma once
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cut/graph.h"
+#include "cut/packing.h"
+
+namespace torch_xla {
+
+// What a run needs to know of a compiled graph.
+class Program {
+ public:
+  Program(Graph& graph, bool waits) : packing(graph), sharing(graph.sharing()), waits(waits) {}
+
+  const Packing packing;
+  const std::shared_ptr<const Sharing> sharing;
+  const bool waits;    // for a run before its results count, because a host callback in it can fail
+  py::object starter;  // makes `run`
+
+  // What starts it, as dispatch.py tells.
+  const py::object& run();
+  // Has that made anew: the first is of no use any more where JAX could not be told how to start the program.
+  void renew() { run_ = {}; }
+
+  // The buffers of the graph's numbers; those of the latest run, where the numbers did not change.
+  std::vector<py::object> numbers(const Graph& graph);
+
+ private:
+  struct Sent {
+    std::string bytes;
+    py::object buffer;
+  };
+  std::array<Sent, 3> sent_;  // by type
+  py::object run_;
+};
+
+// Starts a program on the buffers of a graph and gives its results to the tensors, without waiting for them unless it
+// `waits`. Returns the token of the run.
+py::object execute(Graph& graph, Program& program);
+
+// Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
+constexpr size_t kRunsAhead = 2;
+// Waits until so many runs of a device are left that were started and not waited for.
+void wait_for_runs(c10::DeviceIndex device, size_t left);
+size_t runs_in_flight(c10::DeviceIndex device);
+void add_run(c10::DeviceIndex device, py::object token);
+
+// Tells the metrics that the host waited for a device.
+void note_wait(double seconds);
+
+// Whether this thread runs a single operation of eager mode: those are measured by themselves.
+bool in_eager_operation();
+void set_eager_operation(bool on);
+
+}  // namespace torch_xla

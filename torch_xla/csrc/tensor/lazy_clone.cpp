@@ -1,0 +1,135 @@
+#include "tensor/lazy_clone.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/python_hooks.h"
+#include "tensor/placeholder.h"
+
+namespace torch_xla {
+
+namespace {
+
+struct LazyClone final : Source {
+  LazyClone(NodePtr o, const StoragePtr& h) : original_(std::move(o)) {
+    if (h.defined()) {
+      holder.emplace(h);
+    }
+  }
+  void fetch(const NodePtr& leaf) override { fetch_clones({leaf}); }
+  const NodePtr* original() const override { return &original_; }
+
+  std::optional<c10::weak_intrusive_ptr<Storage>> holder;
+
+ private:
+  NodePtr original_;
+};
+
+const NodePtr* original_of(const Node& leaf) {
+  return leaf.buffer == nullptr && leaf.source.defined() ? leaf.source->original() : nullptr;
+}
+
+template <class Visit>
+void for_each_waiting(const Node& leaf, Visit visit) {
+  if (leaf.clones == nullptr) {
+    return;
+  }
+  for (const auto& weak : *leaf.clones) {
+    const auto clone = weak.lock();
+    if (clone.defined() && original_of(*clone) != nullptr) {
+      visit(clone);
+    }
+  }
+}
+
+}  // namespace
+
+bool is_cloneable(const Node& node) {
+  return node.leaf() && node.error == nullptr && (node.buffer != nullptr || node.source.defined()) &&
+         !is_placeholder(node);
+}
+
+Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
+  const auto* const first = original_of(*leaf.node);
+  const auto original = first != nullptr ? *first : leaf.node;
+  auto clone = make_leaf({leaf.node->outs, leaf.index}, nullptr);
+  clone.node->source = c10::make_intrusive<LazyClone>(original, holder);
+  if (original->clones == nullptr) {
+    original->clones = std::make_unique<std::vector<c10::weak_intrusive_ptr<Node>>>();
+  }
+  auto& clones = *original->clones;
+  if (clones.size() == clones.capacity()) {
+    clones.erase(std::remove_if(clones.begin(), clones.end(), [](const auto& weak) { return weak.expired(); }),
+                 clones.end());
+  }
+  clones.emplace_back(clone.node);
+  return clone;
+}
+
+void merge_clone(Value& value) {
+  auto& node = *value.node;
+  if (original_of(node) == nullptr) {
+    return;
+  }
+  const auto& clone = static_cast<const LazyClone&>(*node.source);
+  if (clone.holder && clone.holder->expired()) {
+    node.forwards = std::make_unique<Vector<Value>>(1, Value{*clone.original(), 0});
+    node.source.reset();
+    resolve(value);
+  }
+}
+
+uint32_t waiting_clones(const Node& leaf) {
+  uint32_t count = 0;
+  for_each_waiting(leaf, [&](const NodePtr&) { ++count; });
+  return count;
+}
+
+Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool>& donated) {
+  Vector<NodePtr> found;
+  const RecorderLock lock;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (original_of(*leaves[i]) != nullptr) {
+      found.push_back(leaves[i]);
+    } else if (donated[i]) {
+      for_each_waiting(*leaves[i], [&](const NodePtr& clone) { found.push_back(clone); });
+    }
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+void fetch_clones(const Vector<NodePtr>& clones) {
+  Vector<NodePtr> leaves;
+  std::vector<c10::intrusive_ptr<Source>> done;  // destroyed after the lock is gone
+  std::vector<PyObject*> originals;
+  for (const auto& leaf : clones) {
+    const auto source = leaf->source;
+    const auto* const original = source.defined() ? source->original() : nullptr;
+    if (leaf->buffer != nullptr || original == nullptr) {
+      continue;
+    }
+    fetch_buffer(*original);
+    done.push_back(source);  // keeps the original
+    leaves.push_back(leaf);
+    originals.push_back((*original)->buffer);
+  }
+  if (leaves.empty()) {
+    return;
+  }
+  const auto copies = copy(originals);
+  const RecorderLock lock;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i]->buffer == nullptr) {
+      leaves[i]->buffer = copies[i];
+      leaves[i]->source.reset();
+    } else {
+      release_object(copies[i]);  // another thread was here first
+    }
+  }
+}
+
+}  // namespace torch_xla

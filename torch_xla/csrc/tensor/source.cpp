@@ -1,0 +1,68 @@
+#include "tensor/source.h"
+
+#include <Python.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/python_hooks.h"
+#include "tensor/storage.h"
+
+namespace torch_xla {
+
+void Pack::let_go() {
+  release_object(std::exchange(buffer, nullptr));
+  for (auto*& part : parts_) {
+    release_object(std::exchange(part, nullptr));
+  }
+}
+
+void Pack::fetch(const NodePtr& leaf) {
+  auto parts = parts_.empty() ? unpack(buffer, layout->shapes) : std::vector<PyObject*>();
+  {
+    const RecorderLock lock;
+    if (parts_.empty()) {
+      parts_.swap(parts);
+    }
+    if (leaf->buffer == nullptr) {
+      leaf->buffer = std::exchange(parts_.at(leaf->place), nullptr);
+    }
+  }
+  for (auto* const part : parts) {
+    release_object(part);  // another thread was here first
+  }
+}
+
+bool Pack::holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const {
+  if (slots.size() != layout->shapes.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto& leaf = *all[slots[i]];
+    if (leaf.source.get() != this || leaf.place != i) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void fetch_buffer(const NodePtr& leaf) {
+  if (leaf->buffer == nullptr && leaf->source.defined()) {
+    const auto source = leaf->source;
+    source->fetch(leaf);
+  }
+}
+
+Location locate(const NodePtr& leaf) {
+  if (leaf->buffer != nullptr || !leaf->source.defined()) {
+    return {leaf->buffer, -1};
+  }
+  if (const auto* const original = leaf->source->original()) {
+    return locate(*original);
+  }
+  if (const auto* const pack = leaf->source->pack()) {
+    return {pack->buffer, pack->start_of(*leaf)};
+  }
+  fetch_buffer(leaf);  // says why there is none
+  return {leaf->buffer, -1};
+}
+
+}  // namespace torch_xla

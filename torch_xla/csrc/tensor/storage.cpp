@@ -1,0 +1,302 @@
+#include "tensor/storage.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "ir/op_info.h"
+#include "tensor/view_path.h"
+
+namespace torch_xla {
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::array<Storage*, kMaxDevices> heads{};
+  std::array<Storage*, kMaxDevices> tails{};
+  std::array<ViewStep*, kMaxDevices> views{};  // those that remember a value
+};
+Registry& registry() {
+  static auto* const r = new Registry();
+  return *r;
+}
+
+std::mutex& recorder_mutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+
+// A forked child, such as a loader's worker, frees tensors it inherited: the locks must be free in it, whatever other
+// threads of the parent held.
+const int at_fork = pthread_atfork(
+    [] {
+      recorder_mutex().lock();
+      registry().mutex.lock();
+    },
+    [] {
+      registry().mutex.unlock();
+      recorder_mutex().unlock();
+    },
+    [] {
+      registry().mutex.unlock();
+      recorder_mutex().unlock();
+    });
+}  // namespace
+
+RecorderLock::RecorderLock() { recorder_mutex().lock(); }
+RecorderLock::~RecorderLock() { recorder_mutex().unlock(); }
+
+std::mutex& registry_mutex() { return registry().mutex; }
+Storage* registry_head(c10::DeviceIndex device) { return registry().heads[device]; }
+Storage* registry_tail(c10::DeviceIndex device) { return registry().tails[device]; }
+
+namespace {
+
+// Addresses that no process has, so that reading at one fails at once. Storages without bytes take one too, as their
+// id.
+uintptr_t new_address(int64_t bytes) {
+  constexpr uintptr_t kFirst = uintptr_t{1} << 56;
+  constexpr uintptr_t kAlignment = 64;
+  static std::atomic<uintptr_t> next{kFirst};
+  return next.fetch_add((static_cast<uintptr_t>(bytes) / kAlignment + 1) * kAlignment, std::memory_order_relaxed);
+}
+
+c10::DataPtr data_at(uintptr_t address, int64_t bytes, c10::DeviceIndex device) {
+  auto* const data = bytes == 0 ? nullptr : reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  return {data, c10::Device(c10::DeviceType::XLA, device)};
+}
+
+}  // namespace
+
+Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
+    : Storage(new_address(m->bytes), std::move(v), std::move(m), d) {}
+
+Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
+    : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), nullptr, false),
+      id(address),
+      value(std::move(v)),
+      meta(std::move(m)),
+      index(d) {
+  TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  previous = r.tails[index];
+  (previous != nullptr ? previous->next : r.heads[index]) = this;
+  r.tails[index] = this;
+}
+
+void Storage::let_go() {
+  if (!std::exchange(listed_, false)) {
+    return;
+  }
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  (previous != nullptr ? previous->next : r.heads[index]) = next;
+  (next != nullptr ? next->previous : r.tails[index]) = previous;
+}
+
+void Storage::release_resources() {
+  let_go();
+  value = synced = origin = {};
+  StorageImpl::release_resources();
+}
+
+void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) {
+  if (bytes == nbytes()) {
+    return;
+  }
+  const bool holds = value.node->error == nullptr && meta->numel() != 0;
+  if (bytes == 0) {
+    garbage.push_back(std::exchange(value, make_leaf(meta, nullptr)));
+    value.node->error = std::make_unique<std::string>(
+        "[storage] the tensor's memory was freed by resize_(0) of its storage; give the storage its size back first");
+  } else if (bytes > static_cast<size_t>(meta->bytes) || (!holds && like.set.defined())) {
+    const auto item = c10::elementSize(meta->dtype);
+    const auto count = static_cast<int64_t>((bytes + item - 1) / item);
+    const bool fits = !holds && like.set.defined() && like->offset == 0 && static_cast<size_t>(like->bytes) == bytes;
+    auto grown = fits ? like : contiguous_meta({count}, meta->dtype);
+    garbage.push_back(std::exchange(value, holds ? padded(value, meta, grown) : make_fill(grown, int64_t{0})));
+    meta = std::move(grown);
+    ++layouts;
+  } else if (!holds) {
+    garbage.push_back(std::exchange(value, make_fill(meta, int64_t{0})));
+  }
+  ++generation;
+  garbage.push_back(std::exchange(synced, {}));
+  garbage.push_back(std::exchange(origin, holds || bytes == 0 ? Value() : value));
+  const auto size = static_cast<int64_t>(bytes);
+  set_data_ptr_noswap(data_at(new_address(size), size, index));
+  set_nbytes(bytes);
+}
+
+size_t extent(const Meta& meta) {
+  int64_t last = meta.offset;
+  for (size_t i = 0; i < meta.sizes.size(); ++i) {
+    if (meta.sizes[i] == 0) {
+      return 0;
+    }
+    last += (meta.sizes[i] - 1) * meta.strides[i];
+  }
+  return static_cast<size_t>(last + 1) * c10::elementSize(meta.dtype);
+}
+
+ViewStep::~ViewStep() {
+  if (device >= 0) {
+    auto& r = registry();
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    (previous != nullptr ? previous->next : r.views[device]) = next;
+    if (next != nullptr) {
+      next->previous = previous;
+    }
+  }
+  // As with nodes, a long chain must not be released by nested destructors.
+  auto step = std::move(parent);
+  while (step.defined() && step.use_count() == 1) {
+    auto up = std::move(step->parent);
+    step = std::move(up);
+  }
+}
+
+void ViewStep::remember(Value v, const Storage& storage) {
+  value = std::move(v);
+  generation = storage.generation;
+  if (device < 0) {
+    auto& r = registry();
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    device = storage.index;
+    next = r.views[device];
+    if (next != nullptr) {
+      next->previous = this;
+    }
+    r.views[device] = this;
+  }
+}
+
+void forget_views(c10::DeviceIndex device, Vector<Value>& garbage) {
+  auto& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  for (auto* step = r.views[device]; step != nullptr;) {
+    auto* const following = step->next;
+    garbage.push_back(std::move(step->value));
+    step->value = {};
+    step->device = -1;
+    step->previous = step->next = nullptr;
+    step = following;
+  }
+  r.views[device] = nullptr;
+}
+
+Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
+  Alias alias;
+  alias.storage = c10::make_intrusive<Storage>(std::move(value), meta, device);
+  alias.meta = std::move(meta);
+  return alias;
+}
+
+// The storage has another layout since: what the tensor is, is still told by its strides.
+void Alias::find_path() {
+  const auto [conjugate, negative] = signs_of(path);
+  path = memory_alias(storage, meta).path;
+  layout = storage->layouts;
+  const auto add = [&](const char* name) {
+    path = make_step(path, op_info(name, ""), {input_arg()}, meta, single(meta));
+  };
+  if (conjugate) {
+    add("aten::_conj");
+  }
+  if (negative) {
+    add("aten::_neg_view");
+  }
+}
+
+const Value& Alias::current() {
+  if (layout != storage->layouts) {
+    find_path();
+  }
+  resolve(storage->value);
+  Value* latest = &storage->value;
+  if (path.defined()) {
+    // Down to the nearest step that still knows its value, and up again.
+    std::vector<ViewStep*> behind;
+    auto* step = path.get();
+    for (; step != nullptr && (!step->value || step->generation != storage->generation); step = step->parent.get()) {
+      behind.push_back(step);
+    }
+    if (step != nullptr) {
+      resolve(step->value);
+      latest = &step->value;
+    }
+    for (size_t i = behind.size(); i-- > 0;) {
+      behind[i]->remember(forward(*behind[i], *latest), *storage);
+      latest = &behind[i]->value;
+    }
+  }
+  TORCH_CHECK(latest->node->error == nullptr, latest->node->error ? *latest->node->error : std::string());
+  return *latest;
+}
+
+void Alias::write(Value v) {
+  if (layout != storage->layouts) {
+    find_path();
+  }
+  ViewPath through = path;
+  if (path.defined() && path->repeats) {  // only memory says which elements a write reaches
+    auto [once, written] = without_repeats(std::move(v), current(), meta);
+    v = std::move(once);
+    through = strided_path(storage->meta, written);
+  }
+  ++storage->generation;
+  if (!path.defined()) {
+    storage->value = std::move(v);
+    return;
+  }
+  const auto steps = steps_of(through);
+  resolve(storage->value);
+  Vector<Value> inputs{storage->value};
+  for (size_t i = 0; i + 1 < steps.size(); ++i) {
+    inputs.push_back(forward(*steps[i], inputs.back()));
+  }
+  Value back = v;
+  for (size_t i = steps.size(); i-- > 0;) {
+    back = inverse(*steps[i], inputs[i], back);
+  }
+  storage->value = std::move(back);
+  if (!path->repeats) {  // a view with repeated elements must see its own write, so it replays
+    path->remember(std::move(v), *storage);
+  }
+}
+
+Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& out, const NodePtr& node) const {
+  Alias result;
+  result.storage = storage;
+  result.path = make_step(path, op, std::move(step_args), meta, out);
+  result.meta = {out, 0};
+  if (layout == storage->layouts && shows_whole(result.path, *storage->meta)) {
+    result.path = {};  // a write goes straight to the storage, and its value is the view's
+  } else {
+    result.path->remember({node, 0}, *storage);
+  }
+  result.layout = layout;
+  return result;
+}
+
+Alias Alias::as_strided(const MetaRef& strided) const { return memory_alias(storage, strided); }
+
+Alias memory_alias(StoragePtr storage, const MetaRef& strided) {
+  Alias result;
+  const auto& base = *storage->meta;
+  if (strided->layout == base.layout && strided->offset == base.offset) {
+    result.meta = storage->meta;
+  } else {
+    result.path = strided_path(storage->meta, strided);
+    result.meta = {result.path->out, 0};
+  }
+  result.layout = storage->layouts;
+  result.storage = std::move(storage);
+  return result;
+}
+
+}  // namespace torch_xla

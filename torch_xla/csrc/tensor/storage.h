@@ -1,0 +1,137 @@
+// The alias model. A Storage holds the current value shared by all aliases of a tensor; a view is a path of view
+// operators from it. A write through a view writes back along the path; a view that is behind replays it.
+#pragma once
+#include <c10/core/StorageImpl.h>
+
+#include <mutex>
+#include <vector>
+
+#include "ir/node.h"
+
+namespace torch_xla {
+
+constexpr size_t kMaxDevices = 512;
+
+// One lock for all recorder state. Never taken while waiting for the GIL, so it may be taken with the GIL held.
+class RecorderLock {
+ public:
+  RecorderLock();
+  ~RecorderLock();
+  RecorderLock(const RecorderLock&) = delete;
+  RecorderLock& operator=(const RecorderLock&) = delete;
+
+ private:
+  NoPython no_python_;
+};
+
+// It is PyTorch's storage at once, so that all who compare storages, sizes or addresses see aliases as they are. No one
+// can read at its address: that is a number no other living storage has, and null for no bytes, as on CPU.
+struct Storage final : c10::StorageImpl, Pooled<Storage> {
+  Storage(Value value, MetaRef meta, c10::DeviceIndex device);
+  ~Storage() override { let_go(); }
+  // A storage that is gone may wait for its weak references, but its value must not.
+  void release_resources() override;
+  // Frees the value at 0 bytes. Growing keeps what there is, in memory order, and adds zeros; a storage that holds
+  // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
+  void resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage);
+
+  const uint64_t id;  // no other storage ever has it
+  Value value;
+  MetaRef meta;  // of the base tensor
+  c10::DeviceIndex index;
+  uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
+  uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
+  Value synced;             // the leaf it had after the last barrier
+  Value origin;             // the fill it was created with, until the first barrier
+
+  Storage* previous = nullptr;  // the list of living storages of the device
+  Storage* next = nullptr;
+
+ private:
+  Storage(uintptr_t address, Value&& value, MetaRef&& meta, c10::DeviceIndex device);
+  void let_go();
+  bool listed_ = true;
+};
+using StoragePtr = c10::intrusive_ptr<Storage>;
+
+// Calls `visit` for every living storage of a device, oldest first. The caller holds the recorder's lock.
+template <class Visit>
+void for_each_storage(c10::DeviceIndex device, Visit visit);
+// Whether `test` holds for one of them; the latest are asked first.
+template <class Test>
+bool any_storage(c10::DeviceIndex device, Test test);
+
+// One view operator of a path, as a persistent list so that a view of a view costs one allocation. It remembers its
+// value until the storage is written or the next cut: a view that kept its value over a barrier would keep the whole
+// graph behind it, and carry it into the next one.
+struct ViewStep final : c10::intrusive_ptr_target {
+  ~ViewStep() override;
+  void remember(Value v, const Storage& storage);
+
+  Value value;  // valid at `generation`
+  uint64_t generation = 0;
+  c10::DeviceIndex device = -1;  // whose list of remembered values it is in; -1 for none
+  ViewStep* previous = nullptr;
+  ViewStep* next = nullptr;
+
+  c10::intrusive_ptr<ViewStep> parent;
+  OpInfo* op = nullptr;
+  Args args;  // with `Input` in place of the tensor
+  MetaRef in;
+  MetaSetPtr out;        // of its one result
+  bool repeats = false;  // some element of the base appears more than once
+};
+using ViewPath = c10::intrusive_ptr<ViewStep>;
+
+// Takes back all values that views of a device remember; `garbage` is to be destroyed after the lock is gone.
+void forget_views(c10::DeviceIndex device, Vector<Value>& garbage);
+
+// What a tensor is: a storage and a path to it. All functions want the recorder's lock.
+struct Alias {
+  StoragePtr storage;
+  ViewPath path;  // null for the base
+  MetaRef meta;
+  uint64_t layout = 0;  // of the storage, when the path was made
+
+  // The tensor's current value, replaying the path where the storage was written since.
+  const Value& current();
+  // Makes `v` the tensor's value, and its storage's through the path.
+  void write(Value v);
+  // The view that `op` makes of this tensor; `node` is the call, which gives its value.
+  Alias view(OpInfo& op, Args args, const MetaSetPtr& out, const NodePtr& node) const;
+  // A view of the storage's memory, as torch.as_strided addresses it.
+  Alias as_strided(const MetaRef& meta) const;
+
+ private:
+  void find_path();
+};
+
+Alias memory_alias(StoragePtr storage, const MetaRef& meta);
+// Bytes of memory that a tensor reaches, from the start of its storage.
+size_t extent(const Meta& meta);
+Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device);
+
+// Access for `for_each_storage`.
+std::mutex& registry_mutex();
+Storage* registry_head(c10::DeviceIndex device);
+Storage* registry_tail(c10::DeviceIndex device);
+
+template <class Visit>
+void for_each_storage(c10::DeviceIndex device, Visit visit) {
+  const std::lock_guard<std::mutex> lock(registry_mutex());
+  for (auto* s = registry_head(device); s != nullptr; s = s->next) {
+    visit(*s);
+  }
+}
+
+template <class Test>
+bool any_storage(c10::DeviceIndex device, Test test) {
+  const std::lock_guard<std::mutex> lock(registry_mutex());
+  auto* s = registry_tail(device);
+  while (s != nullptr && !test(*s)) {
+    s = s->previous;
+  }
+  return s != nullptr;
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,149 @@
+#include "tensor/tensor_impl.h"
+
+#include <atomic>
+
+#include "ir/op_info.h"
+
+namespace torch_xla {
+
+namespace {
+std::atomic<uint64_t> created{0};
+std::atomic<uint64_t> destroyed{0};
+}  // namespace
+
+uint64_t created_tensors() { return created.load(std::memory_order_relaxed); }
+uint64_t destroyed_tensors() { return destroyed.load(std::memory_order_relaxed); }
+
+XlaTensorImpl::XlaTensorImpl(Alias a)
+    : TensorImpl(c10::Storage(a.storage), c10::DispatchKeySet(c10::DispatchKey::XLA),
+                 c10::scalarTypeToTypeMeta(a.meta->dtype)),
+      alias(std::move(a)) {
+  created.fetch_add(1, std::memory_order_relaxed);
+  refresh_metadata();
+}
+
+XlaTensorImpl::XlaTensorImpl(Alias a, c10::DispatchKeySet viewed)
+    : TensorImpl(TensorImpl::VIEW, c10::Storage(a.storage), viewed, c10::scalarTypeToTypeMeta(a.meta->dtype)),
+      alias(std::move(a)) {
+  created.fetch_add(1, std::memory_order_relaxed);
+  refresh_metadata();
+}
+
+XlaTensorImpl::~XlaTensorImpl() { destroyed.fetch_add(1, std::memory_order_relaxed); }
+
+void XlaTensorImpl::refresh_metadata() {
+  const auto& meta = *alias.meta;
+  sizes_and_strides_.set_sizes(meta.sizes);
+  sizes_and_strides_.set_strides(meta.strides);
+  storage_offset_ = meta.offset;
+  data_type_ = c10::scalarTypeToTypeMeta(meta.dtype);
+  refresh_numel();
+  if (meta.row_major && meta.sizes.size() < 4) {  // what refresh_contiguous would find
+    is_contiguous_ = is_non_overlapping_and_dense_ = true;
+    is_channels_last_ = is_channels_last_contiguous_ = is_channels_last_3d_ = is_channels_last_3d_contiguous_ = false;
+  } else {
+    refresh_contiguous();
+  }
+}
+
+template <class Version>
+c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::copy_detached(Version&& version, bool allow_metadata_change) const {
+  Alias copy;
+  {
+    const RecorderLock lock;
+    copy = alias;
+  }
+  auto result = c10::make_intrusive<XlaTensorImpl>(std::move(copy));
+  copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_metadata_change);
+  result->refresh_numel();
+  result->refresh_contiguous();
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                           bool allow_metadata_change) const {
+  return copy_detached(version, allow_metadata_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                           bool allow_metadata_change) const {
+  return copy_detached(std::move(version), allow_metadata_change);
+}
+
+void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  auto* const source = dynamic_cast<XlaTensorImpl*>(impl.get());
+  TORCH_CHECK(source != nullptr, "[tensor] cannot make an xla tensor share the memory of a ", impl->device(),
+              " tensor; copy it with .to('xla') first");
+  copy_tensor_metadata(source, this, version_counter(), allow_tensor_metadata_change());
+  Alias other;  // holds the old one, to be destroyed after the lock is gone
+  const RecorderLock lock;
+  other = source->alias;  // copied first: the source may be this tensor
+  std::swap(alias, other);
+  refresh_numel();
+  refresh_contiguous();
+}
+
+void XlaTensorImpl::release_resources() {
+  TensorImpl::release_resources();
+  alias = {};
+}
+
+Alias XlaTensorImpl::rebind(Alias a) {
+  TORCH_CHECK(allow_tensor_metadata_change(), "set_sizes_and_strides ", err_msg_tensor_metadata_change_not_allowed);
+  std::swap(alias, a);
+  storage_ = c10::Storage(alias.storage);
+  refresh_metadata();
+  return a;
+}
+
+XlaTensorImpl* impl_of(const at::Tensor& t) { return static_cast<XlaTensorImpl*>(t.unsafeGetTensorImpl()); }
+
+at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device) {
+  auto alias = new_alias(std::move(leaf), meta, device);
+  alias.storage->synced = alias.storage->value;
+  return make_tensor(std::move(alias));
+}
+
+at::Tensor make_tensor(Alias alias) { return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias))); }
+
+at::Tensor make_view(Alias alias, const at::Tensor& viewed) {
+  return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias), viewed.key_set()));
+}
+
+void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
+                 c10::IntArrayRef strides) {
+  auto* const storage = dynamic_cast<Storage*>(source.unsafeGetStorageImpl());
+  TORCH_CHECK(storage != nullptr, "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
+              "\".  This is no longer allowed; the devices must match.");
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  TORCH_CHECK(strides.empty() || strides.size() == sizes.size(), "mismatch in length of strides and shape");
+  const auto dense = contiguous_meta(sizes, self.scalar_type());
+  const auto meta =
+      make_meta(sizes, strides.empty() ? c10::IntArrayRef(dense->strides) : strides, offset, dense->dtype);
+  const auto shared = StoragePtr::reclaim_copy(storage);
+  Vector<Value> replaced;
+  Alias old;
+  const RecorderLock lock;
+  if (extent(*meta) > storage->nbytes()) {
+    storage->resize(extent(*meta), {}, replaced);
+  }
+  old = impl_of(self)->rebind(memory_alias(shared, meta));
+}
+
+at::Tensor base_of(const at::Tensor& tensor) {
+  Alias base;
+  {
+    const RecorderLock lock;
+    const auto& alias = impl_of(tensor)->alias;
+    for (auto* step = alias.path.get(); step != nullptr; step = step->parent.get()) {
+      if (step->op->name == "aten._conj.default" || step->op->name == "aten._neg_view.default") {
+        return {};
+      }
+    }
+    base = memory_alias(alias.storage, alias.storage->meta);
+  }
+  return make_tensor(std::move(base));
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,215 @@
+#include "tensor/view_path.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ir/op_info.h"
+
+namespace torch_xla {
+
+namespace {
+
+std::vector<int64_t> int_list(c10::IntArrayRef a) { return {a.begin(), a.end()}; }
+
+// A single-result node over one or two values.
+Value apply(OpInfo& op, Inputs inputs, Args args, const MetaRef& out) {
+  return {make_node(op, std::move(args), std::move(inputs), single(out)), 0};
+}
+
+Value reshape(const Value& v, const MetaRef& out) {
+  static auto& view = op_info("aten::view", "");
+  return apply(view, {v}, {input_arg(), attr(int_list(out->sizes))}, out);
+}
+
+int64_t wrap(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
+
+// Steps from a base tensor to its memory as one contiguous dimension of `dtype`.
+ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
+  static auto& permute = op_info("aten::permute", "");
+  static auto& view = op_info("aten::view", "");
+  static auto& view_dtype = op_info("aten::view", "dtype");
+  static auto& view_as_real = op_info("aten::view_as_real", "");
+  ViewPath path;
+  MetaRef meta = base;
+  if (!meta->contiguous()) {
+    std::vector<int64_t> order(meta->sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return meta->strides[a] > meta->strides[b]; });
+    std::vector<int64_t> sizes;
+    for (const auto d : order) {
+      sizes.push_back(meta->sizes[d]);
+    }
+    auto permuted = contiguous_meta(sizes, meta->dtype);
+    path = make_step(path, permute, {input_arg(), attr(order)}, meta, permuted.set);
+    meta = permuted;
+  }
+  if (meta->sizes.size() != 1) {
+    auto flat = contiguous_meta({meta->numel()}, meta->dtype);
+    path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{meta->numel()})}, meta, flat.set);
+    meta = flat;
+  }
+  if (meta->dtype != dtype) {
+    if (c10::isComplexType(meta->dtype) && dtype == c10::toRealValueType(meta->dtype)) {
+      auto pairs = contiguous_meta({meta->sizes[0], 2}, dtype);
+      path = make_step(path, view_as_real, {input_arg()}, meta, pairs.set);
+      auto flat = contiguous_meta({2 * meta->sizes[0]}, dtype);
+      path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set);
+    } else {
+      const auto bytes = meta->sizes[0] * static_cast<int64_t>(c10::elementSize(meta->dtype));
+      auto cast = contiguous_meta({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, dtype);
+      path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set);
+    }
+  }
+  return path;
+}
+
+}  // namespace
+
+Value forward(const ViewStep& step, const Value& in) {
+  return {make_node(*step.op, Args(step.args), {in}, step.out), 0};
+}
+
+Value inverse(const ViewStep& step, const Value& base, const Value& v) {
+  const auto& name = step.op->name;
+  const auto& args = step.args;
+  const auto& in = step.in;
+  if (name == "aten.select.int") {
+    static auto& op = op_info("aten::select_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2]}, in);
+  }
+  if (name == "aten.slice.Tensor") {
+    static auto& op = op_info("aten::slice_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3], args[4]}, in);
+  }
+  if (name == "aten.diagonal.default") {
+    static auto& op = op_info("aten::diagonal_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
+  }
+  if (name == "aten.as_strided.default") {
+    static auto& op = op_info("aten::as_strided_scatter", "");
+    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
+  }
+  if (name == "aten.transpose.int") {
+    return apply(*step.op, {v}, {input_arg(), args[1], args[2]}, in);
+  }
+  if (name == "aten.t.default") {
+    return apply(*step.op, {v}, {input_arg()}, in);
+  }
+  if (name == "aten.permute.default") {
+    const auto dims = args[1].value.toIntVector();
+    std::vector<int64_t> back(dims.size());
+    for (size_t i = 0; i < dims.size(); ++i) {
+      back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
+    }
+    return apply(*step.op, {v}, {input_arg(), attr(back)}, in);
+  }
+  if (name == "aten.view_as_real.default" || name == "aten.view_as_complex.default") {
+    static auto& real = op_info("aten::view_as_real", "");
+    static auto& complex = op_info("aten::view_as_complex", "");
+    return apply(name == "aten.view_as_real.default" ? complex : real, {v}, {input_arg()}, in);
+  }
+  if (name == "aten._conj.default" || name == "aten._neg_view.default") {
+    return apply(*step.op, {v}, {input_arg()}, in);
+  }
+  if (name == "aten.view.dtype") {
+    return apply(*step.op, {v}, {input_arg(), attr(static_cast<int64_t>(in->dtype))}, in);
+  }
+  // Everything else only regroups the dimensions.
+  return reshape(v, in);
+}
+
+ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out) {
+  auto step = c10::make_intrusive<ViewStep>();
+  step->repeats = (parent.defined() && parent->repeats) ||
+                  (op.name == "aten.expand.default" && out->metas[0].numel() != in->numel()) ||
+                  op.name == "aten.unfold.default";
+  step->parent = std::move(parent);
+  step->op = &op;
+  step->args = std::move(args);
+  step->in = std::move(in);
+  step->out = std::move(out);
+  return step;
+}
+
+std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta) {
+  static auto& ne = op_info("aten::ne", "Tensor");
+  static auto& to_copy = op_info("aten::_to_copy", "");
+  static auto& argmax = op_info("aten::argmax", "");
+  static auto& gather = op_info("aten::gather", "");
+  for (size_t d = 0; d < meta->sizes.size(); ++d) {
+    if (meta->strides[d] != 0 || meta->sizes[d] <= 1) {
+      continue;
+    }
+    const auto dim = attr(static_cast<int64_t>(d));
+    auto sizes = meta->sizes;
+    sizes[d] = 1;
+    auto bytes = apply(ne, {v, old}, {input_arg(), input_arg()}, contiguous_meta(meta->sizes, at::kBool));
+    Args cast{input_arg(), attr(static_cast<int64_t>(at::kByte)), attr({}), attr({}), attr({}), attr(false), attr({})};
+    bytes = apply(to_copy, {std::move(bytes)}, std::move(cast), contiguous_meta(meta->sizes, at::kByte));
+    const auto index =
+        apply(argmax, {std::move(bytes)}, {input_arg(), dim, attr(true)}, contiguous_meta(sizes, at::kLong));
+    meta = make_meta(sizes, meta->strides, meta->offset, meta->dtype);
+    for (auto* value : {&v, &old}) {
+      *value = apply(gather, {*value, index}, {input_arg(), dim, input_arg(), attr(false)}, meta);
+    }
+  }
+  return {std::move(v), std::move(meta)};
+}
+
+ViewPath strided_path(const MetaRef& base, const MetaRef& meta) {
+  static auto& as_strided = op_info("aten::as_strided", "");
+  auto path = memory_path(base, meta->dtype);
+  const MetaRef in = path.defined() ? MetaRef{path->out, 0} : base;
+  return make_step(std::move(path), as_strided,
+                   {input_arg(), attr(int_list(meta->sizes)), attr(int_list(meta->strides)), attr(meta->offset)}, in,
+                   single(meta));
+}
+
+std::vector<const ViewStep*> steps_of(const ViewPath& path) {
+  std::vector<const ViewStep*> steps;
+  for (auto* s = path.get(); s != nullptr; s = s->parent.get()) {
+    steps.push_back(s);
+  }
+  std::reverse(steps.begin(), steps.end());
+  return steps;
+}
+
+Signs signs_of(const ViewPath& path) {
+  static const auto& conjugate = op_info("aten::_conj", "");
+  static const auto& negative = op_info("aten::_neg_view", "");
+  Signs signs;
+  for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
+    signs.conjugate = signs.conjugate != (step->op == &conjugate);
+    signs.negative = signs.negative != (step->op == &negative);
+  }
+  return signs;
+}
+
+bool shows_whole(const ViewPath& path, const Meta& base) {
+  static const auto& conjugate = op_info("aten::_conj", "");
+  static const auto& negative = op_info("aten::_neg_view", "");
+  const auto& shown = path->out->metas[0];
+  if (shown.layout != base.layout || shown.offset != base.offset) {
+    return false;
+  }
+  for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
+    if (step->op == &conjugate || step->op == &negative) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
+  static auto& pad = op_info("aten::constant_pad_nd", "");
+  const auto path = memory_path(meta, meta->dtype);  // keeps its steps alive
+  Value flat = v;
+  for (const auto* step : steps_of(path)) {
+    flat = forward(*step, flat);
+  }
+  const std::vector<int64_t> behind{0, grown->sizes[0] - meta->numel()};
+  return apply(pad, {std::move(flat)}, {input_arg(), attr(behind), attr(int64_t{0})}, grown);
+}
+
+}  // namespace torch_xla
