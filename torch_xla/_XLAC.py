@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-import torch_xla
-from torch_xla import _bindings, _metrics, backends, runtime
+from torch_xla import _api, _bindings, _metrics, backends, runtime
 from torch_xla._core import region
 from torch_xla._core import sync as _barrier
 from torch_xla._core.device import backend
@@ -118,7 +117,7 @@ def _xla_step_marker(
     device: str = "", devices: Sequence[str] = (), wait: bool = True, reset_scope: bool = True
 ) -> None:
     """Issues a barrier."""
-    torch_xla.sync(wait, reset_scope)
+    _api.sync(wait, reset_scope)
 
 
 def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
@@ -140,12 +139,12 @@ _xla_get_enable_alias_with_buffer_donor_config = _donation.everywhere
 
 def _xla_get_default_device() -> str:
     """Name of the current device."""
-    return str(torch_xla.device())
+    return str(_api.device())
 
 
 def _xla_set_default_device(device: str) -> str:
     """Makes a device the current one."""
-    return str(torch_xla.device(torch.device(device).index or 0))
+    return str(_api.device(torch.device(device).index or 0))
 
 
 def _xla_get_default_device_ordinal() -> int:
@@ -155,13 +154,13 @@ def _xla_get_default_device_ordinal() -> int:
 
 def _xla_get_devices() -> list[str]:
     """Names of the hardware of this process's devices."""
-    return torch_xla.real_devices()
+    return _api.real_devices()
 
 
 def _xla_real_devices(devices: Sequence[str | torch.device] = ()) -> list[str]:
     """Names of the hardware of some devices; of all by default."""
     indices = [torch.device(device).index or 0 for device in devices]
-    return [backend.hardware(index) for index in indices] if indices else torch_xla.real_devices()
+    return [backend.hardware(index) for index in indices] if indices else _api.real_devices()
 
 
 _xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
@@ -169,7 +168,7 @@ _xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices =
 
 def _xla_num_devices() -> int:
     """Number of devices of this process."""
-    return torch_xla.device_count()
+    return _api.device_count()
 
 
 _xla_num_runtime_devices = _xla_num_devices

@@ -3,9 +3,6 @@
 Importing registers the device; clients, threads and JAX start with the first tensor on it.
 """
 
-from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
-from importlib.metadata import version as _version
-
 import torch as _torch
 
 from torch_xla import _XLAC as _XLAC
@@ -24,7 +21,6 @@ from torch_xla import utils as utils
 from torch_xla._api import device as device
 from torch_xla._api import device_count as device_count
 from torch_xla._api import devices as devices
-from torch_xla._api import launch as launch
 from torch_xla._api import manual_seed as manual_seed
 from torch_xla._api import real_devices as real_devices
 from torch_xla._api import sync as sync
@@ -33,13 +29,10 @@ from torch_xla._compile import step as step
 from torch_xla._core.torch import fused_optimizers as _optimizers
 from torch_xla._core.torch import install as _recording
 from torch_xla._core.torch import module_to as _modules
+from torch_xla._launch import launch as launch
+from torch_xla._version import __version__ as __version__
 
 xm, xr = core.xla_model, runtime  # scripts use these names too
-
-try:
-    __version__ = _version("torch_xla")
-except _PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "3.0.0"
 
 __all__ = [
     "__version__",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import torch
@@ -113,46 +113,27 @@ def manual_seed(seed: int, device: torch.device | str | int | None = None) -> No
         seed: Any integer of 64 bits.
         device: The device; the current one by default.
     """
-    import torch_xla.core.xla_model as xm
-
-    xm.set_rng_state(seed, None if device is None else str(_device_of(device)))
-
-
-def _device_of(device: torch.device | str | int) -> torch.device:
-    return torch.device("xla", device) if isinstance(device, int) else torch.device(device)
+    index = index_of(torch.device("xla", device) if isinstance(device, int) else device)
+    _bindings.set_rng_state(index, int(seed) & (1 << 64) - 1, 0)
 
 
-def launch(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    start_method: str = "spawn",
-    debug_single_process: bool = False,
-) -> None:
-    """Runs ``fn(index, *args)`` for each process of the job.
-
-    Under ``torchrun`` the processes exist already, and ``fn`` is called in this one with its local rank.
-
-    Args:
-        fn: Function whose first argument is the index of its process.
-        args: Further arguments.
-        start_method: How `multiprocessing` would start processes: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
-        debug_single_process: Whether to stay in this process.
+def index_of(device: torch.device | str | None) -> int:
+    """Index of an XLA device; that of the current one for None.
 
     Raises:
-        NotImplementedError: the job has more than one process.
+        RuntimeError: It is no XLA device, or there is none of that index.
     """
-    from torch_xla.distributed import xla_multiprocessing
+    if device is None:
+        return _bindings.current_device()
+    parsed = torch.device(device)
+    if parsed.type != "xla":
+        raise RuntimeError(message("device", f"Invalid device format: {device}", expected="xla or xla:<index>"))
+    index = _bindings.current_device() if parsed.index is None else parsed.index
+    if index >= backend.device_count():
+        raise RuntimeError(message("device", f"got {device}", expected=f"one of {list(map(str, devices()))}"))
+    return index
 
-    if torch.distributed.is_torchelastic_launched():
-        if _config.WORLD_SIZE.get() > 1:
-            raise NotImplementedError(
-                message(
-                    "launch",
-                    f"torchrun started {_config.WORLD_SIZE.get()} processes",
-                    expected="one process",
-                    do="use torchrun --nproc-per-node=1, and CPU_NUM_DEVICES for several devices in one process",
-                )
-            )
-        fn(_config.LOCAL_RANK.get(), *args)
-        return
-    xla_multiprocessing.spawn(fn, args=args, nprocs=1 if debug_single_process else None, start_method=start_method)
+
+def replaceable(name: str) -> Any:
+    """A function of the package's top level, or what a program has put in its place: vendors replace `sync`."""
+    return getattr(sys.modules["torch_xla"], name)

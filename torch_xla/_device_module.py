@@ -15,7 +15,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import backend, memory
 
 _WORD = 1 << 64
 
@@ -179,9 +179,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _memory(device: Any, key: str) -> int:
-    from torch_xla.core import xla_model
-
-    return xla_model.get_memory_info(f"xla:{_index(device)}")[key]
+    return memory.device_memory(_index(device))[key]
 
 
 def memory_allocated(device: Any = None) -> int:

@@ -126,7 +126,10 @@ class TestSlowCompiles:
 
     def script(self, code: str, terminal: bool) -> str:
         """Output of a program, run on a terminal of a hundred columns or on a pipe."""
-        prelude = "import sys, time\nfrom torch_xla._core import patience\npatience._PATIENCE_SECONDS = 0.2\n"
+        prelude = (
+            "import sys, time\nfrom torch_xla._core.compile import interruptible\n"
+            "interruptible._PATIENCE_SECONDS = 0.2\n"
+        )
         if not terminal:
             done = python("-c", prelude + code)
             return done.stdout + done.stderr
@@ -153,7 +156,7 @@ class TestSlowCompiles:
         text = self.script("print(interruptible.call(lambda: time.sleep(1.5) or 5, 'compiling train'))", terminal=True)
         assert "compiling train 00:01" in text and text.strip().endswith("5")
         assert "compiling" not in self.script(
-            "patience.call(lambda: time.sleep(0.5), 'compiling train')", terminal=False
+            "interruptible.call(lambda: time.sleep(0.5), 'compiling train')", terminal=False
         )
 
     def test_nothing_where_it_is_quick(self) -> None:

@@ -7,7 +7,7 @@ from probes import python
 SCRIPT = """
 import torch
 import torch_xla
-from torch_xla._core import cache
+from torch_xla._core.compile import cache
 
 
 class Layer(torch.nn.Module):

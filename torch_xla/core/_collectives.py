@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import torch_xla
+from torch_xla._api import sync
 from torch_xla._errors import listing, message
 
 REDUCE_SUM = "sum"
@@ -218,7 +218,7 @@ def collective_broadcast(
 def broadcast_master_param(model: torch.nn.Module) -> None:
     """Gives all processes the parameters and buffers of the first one, then issues a barrier."""
     collective_broadcast(list(itertools.chain(model.parameters(), model.buffers())))
-    torch_xla.sync()
+    sync()
 
 
 def reduce_scatter(

@@ -10,6 +10,7 @@ from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
 from torch_xla._core.device import backend
 from torch_xla._errors import message
+from torch_xla._version import __version__
 from torch_xla.core import _donation
 
 
@@ -71,6 +72,4 @@ def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def revisions() -> dict[str, str]:
     """What this package and PyTorch were built from."""
-    import torch_xla
-
-    return {"xla": torch_xla.__version__, "torch": torch.version.git_version or torch.__version__}
+    return {"xla": __version__, "torch": torch.version.git_version or torch.__version__}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +11,11 @@ from typing import IO, Any
 
 import torch
 
-import torch_xla
-from torch_xla import _bindings, _config, runtime
+from torch_xla import _api, _bindings, _config, runtime
+from torch_xla._api import index_of
 from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import backend, memory
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 from torch_xla.core._barriers import optimization_barrier_
@@ -107,19 +106,6 @@ _STRIDE = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _index(device: Device | None) -> int:
-    """Index of a device; the current one for None."""
-    if device is None:
-        return _bindings.current_device()
-    parsed = torch.device(device)
-    if parsed.type != "xla":
-        raise RuntimeError(message("device", f"Invalid device format: {device}", expected="xla or xla:<index>"))
-    index = _bindings.current_device() if parsed.index is None else parsed.index
-    if index >= backend.device_count():
-        raise RuntimeError(message("device", f"got {device}", expected=f"one of {get_xla_supported_devices()}"))
-    return index
-
-
 # Devices.
 
 
@@ -148,7 +134,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
         n: Index of the device, which also becomes the current one. The current one by default.
         devkind: Accepted for compatibility.
     """
-    return torch_xla.device(n)
+    return _api.device(n)
 
 
 def xla_real_devices(devices: list[Device] | None = None) -> list[str]:
@@ -160,17 +146,17 @@ def xla_real_devices(devices: list[Device] | None = None) -> list[str]:
     Returns:
         A list such as ``["CPU:0", "CPU:1"]``.
     """
-    return [backend.hardware(_index(device)) for device in devices or get_xla_supported_devices()]
+    return [backend.hardware(index_of(device)) for device in devices or get_xla_supported_devices()]
 
 
 def xla_device_hw(device: Device) -> str:
     """Kind of hardware behind a device: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin."""
-    return backend.hardware(_index(device)).split(":")[0]
+    return backend.hardware(index_of(device)).split(":")[0]
 
 
 def xla_device_kind(device: Device | None = None) -> str:
     """The vendor's name for the model of a device."""
-    return backend.jax_device(_index(device)).device_kind
+    return backend.jax_device(index_of(device)).device_kind
 
 
 def xla_replication_devices(local_devices: list[Device] | None = None) -> list[str]:
@@ -187,7 +173,7 @@ def set_replication(device: Device, devices: list[Device] | None) -> None:
     """
     if devices and str(device) not in [str(each) for each in devices]:
         raise ValueError(message("device", f"got {device}", expected=f"one of {[str(each) for each in devices]}"))
-    _bindings.set_current_device(_index(device))
+    _bindings.set_current_device(index_of(device))
 
 
 def get_memory_info(device: Device | None = None) -> dict[str, int]:
@@ -202,28 +188,9 @@ def get_memory_info(device: Device | None = None) -> dict[str, int]:
         ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` in bytes, and the older ``kb_free`` and ``kb_total``
         in KiB.
     """
-    stats = backend.memory_stats(_index(device))
-    if stats:
-        used = int(stats.get("bytes_in_use", stats.get("bytes_used", 0)))
-        limit = int(stats.get("bytes_limit", 0))
-        peak = int(stats.get("peak_bytes_in_use", stats.get("peak_bytes_used", used)))
-    else:
-        page = os.sysconf("SC_PAGE_SIZE")
-        limit = os.sysconf("SC_PHYS_PAGES") * page
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        try:
-            with open("/proc/self/statm") as statm:
-                used = int(statm.read().split()[1]) * page
-        except OSError:  # no such file outside Linux
-            used = peak
-        peak = max(peak, used)
-    return {
-        "bytes_used": used,
-        "bytes_limit": limit,
-        "peak_bytes_used": peak,
-        "kb_free": max(limit - used, 0) // 1024,
-        "kb_total": limit // 1024,
-    }
+    info = memory.device_memory(index_of(device))
+    free = max(info["bytes_limit"] - info["bytes_used"], 0)
+    return info | {"kb_free": free // 1024, "kb_total": info["bytes_limit"] // 1024}
 
 
 # Barriers.
@@ -231,7 +198,7 @@ def get_memory_info(device: Device | None = None) -> dict[str, int]:
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Issues a barrier; the older name of `torch_xla.sync`."""
-    torch_xla.sync(wait, reset_scope)
+    _api.replaceable("sync")(wait, reset_scope)
 
 
 def unlazy(tensors: list[torch.Tensor]) -> None:
@@ -254,7 +221,7 @@ def wait_device_ops(devices: list[Device] | None = None) -> None:
     """
     if devices:
         for device in devices:
-            _barrier.wait(_index(device))
+            _barrier.wait(index_of(device))
     else:
         _barrier.wait(None)
     step_closures.drain()
@@ -297,7 +264,7 @@ def optimizer_step(
     reduce_gradients(optimizer, groups=groups, pin_layout=pin_layout)
     loss = optimizer.step(**optimizer_args)
     if barrier:
-        torch_xla.sync()
+        _api.replaceable("sync")()
     return loss
 
 
@@ -325,7 +292,7 @@ def set_rng_state(seed: int, device: Device | None = None) -> None:
         seed: A seed, or what `get_rng_state` returned.
         device: The device; the current one by default.
     """
-    _bindings.set_rng_state(_index(device), int(seed) & _MASK, 0)
+    _api.manual_seed(seed, device)
 
 
 def get_rng_state(device: Device | None = None) -> int:
@@ -334,7 +301,7 @@ def get_rng_state(device: Device | None = None) -> int:
     Args:
         device: The device; the current one by default.
     """
-    seed, draws = _bindings.rng_state(_index(device))
+    seed, draws = _bindings.rng_state(index_of(device))
     state = (seed + draws * _STRIDE) & _MASK
     return state - (1 << 64) if state >> 63 else state
 
@@ -350,7 +317,7 @@ def fork_rng(device: Device | None = None, enabled: bool = True) -> Iterator[Non
     if not enabled:
         yield
         return
-    index = _index(device)
+    index = index_of(device)
     seed, draws = _bindings.rng_state(index)
     try:
         yield
@@ -435,7 +402,7 @@ def xla_rendezvous(payload: bytes = b"", ordinals: list[int] | None = None, tag:
         raise ValueError(message("rendezvous", f"ordinals={ordinals}", expected="[0] or None"))
     if not isinstance(payload, bytes):
         raise TypeError(message("rendezvous", f"`payload` must be bytes, not {type(payload)}"))
-    torch_xla.sync()
+    _api.replaceable("sync")()
     return [payload]
 
 

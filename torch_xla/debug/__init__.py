@@ -4,6 +4,6 @@ from torch_xla.debug import memory as memory
 from torch_xla.debug import metrics as metrics
 from torch_xla.debug import retrace as retrace
 from torch_xla.debug._guards import no_new_graphs as no_new_graphs
-from torch_xla.debug._profile.collect import profile as profile
+from torch_xla.debug._profile.profile import profile as profile
 
 __all__ = ["memory", "metrics", "no_new_graphs", "profile", "retrace"]

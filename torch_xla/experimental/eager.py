@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch_xla
 from torch_xla import _bindings
+from torch_xla._api import sync
 
 
 def eager_mode(enable: bool) -> None:
@@ -19,7 +19,7 @@ def eager_mode(enable: bool) -> None:
         enable: Whether operations shall run at once.
     """
     if enable and not _bindings.is_eager():
-        torch_xla.sync()
+        sync()
     _bindings.set_eager(bool(enable))
 
 

@@ -127,7 +127,7 @@ def _anywhere(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
         raise StaticNumbers(ctx.op)
     decomposition = decompositions.find(op)
     if decomposition is not None:
-        return decompositions.run(decomposition, args, kwargs)
+        return decompositions.run(decomposition, args, kwargs, call)
     _fallbacks.inside_graph(op._schema.name)
     return fallback.run(op, args, kwargs, ctx.out)
 

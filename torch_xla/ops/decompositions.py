@@ -63,11 +63,13 @@ class _Array(torch.Tensor):
 
 
 class _LowerMode(TorchDispatchMode):
-    """Sends every operator a decomposition calls back to `call`."""
+    """Sends every operator a decomposition calls to `call`, the door to the rules."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch_xla.ops.call import call
-
         kwargs = kwargs or {}
         with torch.utils._python_dispatch._disable_current_modes():
             metas = func(
@@ -86,7 +88,7 @@ class _LowerMode(TorchDispatchMode):
         positional, keywords = bind(func, args, kwargs)
         _check_functional(func)
         outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
-        arrays = call(func, positional, keywords, outs)
+        arrays = self.call(func, positional, keywords, outs)
         wrapped = [_Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)]
         return pytree.tree_unflatten(wrapped, spec)
 
@@ -157,13 +159,16 @@ def _keywords(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments if argument.kwarg_only)
 
 
-def run(decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def run(
+    decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], call: Callable[..., Any]
+) -> tuple[Any, ...]:
     """Runs a decomposition over arrays.
 
     Args:
         decomposition: A function over tensors.
         args: Positional arguments with arrays for tensors.
         kwargs: Keyword arguments, likewise.
+        call: Computes an operator on arrays, as `ops.call.call` does.
 
     Returns:
         The flat results as arrays.
@@ -173,7 +178,7 @@ def run(decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str
         return _Array.wrap(x) if isinstance(x, jax.Array) else x
 
     args, kwargs = _map(enter, args, kwargs)
-    with _LowerMode(), torch.no_grad():
+    with _LowerMode(call), torch.no_grad():
         results = decomposition(*args, **kwargs)
     flat = results if isinstance(results, (tuple, list)) else (results,)
     flat = tuple(itertools.chain.from_iterable(x if isinstance(x, (tuple, list)) else (x,) for x in flat))

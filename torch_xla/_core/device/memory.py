@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -154,3 +156,26 @@ def in_bytes(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.1f} {name}"
     return f"{nbytes:.0f} B"
+
+
+def device_memory(index: int) -> dict[str, int]:
+    """Memory of a device in bytes: ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``.
+
+    For CPU devices, which have no memory of their own, the figures are those of this process and its host.
+    """
+    stats = backend.memory_stats(index)
+    if stats:
+        used = int(stats.get("bytes_in_use", stats.get("bytes_used", 0)))
+        limit = int(stats.get("bytes_limit", 0))
+        peak = int(stats.get("peak_bytes_in_use", stats.get("peak_bytes_used", used)))
+    else:
+        page = os.sysconf("SC_PAGE_SIZE")
+        limit = os.sysconf("SC_PHYS_PAGES") * page
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        try:
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[1]) * page
+        except OSError:  # no such file outside Linux
+            used = peak
+        peak = max(peak, used)
+    return {"bytes_used": used, "bytes_limit": limit, "peak_bytes_used": peak}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,20 +15,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch_xla import _bindings, _timeline
 from torch_xla._core.device import backend, memory
 from torch_xla._core.lower.scopes import ModulePaths
-from torch_xla._errors import message
-from torch_xla.debug._profile.report import Report
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
 # are longer than many steps.
 _SAMPLE_SECONDS = 5e-3  # each look takes the GIL from a step that may be as short
-_SWITCH_SECONDS = 5e-4
 # How exactly the end of a program is known.
 _LOOK_SECONDS = 5e-5
 # How often all live tensors are counted, beside the 1st, 2nd, 4th, 8th … barrier.
 _COUNT_SECONDS = 0.25
-
-_running: profile | None = None
-_claim = threading.Lock()
 
 
 class Finished(NamedTuple):
@@ -175,7 +167,7 @@ def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-class _Sampler:
+class Sampler:
     """Looks 200 times a second where the profiled thread is."""
 
     def __init__(self, to: Collector) -> None:
@@ -194,7 +186,7 @@ class _Sampler:
         self._thread.join()
 
 
-class _Modules:
+class Modules:
     """Times the forward of every module by hooks that exist only meanwhile, and are as short as can be."""
 
     def __init__(self, to: Collector) -> None:
@@ -227,103 +219,3 @@ class _Modules:
     def stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
-
-
-class profile:
-    """A block whose time is accounted for: what the host did, what the devices waited for, why graphs were compiled.
-
-    Attributes:
-        report: What was found, as data; there once the block is over, also when it raised.
-
-    Raises:
-        RuntimeError: A profile runs already. That one goes on.
-
-    Example::
-
-        with torch_xla.debug.profile() as profiled:
-            for batch in loader:
-                step(batch)
-        print(profiled)
-        profiled.save("report.html")
-    """
-
-    report: Report
-
-    def __init__(self) -> None:
-        self._line: str | None = None
-
-    def __enter__(self) -> profile:
-        global _running
-        with _claim:
-            if _running is not None:
-                raise RuntimeError(
-                    message(
-                        "profile",
-                        f"a profile runs already, since {_running._line or 'an unknown line'}",
-                        expected="one at a time",
-                        do="leave that block first; it goes on",
-                    )
-                )
-            _running = self
-        self._line = _bindings.user_frame()
-        self._switch = sys.getswitchinterval()
-        self._collector = Collector()
-        try:
-            self._collector.count_tensors()
-        except BaseException:  # an interrupt, say: the next profile must not find this one
-            _running = None
-            raise
-        sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
-        self._modules = _Modules(self._collector)
-        self._sampler = _Sampler(self._collector)
-        _timeline.start(self._collector)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        global _running
-        from torch_xla.debug._profile import account
-
-        _timeline.stop()
-        try:
-            self._collector.finish()
-        finally:
-            self._sampler.stop()
-            self._modules.stop()
-            sys.setswitchinterval(self._switch)
-            _running = None
-        self.report = account.report(self._collector)
-        del self._collector, self._modules, self._sampler
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "report":
-            raise RuntimeError(message("profile", "the block is not over", do="ask for the report after it"))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def table(self, width: int | None = None) -> str:
-        """The report as text: stages by step, what the devices waited for, compiles, modules, lines, memory.
-
-        Args:
-            width: Columns; by default those of the terminal.
-
-        Raises:
-            ImportError: ``rich`` is not installed.
-        """
-        from torch_xla.debug._profile import table
-
-        return table.text(self.report, width)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page, and beside it the timeline for Perfetto or ``chrome://tracing``.
-
-        Args:
-            path: The page, such as ``report.html``; the timeline gets the same name with ``.json``.
-
-        Raises:
-            OSError: A file cannot be written. The report is kept and can be saved elsewhere.
-        """
-        from torch_xla.debug._profile import page
-
-        page.save(self.report, path)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
 
 from torch_xla.distributed.spmd.mesh import PartitionSpec
+
+
+class ShardingType(IntEnum):
+    """Kinds of sharding, numbered as in XLA's `OpSharding`."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
 
 
 @dataclass
@@ -63,10 +76,8 @@ class XLAShardedTensor(torch.Tensor):
         return [XLAShard(self.global_tensor, ..., str(self.device), 0)]
 
     @property
-    def sharding_type(self) -> Any:
+    def sharding_type(self) -> ShardingType:
         """How it is split: on one device, replicated."""
-        from torch_xla.distributed.spmd.xla_sharding import ShardingType
-
         return ShardingType.REPLICATED
 
     @property

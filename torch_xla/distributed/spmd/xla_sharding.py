@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 
-import torch_xla
+from torch_xla import _api
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
+from torch_xla.distributed.spmd.xla_sharded_tensor import ShardingType as ShardingType
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-class ShardingType(IntEnum):
-    """Kinds of sharding, numbered as in XLA's `OpSharding`."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
 
 
 def _missing(what: str) -> NoReturn:
@@ -194,8 +182,8 @@ class ShardingSpec:
 
     def apply(self, t: torch.Tensor) -> None:
         """Marks a tensor on the current device."""
-        if t.device != torch_xla.device():
-            raise AssertionError(message("spmd", f"got a tensor on {t.device}", expected=str(torch_xla.device())))
+        if t.device != _api.device():
+            raise AssertionError(message("spmd", f"got a tensor on {t.device}", expected=str(_api.device())))
         mark_sharding(t, self.mesh, self.partition_spec)
 
 
