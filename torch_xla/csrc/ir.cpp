@@ -19,6 +19,7 @@ thread_local int no_python = 0;
 struct Released {
   std::mutex mutex;
   std::vector<PyObject*> objects;
+  bool asked = false;  // the interpreter will drain it
 };
 Released& released() {
   static auto* const queue = new Released();  // outlives the interpreter on purpose
@@ -253,19 +254,19 @@ void release_object(PyObject* object) {
     return;
   }
   auto& queue = released();
-  bool first;
-  {
-    const std::lock_guard<std::mutex> lock(queue.mutex);
-    first = queue.objects.empty();
-    queue.objects.push_back(object);
-  }
-  if (first) {
-    Py_AddPendingCall(
-        [](void*) {
-          drain_released();
-          return 0;
-        },
-        nullptr);
+  const auto drain = [](void*) {
+    {
+      const std::lock_guard<std::mutex> lock(released().mutex);
+      released().asked = false;
+    }
+    drain_released();
+    return 0;
+  };
+  const std::lock_guard<std::mutex> lock(queue.mutex);
+  queue.objects.push_back(object);
+  if (!queue.asked) {
+    // The interpreter takes only so many calls; the next object asks again where it took none.
+    queue.asked = Py_AddPendingCall(drain, nullptr) == 0;
   }
 }
 

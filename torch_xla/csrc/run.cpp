@@ -132,14 +132,14 @@ py::object execute(Graph& graph, Program& program) {
   py::object token;
   try {
     const auto numbers = program.numbers(graph);
-    Vector<PyObject*> buffers;
+    std::vector<py::object> buffers;
     {
       const Timed timed(gathering_time());
       buffers = program.packing.gather(graph);
     }
     py::tuple arguments(buffers.size() + numbers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
-      arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
+      arguments[i] = std::move(buffers[i]);
     }
     for (size_t i = 0; i < numbers.size(); ++i) {
       arguments[buffers.size() + i] = numbers[i];
