@@ -8,6 +8,7 @@
 #include <atomic>
 #include <unordered_map>
 
+#include "python_hooks.h"
 #include "tensor_impl.h"
 
 namespace torch_xla {
@@ -182,8 +183,11 @@ void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
     twins = call_on_cpu(info, arguments).given;
   } catch (const TooLarge&) {
     return;
-  } catch (const c10::Error&) {
-    return;  // of the values that the twins have
+  } catch (std::exception& error) {
+    if (!refuses_call(error)) {
+      throw;
+    }
+    return;  // it refuses the values that the twins have
   }
   for (const auto position : info.written) {
     if (metas[position].isTensor() && metas[position].toTensor().sizes() == twins[position].toTensor().sizes()) {
