@@ -50,7 +50,36 @@ bool Meta::contiguous() const {
   return true;
 }
 
+bool has_xla_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::ScalarType::Bool:
+    case at::ScalarType::Byte:
+    case at::ScalarType::Char:
+    case at::ScalarType::Short:
+    case at::ScalarType::Int:
+    case at::ScalarType::Long:
+    case at::ScalarType::UInt16:
+    case at::ScalarType::UInt32:
+    case at::ScalarType::UInt64:
+    case at::ScalarType::Half:
+    case at::ScalarType::BFloat16:
+    case at::ScalarType::Float:
+    case at::ScalarType::Double:
+    case at::ScalarType::ComplexFloat:
+    case at::ScalarType::ComplexDouble:
+    case at::ScalarType::Float8_e4m3fn:
+    case at::ScalarType::Float8_e4m3fnuz:
+    case at::ScalarType::Float8_e5m2:
+    case at::ScalarType::Float8_e5m2fnuz:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Meta::rehash() {
+  TORCH_CHECK_TYPE(!defined() || has_xla_type(dtype), "[dtype] got torch.", c10::getDtypeNames(dtype).first,
+                   ", which has no XLA type, expected one that has; convert the tensor first, e.g. .to(torch.float32)");
   row_major = contiguous();
   bytes = defined() ? numel() * static_cast<int64_t>(c10::elementSize(dtype)) : 0;
   value = Hash();
