@@ -493,6 +493,14 @@ class TestInterrupts:
             xm.mark_step()
         xm.mark_step()
 
+    def test_in_the_last_asynchronous_closure(self) -> None:
+        code = """
+import torch_xla.core.xla_model as xm
+xm.add_step_closure(lambda: 1 / 0, run_async=True)
+xm.mark_step()
+"""
+        assert "ZeroDivisionError" in python("-c", code).stderr  # no barrier comes that would raise it
+
     def test_while_an_earlier_run_is_waited_for(self) -> None:
         class Interrupted:
             asked = 0

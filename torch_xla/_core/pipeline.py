@@ -105,9 +105,12 @@ def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> lis
         if barrier.failures:
             return []  # it needs what was lost
         raise
-    try:
-        if cut.has_fills:
+    if cut.has_fills:
+        try:
             provide_fills(cut)
+        except OutOfMemoryError as error:
+            return _apart(error, cut, barrier)
+    try:
         outputs = cut.num_outputs
         if not outputs:
             return []
@@ -129,11 +132,15 @@ def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> lis
         return [cut_graph]
     except Exception as error:
         _raise_interrupt()
-        failure, parts = failures.of_graph(error, cut, barrier.name)
-        if failure is not None:
-            barrier.failures.append(failure)
-        del failure
-        return [part.cut for part in parts]
+        return _apart(error, cut, barrier)
+
+
+def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[Callable[[], _bindings.Graph]]:
+    """Takes notice of a graph's failure; gives what is left of it."""
+    failure, parts = failures.of_graph(error, cut, barrier.name)
+    if failure is not None:
+        barrier.failures.append(failure)
+    return [part.cut for part in parts]
 
 
 def _raise_interrupt() -> None:

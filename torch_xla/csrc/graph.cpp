@@ -384,7 +384,8 @@ std::vector<Part> Graph::abandon(const std::string& error, const std::vector<siz
   for (const auto i : failed_fills) {
     bad.insert(unfilled.at(i).get());
   }
-  if (bad.empty()) {
+  const bool named = !bad.empty();
+  if (!named) {
     std::transform(nodes.begin(), nodes.end(), std::inserter(bad, bad.end()), [](const NodePtr& n) { return n.get(); });
   }
   Part rest{device, outputs};
@@ -397,11 +398,9 @@ std::vector<Part> Graph::abandon(const std::string& error, const std::vector<siz
     take_back(device, rest.roots, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
   }
   clear();
-  if (std::all_of(rest.roots.begin(), rest.roots.end(),
-                  [](const Value& v) { return !v.node->unfilled() && v.node->leaf(); })) {
-    return {};
-  }
-  return {std::move(rest)};
+  const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
+  return named && std::any_of(rest.roots.begin(), rest.roots.end(), pending) ? std::vector<Part>{std::move(rest)}
+                                                                             : std::vector<Part>();
 }
 
 void Graph::settle() {
