@@ -7,6 +7,7 @@ import torch  # noqa: F401  # the extension links against its libraries
 import torch_xla._C as _C
 
 Graph = _C.Graph
+Part = _C.Part
 Packing = _C.Packing
 Program = _C.Program
 ExecutableCache = _C.ExecutableCache
@@ -31,6 +32,10 @@ drain_released = _C.drain_released
 RUNS_AHEAD = _C.RUNS_AHEAD
 wait_for_runs = _C.wait_for_runs
 runs_in_flight = _C.runs_in_flight
+take_runs = _C.take_runs
+buffers_on = _C.buffers_on
+lose_buffers = _C.lose_buffers
+has_xla_type = _C.has_xla_type
 add_run = _C.add_run
 in_eager_operation = _C.in_eager_operation
 set_eager_operation = _C.set_eager_operation

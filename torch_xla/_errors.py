@@ -12,11 +12,21 @@ class CompileError(RuntimeError):
 
 
 class ExecutionError(RuntimeError):
-    """A compiled graph failed while it ran."""
+    """A graph failed after it was started, which whoever waits next finds out."""
 
 
 class OutOfMemoryError(torch.OutOfMemoryError):
-    """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows."""
+    """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows.
+
+    Attributes:
+        fills: Positions of the graph's fills that the host has no memory for, if that is why.
+    """
+
+    fills: tuple[int, ...] = ()
+
+
+class LateOutOfMemoryError(OutOfMemoryError, ExecutionError):
+    """Memory ran out after a graph was started."""
 
 
 class GraphLimitError(RuntimeError):
@@ -50,3 +60,18 @@ def listing(values: Iterable[object]) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def raise_first(failures: list[Exception]) -> None:
+    """Raises the first of some failures, if there are any; it has the others as notes. Leaves the list empty.
+
+    A list that stayed in the variables of whoever raises its errors would be held by them, and hold the variables of
+    all callers: their tensors would live until Python looks for cycles.
+    """
+    try:
+        for other in failures[1:]:
+            failures[0].add_note(f"another failure at the same time: {other}")
+        if failures:
+            raise failures[0]
+    finally:
+        failures.clear()

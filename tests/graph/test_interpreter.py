@@ -142,7 +142,7 @@ def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     for output in outputs:
         cut = _bindings.Graph.of_tensors([output], live=False)
         fills = cut.describe_fills()
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number, _ in fills])
         described = graph.describe(cut)
         verify.verify(described)
         leaves = [

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import backend, failures, memory
 from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.lower import lowering
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation
-from torch_xla._errors import GraphLimitError, OutOfMemoryError
+from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
+from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
+
+R = TypeVar("R")
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY)
+
+
+@dataclass
+class _Barrier:
+    """What is asked for, and what came of it so far.
+
+    Attributes:
+        cut: Cuts its graph.
+        cause: What asks for it, as the analyses print it.
+        reading: Its values go to the host next, so a very small graph is computed there.
+        name: What its graph is called, in a region.
+        failures: What to raise once all that can run has been started.
+    """
+
+    cut: Callable[[], _bindings.Graph]
+    cause: str
+    reading: bool
+    name: str | None = None
+    failures: list[Exception] = field(default_factory=list)
 
 
 def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
@@ -29,41 +52,93 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
         reading: Its values go to the host next, so a very small graph is computed there.
 
     Raises:
-        GraphLimitError: It may not run here; it stays pending, as with the next two.
-        OutOfMemoryError: It would not fit.
-        StaticNumbers: An operator must be recorded with its numbers as constants.
-        RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
+        GraphLimitError: It may not run here; it stays pending.
+        OutOfMemoryError: It does not fit.
+        ExecutionError: A graph that was started earlier failed; this one has been started all the same.
+        RuntimeError: Lowering, compiling or starting failed. Here and where it did not fit, what depends on the failed
+            operators has the values of the last barrier again, and the rest has been started.
     """
-    watched = _watched()
-    with _timeline.span("cut") if watched else _timeline.NOTHING:
-        cut = cut_graph()
-        if cut.has_fills:
-            provide_fills(cut)
-    outputs = cut.num_outputs
-    if not outputs:
-        return
-    name = None
+    barrier = _Barrier(cut_graph, cause, reading)
+    waiting = [cut_graph]
     try:
-        if watched:
-            name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if reading and cut.fits_host and host_evaluation.run(cut):
-            return
+        while waiting:
+            waiting[:1] = settled(_attempt, waiting[0], barrier)
+    except BaseException as raised:  # an interrupt, say, or a limit
+        for failure in barrier.failures:
+            raised.add_note(f"a failure before that: {failure}")
+        barrier.failures.clear()
+        raise
+    raise_first(barrier.failures)
+
+
+def settled(attempt: Callable[..., R], *arguments: Any) -> R:
+    """What `attempt` gives, made again while an operator turns out to need its numbers as constants.
+
+    The graph must be cut again then: it has another key.
+    """
+    while True:
+        try:
+            return attempt(*arguments)
+        except StaticNumbers as static:
+            namespace, name, overload = static.op.split(".")
+            _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
+
+
+def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> list[Callable[[], _bindings.Graph]]:
+    """Cuts a graph and runs it; gives what is to be tried next, in order, where it failed."""
+    watched = _watched()
+    try:
+        with _timeline.span("cut") if watched else _timeline.NOTHING:
+            cut = cut_graph()
+    except RuntimeError:
+        if barrier.failures:
+            return []  # it needs what was lost
+        raise
+    if cut.has_fills:
+        try:
+            provide_fills(cut)
+        except OutOfMemoryError as error:
+            return _apart(error, cut, barrier)
+    try:
+        outputs = cut.num_outputs
+        if not outputs:
+            return []
+        if watched and cut_graph is barrier.cut:  # a region does not see its graph's parts
+            barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
+        if barrier.reading and cut.fits_host and host_evaluation.run(cut):
+            return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or not cache.run(cut):
-            _run_by_stages(cut, cause, name)
-        if reading:
+            _run_by_stages(cut, barrier.cause, barrier.name)
+        if barrier.reading:
             loop_report.value_read(outputs, cut.device)
-    except (GraphLimitError, OutOfMemoryError, StaticNumbers):  # before anything ran: the graph stays pending
+        return []
+    except (GraphLimitError, StaticNumbers):  # before anything ran: the graph stays pending
         raise
+    except ExecutionError as late:  # so it does here, without what needs the lost values
+        barrier.failures.append(late)
+        cut.clear()  # the error holds it
+        return [cut_graph]
     except Exception as error:
-        if memory.ran_out(error):
-            failure: RuntimeError = memory.explain(error, cut, name)
-            text = str(failure)
-        else:
-            text = f"[sync] graph {name or cut.key} failed: {error}"
-            failure = RuntimeError(text)
-        cut.abandon(f"{text}\n  This tensor had no value before that graph; make it again.")
-        raise failure from error
+        _raise_interrupt()
+        return _apart(error, cut, barrier)
+
+
+def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[Callable[[], _bindings.Graph]]:
+    """Takes notice of a graph's failure; gives what is left of it."""
+    failure, parts = failures.of_graph(error, cut, barrier.name)
+    if failure is not None:
+        barrier.failures.append(failure)
+    return [part.cut for part in parts]
+
+
+def _raise_interrupt() -> None:
+    interrupt = fallback.take_interrupt()
+    if interrupt is not None:
+        try:
+            raise interrupt
+        finally:
+            del interrupt
 
 
 def _watched() -> bool:
@@ -99,9 +174,28 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
 
 
 def provide_fills(cut: _bindings.Graph) -> None:
-    """Gives buffers to those leaves of a graph that are still to be filled with a number."""
-    fills = cut.describe_fills()
-    cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number in fills])
+    """Gives buffers to those leaves of a graph that are still to be filled with a number.
+
+    Raises:
+        OutOfMemoryError: There is no room for some.
+    """
+    buffers: list[Any] = []
+    errors: dict[int, OutOfMemoryError] = {}
+    for i, ((shape, dtype), number, line) in enumerate(cut.describe_fills()):
+        try:
+            buffers.append(backend.fill(shape, dtype, number, cut.device, line))
+        except OutOfMemoryError as error:
+            errors[i] = error
+    if errors:
+        first, *others = errors.values()
+        for other in others:
+            first.add_note(str(other))
+        first.fills = tuple(errors)
+        try:
+            raise first
+        finally:
+            del first, others, errors  # they would hold themselves, with the caller's variables
+    cut.provide_fills(buffers)
 
 
 def _dump(described: graph.Graph) -> None:

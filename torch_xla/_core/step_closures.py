@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,11 +33,7 @@ class _Runner:
 
     def submit(self, closure: Closure) -> None:
         with self._changed:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise RuntimeError(
-                    message("sync", "an asynchronous step closure failed earlier", do="see the cause above")
-                ) from error
+            self.tell()
             limit = _config.XLA_MAX_ASYNC_QUEUE.get()
             self._changed.wait_for(lambda: len(self._waiting) < limit)
             self._waiting.append(closure)
@@ -43,6 +41,14 @@ class _Runner:
                 self._active = True
                 self._thread = threading.Thread(target=self._run, name="torch_xla-step-closures")
                 self._thread.start()
+
+    def tell(self) -> None:
+        """Raises what a closure raised, if that was not told yet."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise RuntimeError(
+                message("sync", "an asynchronous step closure failed earlier", do="see the cause above")
+            ) from error
 
     def _run(self) -> None:
         while True:
@@ -69,6 +75,15 @@ class _Runner:
 
 
 _runner = _Runner()
+
+
+@atexit.register
+def _tell_at_exit() -> None:
+    """Prints what no barrier came to raise; the interpreter has waited for the closures by then."""
+    try:
+        _runner.tell()
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # with its cause, which atexit does not print
 
 
 def add(closure: Callable[..., Any], args: tuple[Any, ...], background: bool) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,9 +16,8 @@ from torch_xla._core.device import backend
 from torch_xla._core.graph import graph
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
-from torch_xla.ops.registry import Meta, StaticNumbers
-
-R = TypeVar("R")
+from torch_xla._errors import raise_first
+from torch_xla.ops.registry import Meta
 
 # One barrier at a time: a second one would run, and donate, what the first is running.
 _lock = threading.RLock()
@@ -34,16 +33,21 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         cause: What asks for it, as the analyses print it.
 
     Raises:
-        RuntimeError: Lowering, compiling or running failed; tensors keep the values of the last barrier.
+        RuntimeError: Lowering, compiling or running failed; what depends on it keeps the values of the last barrier.
     """
     with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
         ran = False
+        failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
-            if _bindings.has_pending(device):
-                _barrier(partial(_bindings.Graph.of_device, device), cause)
-                ran = True
-            if wait:
-                _wait(device)
+            try:
+                if _bindings.has_pending(device):
+                    _barrier(partial(_bindings.Graph.of_device, device), cause)
+                    ran = True
+                if wait:
+                    _wait(device)
+            except Exception as error:
+                failed.append(error)
+        raise_first(failed)
         if ran:
             loop_report.step_done()
 
@@ -68,16 +72,26 @@ def evaluate(
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
+    failed: list[Exception] = []
     for device, group in by_device.items():
-        _barrier(partial(_bindings.Graph.of_tensors, group, give=give), cause, reading)
-        if wait:
-            _wait(device)
+        try:
+            _barrier(partial(_bindings.Graph.of_tensors, group, give=give), cause, reading)
+            if wait:
+                _wait(device)
+        except Exception as error:
+            failed.append(error)
+    raise_first(failed)
 
 
 def wait(index: int | None = None) -> None:
     """Returns when what was started on a device, or on all, has finished."""
+    failed: list[Exception] = []
     for device in range(_bindings.device_count()) if index is None else (index,):
-        _wait(device)
+        try:
+            _wait(device)
+        except Exception as error:
+            failed.append(error)
+    raise_first(failed)
 
 
 def _wait(device: int) -> None:
@@ -91,7 +105,7 @@ def _wait(device: int) -> None:
 def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        _settled(_pipeline().run, cut, cause, reading)
+        _pipeline().run(cut, cause, reading)
 
 
 @functools.cache
@@ -100,19 +114,6 @@ def _pipeline() -> Any:
     from torch_xla._core import pipeline
 
     return pipeline
-
-
-def _settled(attempt: Callable[..., R], *arguments: Any) -> R:
-    """What `attempt` gives, made again while an operator turns out to need its numbers as constants.
-
-    The graph must be cut again then: it has another key.
-    """
-    while True:
-        try:
-            return attempt(*arguments)
-        except StaticNumbers as static:
-            namespace, name, overload = static.op.split(".")
-            _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
 
 
 @untraced
@@ -136,7 +137,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
         return _pipeline().render(graph.describe(cut), form, _computed(tensors))
 
     with _lock:
-        return _settled(render)
+        return _pipeline().settled(render)
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
     with _lock:
-        return _settled(lower)
+        return _pipeline().settled(lower)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

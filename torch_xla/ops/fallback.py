@@ -13,6 +13,15 @@ from torch.utils import _pytree as pytree
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Lifted, Meta
 
+_interrupt: BaseException | None = None  # raised in a callback
+
+
+def take_interrupt() -> BaseException | None:
+    """What a callback raised that is no error, such as an interrupt or an exit, since this was last asked."""
+    global _interrupt
+    taken, _interrupt = _interrupt, None
+    return taken
+
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor's values as a NumPy array of the XLA dtype; shares memory where it can."""
@@ -69,6 +78,15 @@ def run(
     shapes = [_carried(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
 
     def host(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        global _interrupt
+        try:
+            return compute(values)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # XLA would make a text of it
+                _interrupt = error
+            raise
+
+    def compute(values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         def thaw(x: Any) -> Any:
             if isinstance(x, Slot):
                 value = _unpack_on_host(np.asarray(values[x]), types[x])

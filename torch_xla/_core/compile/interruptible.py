@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -30,20 +30,26 @@ def call(function: Callable[[], T], label: str) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    outcome: Future[T] = Future()
+    outcome: Future[T | None] = Future()
+    # Not in the future: an error knows this function's variables, and would hold itself and the caller's with them.
+    raised: list[BaseException] = []
 
     def run() -> None:
         try:
             outcome.set_result(function())
         except BaseException as error:
-            outcome.set_exception(error)
+            raised.append(error)
+            outcome.set_result(None)
 
     threading.Thread(target=run, name="torch_xla-compile").start()
     if sys.stderr.isatty() and not wait([outcome], _PATIENCE_SECONDS).done:
         with _line(label) as line:
             while not wait([outcome], _REDRAW_SECONDS).done:
                 line.refresh()
-    return outcome.result()
+    result = outcome.result()
+    if raised:
+        raise raised.pop()
+    return cast(T, result)
 
 
 def _line(label: str) -> Any:

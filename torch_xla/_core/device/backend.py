@@ -15,8 +15,8 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +223,7 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
     Raises:
         TypeError: XLA has no such dtype.
         RuntimeError: The tensor has more dimensions than NumPy's arrays can have.
+        torch.OutOfMemoryError: The host or the device has no room for it.
     """
     from torch_xla.ops.fallback import to_numpy
 
@@ -231,7 +232,7 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
             f"[transfer] got a tensor of {tensor.dim()} dimensions, "
             f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
         )
-    with _metrics.timed("TensorToData"):
+    with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
         # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
         return put(to_numpy(tensor).copy(), index)
 
@@ -258,9 +259,34 @@ def sharding(index: int) -> jax.sharding.SingleDeviceSharding:
     return jax.sharding.SingleDeviceSharding(jax_device(index))
 
 
-def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int) -> jax.Array:
-    """A device buffer that holds one number everywhere."""
-    return put(_host_fill(shape, dtype, number), index)
+def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None) -> jax.Array:
+    """A device buffer that holds one number everywhere.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        number: The number.
+        index: Its device.
+        line: The user's line that made it.
+
+    Raises:
+        torch.OutOfMemoryError: The host or the device has no room for it.
+    """
+    with _told(shape, dtype, index, line):
+        return put(_host_fill(shape, dtype, number), index)
+
+
+@contextmanager
+def _told(shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None = None) -> Iterator[None]:
+    """A scope that moves values of a tensor to a device; what there is no room for is said as PyTorch says it."""
+    try:
+        yield
+    except Exception as error:
+        from torch_xla._core.device import memory
+
+        if memory.ran_out(error):
+            raise memory.explain_host(error, shape, dtype, index, line) from error
+        raise
 
 
 def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
@@ -301,16 +327,16 @@ def finish(started: Any, index: int | None = None) -> None:
         index: Its device; a buffer knows it.
 
     Raises:
-        torch.OutOfMemoryError: The program that makes it did not fit into the device's memory.
+        ExecutionError: The program that makes it failed; a torch.OutOfMemoryError too where it did not fit.
     """
     try:
         started.block_until_ready()
     except Exception as error:
-        from torch_xla._core.device import memory
+        from torch_xla._core.device import failures
 
-        if memory.ran_out(error):
-            raise memory.explain_late(error, _index_of(started.device) if index is None else index) from error
-        raise
+        if index is None and started.is_deleted():
+            raise  # no program failed: it was given to one
+        raise failures.late(error, _index_of(started.device) if index is None else index) from error
 
 
 def _index_of(device: Any) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import torch
 from torch_xla import _bindings, _config
 from torch_xla._core.device import backend
 from torch_xla._core.graph import graph
-from torch_xla._errors import OutOfMemoryError
+from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from torch_xla._core.compile.compiler import Executable
@@ -23,6 +24,7 @@ ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothin
 
 _MIB = 1 << 20
 _SHOWN = 5
+_SAID = ("resource_exhausted", "out of memory", "can't allocate memory")  # by XLA, and by PyTorch's allocator
 _WAYS_OUT = (
     "a smaller batch; torch.utils.checkpoint for the largest layers; torch.autocast('xla', torch.bfloat16); "
     "zero_grad(set_to_none=True) and `del` for what is not needed; loss.item() or .detach() in place of kept losses"
@@ -72,7 +74,7 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
     """Checks a program's need against the limit, where one is set.
 
     Raises:
-        OutOfMemoryError: It needs more. Nothing ran, and the graph is still pending.
+        OutOfMemoryError: It needs more. Nothing ran.
     """
     limit = _config.XLA_MEMORY_LIMIT_MB.get() * _MIB
     if not limit:
@@ -82,30 +84,70 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
     held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
     if held + stats.temp_size_in_bytes + results <= limit:
         return
-    needs = f"{in_bytes(stats.temp_size_in_bytes)} for intermediate values and {in_bytes(results)} for results"
-    raise OutOfMemoryError(
-        _text(f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}", cut, name)
-    )
+    temporary, asked = stats.temp_size_in_bytes, stats.temp_size_in_bytes + results
+    needs = f"{in_bytes(temporary)} for intermediate values and {in_bytes(results)} for results"
+    over = f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}"
+    raise OutOfMemoryError(f"{_words(asked)} {_text(over, cut, name)}")
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether an error of the client says that memory ran out."""
-    return any(words in str(error) for words in ("RESOURCE_EXHAUSTED", "Out of memory"))
+    """Whether an error of the client or of the host says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in _SAID)
 
 
 def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
     """The error to raise in place of the client's, where a graph could not be started."""
-    return OutOfMemoryError(_text(f"does not fit into the memory{_reason(error, cut.device)}", cut, name))
+    what = f"does not fit into the memory{_reason(error, cut.device)}"
+    return OutOfMemoryError(f"{_words(_asked(error))} {_text(what, cut, name)}")
 
 
-def explain_late(error: Exception, device: int) -> OutOfMemoryError:
+def explain_late(error: Exception, device: int) -> LateOutOfMemoryError:
     """The same where a program ran out of memory after it was started, which a wait for its results finds out."""
+    what = f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}"
     lines = [
-        f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}",
+        f"{_words(_asked(error))} {what}",
         *_section("largest live tensors, its results included", map(str, live_tensors(device)[:_SHOWN])),
         f"  what to try: {_WAYS_OUT}",
     ]
-    return OutOfMemoryError("\n".join(lines))
+    return LateOutOfMemoryError("\n".join(lines))
+
+
+def explain_host(
+    error: Exception, shape: Sequence[int], dtype: torch.dtype, device: int, line: str | None = None
+) -> OutOfMemoryError:
+    """The same where values could not be brought to a device, because the host or the device has no room for them.
+
+    Args:
+        error: What was raised.
+        shape: Shape of the tensor.
+        dtype: Its dtype.
+        device: Where it is to go.
+        line: The user's line that made it, if it is another than the one that runs.
+    """
+    made = f", made at {line}" if line else ""
+    return OutOfMemoryError(
+        f"{_words(size_of(tuple(shape), dtype))} [memory] no room for the values of {kind_of(tuple(shape), dtype)} on "
+        f"their way to xla:{device}{made}{_reason(error, device)}; make it smaller, or in parts"
+    )
+
+
+def _words(nbytes: int | None) -> str:
+    """What PyTorch says, and libraries look for."""
+    return "XLA out of memory." if nbytes is None else f"XLA out of memory. Tried to allocate {_as_torch(nbytes)}."
+
+
+def _as_torch(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+def _asked(error: Exception) -> int | None:
+    """How much memory there was not."""
+    found = re.search(r"allocat\w* (\d+) bytes", str(error))
+    return int(found[1]) if found else None
 
 
 def _reason(error: Exception, device: int) -> str:

@@ -30,7 +30,7 @@ from torch_xla.ops import host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import separate
-from torch_xla.ops.registry import Lifted, StaticNumbers
+from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
 
@@ -65,7 +65,15 @@ class Lowered:
 
 
 class LoweringError(RuntimeError):
-    """A node could not be lowered; names the operator and, if known, the user's line."""
+    """A node could not be lowered; names the operator and, if known, the user's line.
+
+    Attributes:
+        node: The node.
+        nodes: Positions of the nodes of its graph that are like it, and so cannot be lowered either.
+    """
+
+    node: Node
+    nodes: tuple[int, ...] = ()
 
 
 def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str | None = None) -> Lowered:
@@ -119,9 +127,13 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         together = Plan(graph, places, convention.given, convention.wanted)
         needed = _needed(graph, {*convention.singles, *together.singles})
         jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
-        stage = jitted.trace(
-            *(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers)
-        ).lower(lowering_platforms=None if platform is None else (platform,))
+        types = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers]
+        try:
+            traced = jitted.trace(*types)
+        except LoweringError as error:
+            error.nodes = _alike(graph, error.node)
+            raise
+        stage = traced.lower(lowering_platforms=None if platform is None else (platform,))
     module = stage.compiler_ir("stablehlo")
     if not isinstance(steps, range):
         name_meanings(module)
@@ -204,6 +216,16 @@ def _composite(
     return {mark: (value,) for mark, value in zip(region.outputs, found, strict=True)}
 
 
+def _alike(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Positions of the nodes that do the same as a node of this graph, on inputs of the same types."""
+
+    def types(node: Node) -> list[Meta | None]:
+        return [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
+
+    wanted = node.call, types(node)
+    return tuple(i for i, other in enumerate(graph.nodes) if (other.call, types(other)) == wanted)
+
+
 def _compute(node: Node, leaves: Mapping[int, Any], results: Results, given: Numbers) -> tuple[Any, ...]:
     tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
     if node.op in MARKS:
@@ -217,11 +239,16 @@ def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = N
     _fallbacks.lowering_at(node.frame)
     try:
         return _apply(node, tensors, values, seed)
-    except (StaticNumbers, LoweringError):
+    except (StaticNumbers, LoweringError, MemoryError):
         raise
     except Exception as error:
         where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
-        raise LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}") from error
+        failure = LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}")
+        failure.node = node
+        try:
+            raise failure from error
+        finally:
+            del failure  # it would hold itself, with the caller's variables
 
 
 def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         cut: The graph; empty afterwards.
 
     Raises:
+        ExecutionError: An earlier program failed; this one was not started.
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
     device, key = cut.device, cut.key
@@ -33,7 +34,7 @@ def wait(device: int) -> None:
     """Returns when the device has finished all that was started.
 
     Raises:
-        torch.OutOfMemoryError: A program did not fit into the device's memory.
+        ExecutionError: A program failed; a torch.OutOfMemoryError too where it did not fit into the memory.
     """
     if _bindings.runs_in_flight(device):
         with _timeline.span("wait", _bindings.user_frame):

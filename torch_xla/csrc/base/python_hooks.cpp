@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
+#include <new>
 
 namespace torch_xla {
 
@@ -101,6 +102,20 @@ void note_host_op(const std::string& op, const std::string& reason) {
 bool is_lowered(const std::string& op) {
   const py::gil_scoped_acquire gil;
   return call("is_lowered", op).cast<bool>();
+}
+
+bool refuses_call(std::exception& error) {
+  if (auto* const python = dynamic_cast<python_error*>(&error)) {
+    const py::gil_scoped_acquire gil;
+    python->persist();  // it is still raised where a Python kernel threw it, and another may run now
+    return PyErr_GivenExceptionMatches(python->type, PyExc_Exception) != 0 &&
+           PyErr_GivenExceptionMatches(python->type, PyExc_MemoryError) == 0;
+  }
+  if (auto* const python = dynamic_cast<py::error_already_set*>(&error)) {
+    const py::gil_scoped_acquire gil;
+    return python->matches(PyExc_Exception) && !python->matches(PyExc_MemoryError);
+  }
+  return dynamic_cast<std::bad_alloc*>(&error) == nullptr && dynamic_cast<c10::OutOfMemoryError*>(&error) == nullptr;
 }
 
 void set_python_hooks(PyObject* h) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ void evaluate(const std::vector<at::Tensor>& tensors);
 void note_host_op(const std::string& op, const std::string& reason);
 // Whether an operator is lowered for every device and type, not run by the CPU's kernel.
 bool is_lowered(const std::string& op);
+
+// Whether an exception says that a kernel does not take a call, or cannot tell what it returns. An interrupt, an exit
+// and a lack of memory say nothing of the call, and must pass.
+bool refuses_call(std::exception& error);
 
 // `hooks` is a Python object with methods of these names; kept for the life of the process.
 void set_python_hooks(PyObject* hooks);

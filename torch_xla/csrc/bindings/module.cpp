@@ -124,7 +124,8 @@ py::list describe_fills(const Graph& graph) {
   py::list fills;
   for (const auto& node : graph.fills()) {
     const auto& meta = node->outs->metas[0];
-    fills.append(py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value)));
+    fills.append(
+        py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value), describe_frame(node->frame)));
   }
   return fills;
 }
@@ -273,7 +274,11 @@ void bind_graph(py::module_& m) {
              }
              g.attach(std::move(results), true);
            })
-      .def("abandon", &Graph::abandon);
+      .def("clear", &Graph::clear)
+      .def("halves", &Graph::halves)
+      .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
+           py::arg("failed_fills") = std::vector<size_t>());
+  py::class_<Part>(m, "Part").def("cut", &Part::cut);
 }
 
 }  // namespace
@@ -333,6 +338,21 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },
       py::arg("device"), py::arg("left") = 0);
+  m.def("take_runs", [](int device) { return take_runs(static_cast<c10::DeviceIndex>(device)); });
+  m.def("buffers_on", [](int device) {
+    py::list found;
+    for (auto* const buffer : buffers_on(static_cast<c10::DeviceIndex>(device))) {
+      found.append(py::reinterpret_steal<py::object>(buffer));
+    }
+    return found;
+  });
+  m.def("lose_buffers", [](int device, const std::vector<py::object>& buffers, const std::string& error) {
+    std::vector<PyObject*> failed;
+    std::transform(buffers.begin(), buffers.end(), std::back_inserter(failed), [](const auto& b) { return b.ptr(); });
+    lose_buffers(static_cast<c10::DeviceIndex>(device), failed, error);
+  });
+  m.def("has_xla_type",
+        [](const py::object& dtype) { return has_xla_type(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type); });
   m.def("runs_in_flight", [](int device) { return runs_in_flight(static_cast<c10::DeviceIndex>(device)); });
   m.def("add_run", [](int device, py::object token) { add_run(static_cast<c10::DeviceIndex>(device), token); });
   m.def("in_eager_operation", &in_eager_operation);

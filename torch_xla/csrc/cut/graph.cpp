@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <unordered_set>
 
 #include "base/metric.h"
@@ -94,6 +95,61 @@ void fill_to_leaf(Storage& s) {
   s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
   s.synced = std::move(s.origin);
   s.origin = {};
+}
+
+// Takes back what depends on the nodes and leaves for which `bad` holds: a tensor gets the value it had at the last
+// barrier, or says why it has none. `roots` are values beside those of tensors that the marks shall be right for. Wants
+// the recorder's lock; `old` is to be destroyed after it is gone.
+template <class Bad>
+void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
+               Vector<Value>& old) {
+  ++epoch;
+  auto all = roots;
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    all.push_back(s.value);
+  });
+  auto nodes = reach(all);
+  sort_by_sequence(nodes);
+  const auto lost = [&](const Value& v) { return v.node->leaf() ? bad(*v.node) : v.node->pinned; };
+  for (auto* node : nodes) {
+    node->pinned = bad(*node) || std::any_of(node->inputs.begin(), node->inputs.end(), lost);
+  }
+  for (auto& root : roots) {
+    resolve(root);
+  }
+  roots.erase(std::remove_if(roots.begin(), roots.end(), lost), roots.end());
+  for_each_storage(device, [&](Storage& s) {
+    for (auto* held : {&s.origin, &s.synced}) {
+      if (*held && lost(*held)) {
+        old.push_back(std::exchange(*held, {}));
+      }
+    }
+    if (!lost(s.value)) {
+      return;
+    }
+    old.push_back(std::move(s.value));
+    if (s.synced) {
+      s.value = s.synced;
+    } else {
+      s.value = make_leaf(s.meta, nullptr);
+      s.value.node->error = std::make_unique<std::string>(error);
+    }
+    ++s.generation;
+  });
+  std::move(all.begin(), all.end(), std::back_inserter(old));
+}
+
+// What holds a leaf's values, perhaps among others.
+PyObject* held_in(const Node& leaf) {
+  if (leaf.buffer != nullptr || !leaf.source.defined()) {
+    return leaf.buffer;
+  }
+  if (const auto* const original = leaf.source->original()) {
+    return held_in(**original);
+  }
+  const auto* const pack = leaf.source->pack();
+  return pack != nullptr ? pack->buffer : nullptr;
 }
 
 // The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
@@ -309,30 +365,42 @@ void Graph::attach(Vector<Result> results, bool shared) {
   clear();
 }
 
-void Graph::abandon(const std::string& error) {
+Graph Part::cut() const {
+  Graph graph;
+  graph.device = device;
+  const RecorderLock lock;
+  ++epoch;
+  graph.collect(roots, true);
+  return graph;
+}
+
+std::vector<Part> Graph::abandon(const std::string& error, const std::vector<size_t>& failed_nodes,
+                                 const std::vector<size_t>& failed_fills) {
+  std::unordered_set<const Node*> bad;
+  const auto unfilled = fills();
+  for (const auto i : failed_nodes) {
+    bad.insert(nodes.at(i).get());
+  }
+  for (const auto i : failed_fills) {
+    bad.insert(unfilled.at(i).get());
+  }
+  const bool named = !bad.empty();
+  if (!named) {
+    std::transform(nodes.begin(), nodes.end(), std::inserter(bad, bad.end()), [](const NodePtr& n) { return n.get(); });
+  }
+  Part rest{device, outputs};
+  for (const auto& fill : unused_fills_) {
+    rest.roots.push_back({fill, 0});
+  }
   Vector<Value> old;
   {
     const RecorderLock lock;
-    settle();
-    ++epoch;
-    for (const auto& node : nodes) {
-      node->epoch = epoch;
-    }
-    for_each_storage(device, [&](Storage& s) {
-      if (s.value.node->epoch != epoch) {
-        return;
-      }
-      old.push_back(std::move(s.value));
-      if (s.synced) {
-        s.value = s.synced;
-      } else {
-        s.value = make_leaf(s.meta, nullptr);
-        s.value.node->error = std::make_unique<std::string>(error);
-      }
-      ++s.generation;
-    });
+    take_back(device, rest.roots, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
   }
   clear();
+  const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
+  return named && std::any_of(rest.roots.begin(), rest.roots.end(), pending) ? std::vector<Part>{std::move(rest)}
+                                                                             : std::vector<Part>();
 }
 
 void Graph::settle() {
@@ -348,6 +416,40 @@ void Graph::clear() {
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();
+}
+
+std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
+  std::unordered_set<PyObject*> found;
+  Vector<Value> roots;  // destroyed after the lock is gone
+  const RecorderLock lock;
+  const auto add = [&](const Value& v) {
+    auto* const buffer = v && v.node->leaf() ? held_in(*v.node) : nullptr;
+    if (buffer != nullptr) {
+      found.insert(buffer);
+    }
+  };
+  ++epoch;
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    add(s.synced);
+    roots.push_back(s.value);
+  });
+  for (const auto* const node : reach(roots)) {
+    std::for_each(node->inputs.begin(), node->inputs.end(), add);
+  }
+  std::for_each(roots.begin(), roots.end(), add);
+  for (auto* const buffer : found) {
+    Py_INCREF(buffer);
+  }
+  return {found.begin(), found.end()};
+}
+
+void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error) {
+  const std::unordered_set<PyObject*> failed(buffers.begin(), buffers.end());
+  Vector<Value> none;
+  Vector<Value> old;
+  const RecorderLock lock;
+  take_back(device, none, [&](const Node& n) { return n.leaf() && failed.count(held_in(n)) != 0; }, error, old);
 }
 
 bool is_lost(const at::Tensor& tensor) {

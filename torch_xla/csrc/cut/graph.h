@@ -12,6 +12,15 @@
 
 namespace torch_xla {
 
+class Graph;
+
+// Values that make a graph of their own once it is their turn: cutting another one changes the marks of what both have.
+struct Part {
+  c10::DeviceIndex device;
+  Vector<Value> roots;
+  Graph cut() const;
+};
+
 class Graph {
  public:
   // Everything pending on a device; without `barrier` only to be looked at.
@@ -60,10 +69,18 @@ class Graph {
   // Gives the results to the tensors and leaves the graph empty. `shared` buffers are held by someone else too and are
   // never donated.
   void attach(Vector<Result> results, bool shared = false);
-  // After a failure: tensors get back the values they had at the last barrier; those that had none say why.
-  void abandon(const std::string& error);
+  // Forgets what was cut, which stays pending.
+  void clear();
+  // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
+  std::vector<Part> halves() const;
+  // After a failure of these nodes and fills (by their positions), or of the graph as a whole where there are none:
+  // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
+  // what is left, if anything, and leaves the graph empty.
+  std::vector<Part> abandon(const std::string& error, const std::vector<size_t>& failed_nodes = {},
+                            const std::vector<size_t>& failed_fills = {});
 
  private:
+  friend struct Part;
   Graph() = default;
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
@@ -71,7 +88,6 @@ class Graph {
   void find_donations(bool overwritten_too);
   void take_given();
   void settle();
-  void clear();
 
   uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
   std::shared_ptr<const Sharing> sharing_;
@@ -88,6 +104,11 @@ bool give_buffer(const at::Tensor& tensor, bool give);
 bool is_given(const at::Tensor& tensor);
 // Whether a tensor has no value any more.
 bool is_lost(const at::Tensor& tensor);
+
+// The buffers that a device's tensors, and what is pending there, have their values in; new references.
+std::vector<PyObject*> buffers_on(c10::DeviceIndex device);
+// As `Graph::abandon`, for all that depends on some of them, because what computed these failed.
+void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error);
 
 // Whether a barrier on the device would do anything.
 bool has_pending(c10::DeviceIndex device);

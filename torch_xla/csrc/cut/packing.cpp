@@ -131,9 +131,9 @@ void Packing::close(const Graph& graph, Members& pack, size_t least) {
   packs.push_back(std::exchange(pack, {}));
 }
 
-Vector<PyObject*> Packing::gather(const Graph& graph) const {
+std::vector<py::object> Packing::gather(const Graph& graph) const {
   fetch_clones(clones_to_fetch(graph.leaves, graph.donated));
-  Vector<PyObject*> buffers;
+  std::vector<py::object> buffers;
   buffers.reserve(leaves.size());
   const auto own = [&](uint32_t slot) {
     const auto& leaf = graph.leaves[slot];
@@ -143,7 +143,7 @@ Vector<PyObject*> Packing::gather(const Graph& graph) const {
   };
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     if (leaves[i].pack < 0) {
-      buffers.push_back(Py_NewRef(own(i)));
+      buffers.push_back(py::reinterpret_borrow<py::object>(own(i)));
     }
   }
   for (const auto& [members, unused] : packs) {
@@ -153,14 +153,14 @@ Vector<PyObject*> Packing::gather(const Graph& graph) const {
     const auto& source = graph.leaves[members[0]]->source;
     const auto* held = source.defined() ? source->pack() : nullptr;
     if (held != nullptr && held->holds(graph.leaves, members)) {
-      buffers.push_back(Py_NewRef(held->buffer));
+      buffers.push_back(py::reinterpret_borrow<py::object>(held->buffer));
       continue;
     }
     std::vector<PyObject*> parts;
     for (const auto slot : members) {
       parts.push_back(own(slot));
     }
-    buffers.push_back(pack(parts));
+    buffers.push_back(py::reinterpret_steal<py::object>(pack(parts)));
   }
   return buffers;
 }

@@ -1,6 +1,6 @@
 // Which small buffers a program takes and gives together: a client's cost per buffer is that of copying 16 KB or more.
 #pragma once
-#include <Python.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <vector>
 
@@ -29,8 +29,8 @@ class Packing {
   std::vector<Place> leaves;   // per leaf
   std::vector<Place> results;  // per output
 
-  // The program's buffers: single leaves, then packs; new references. Wants the GIL, not the recorder's lock.
-  Vector<PyObject*> gather(const Graph& graph) const;
+  // The program's buffers: single leaves, then packs. Wants the GIL, not the recorder's lock.
+  std::vector<py::object> gather(const Graph& graph) const;
 
  private:
   void form(const Graph& graph);

@@ -19,6 +19,7 @@ thread_local int no_python = 0;
 struct Released {
   std::mutex mutex;
   std::vector<PyObject*> objects;
+  bool asked = false;  // the interpreter will drain it
 };
 Released& released() {
   static auto* const queue = new Released();  // outlives the interpreter on purpose
@@ -49,7 +50,36 @@ bool Meta::contiguous() const {
   return true;
 }
 
+bool has_xla_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::ScalarType::Bool:
+    case at::ScalarType::Byte:
+    case at::ScalarType::Char:
+    case at::ScalarType::Short:
+    case at::ScalarType::Int:
+    case at::ScalarType::Long:
+    case at::ScalarType::UInt16:
+    case at::ScalarType::UInt32:
+    case at::ScalarType::UInt64:
+    case at::ScalarType::Half:
+    case at::ScalarType::BFloat16:
+    case at::ScalarType::Float:
+    case at::ScalarType::Double:
+    case at::ScalarType::ComplexFloat:
+    case at::ScalarType::ComplexDouble:
+    case at::ScalarType::Float8_e4m3fn:
+    case at::ScalarType::Float8_e4m3fnuz:
+    case at::ScalarType::Float8_e5m2:
+    case at::ScalarType::Float8_e5m2fnuz:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Meta::rehash() {
+  TORCH_CHECK_TYPE(!defined() || has_xla_type(dtype), "[dtype] got torch.", c10::getDtypeNames(dtype).first,
+                   ", which has no XLA type, expected one that has; convert the tensor first, e.g. .to(torch.float32)");
   row_major = contiguous();
   bytes = defined() ? numel() * static_cast<int64_t>(c10::elementSize(dtype)) : 0;
   value = Hash();
@@ -253,19 +283,19 @@ void release_object(PyObject* object) {
     return;
   }
   auto& queue = released();
-  bool first;
-  {
-    const std::lock_guard<std::mutex> lock(queue.mutex);
-    first = queue.objects.empty();
-    queue.objects.push_back(object);
-  }
-  if (first) {
-    Py_AddPendingCall(
-        [](void*) {
-          drain_released();
-          return 0;
-        },
-        nullptr);
+  const auto drain = [](void*) {
+    {
+      const std::lock_guard<std::mutex> lock(released().mutex);
+      released().asked = false;
+    }
+    drain_released();
+    return 0;
+  };
+  const std::lock_guard<std::mutex> lock(queue.mutex);
+  queue.objects.push_back(object);
+  if (!queue.asked) {
+    // The interpreter takes only so many calls; the next object asks again where it took none.
+    queue.asked = Py_AddPendingCall(drain, nullptr) == 0;
   }
 }
 

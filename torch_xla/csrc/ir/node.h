@@ -35,6 +35,7 @@ struct Meta {
   bool defined() const { return dtype != at::ScalarType::Undefined; }
   int64_t numel() const;
   bool contiguous() const;
+  // Raises a TypeError where XLA does not have the dtype: no value of such a type is ever promised.
   void rehash();
 };
 
@@ -61,6 +62,9 @@ struct MetaRef {
 };
 MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, at::ScalarType dtype);
 MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
+
+// Whether XLA has the type; `ops/dtypes.py` tells which it is.
+bool has_xla_type(at::ScalarType dtype);
 
 struct Value {
   c10::intrusive_ptr<Node> node;

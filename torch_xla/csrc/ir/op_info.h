@@ -55,6 +55,9 @@ struct OpInfo {
   std::atomic<bool> static_numbers{false};  // numbers are part of the program
   std::atomic<uint64_t> calls{0};           // how often it was recorded
 
+  // Whether an argument's bit in `adaptive` is set; what comes after the last bit never is.
+  bool is_adaptive(size_t argument) const { return argument < 32 && (adaptive >> argument & 1) != 0; }
+
   // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
   bool only_writes_inputs() const;
 };

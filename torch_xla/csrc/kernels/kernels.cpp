@@ -36,7 +36,8 @@ c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
 
 Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   constexpr int64_t kAddresses = int64_t{1} << 47;  // of a process; XLA may never need the whole, and compute for years
-  TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "[memory] got a tensor of ", meta->bytes,
+  TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "XLA out of memory. Tried to allocate ",
+                   meta->bytes >> 30, ".00 GiB. [memory] got a tensor of ", meta->bytes,
                    " bytes, expected fewer than 2^47; no device can hold it");
   auto value = make_fill(meta, int64_t{0});
   Alias alias;

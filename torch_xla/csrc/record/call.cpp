@@ -107,7 +107,7 @@ void Call::collect() {
     const size_t kept_args = args.size();
     const size_t kept_inputs = inputs.size();
     const Hash kept_attrs = attrs;
-    if ((info.adaptive >> i & 1) != 0 && (v.isInt() || v.isDouble())) {
+    if (info.is_adaptive(i) && (v.isInt() || v.isDouble())) {
       add_adaptive(v);
     } else {
       add(i, v);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <unordered_map>
 
+#include "base/python_hooks.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -172,6 +173,19 @@ Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, siz
   return {std::move(stack), std::move(given)};
 }
 
+// A Meta kernel does not know quantized types, and promises others.
+void check_dtype_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto type = info.op.schema().arguments()[i].real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) {
+      type = optional->getElementType();
+    }
+    if (arguments[i].isInt() && type->kind() == c10::TypeKind::ScalarTypeType) {
+      contiguous_meta({}, static_cast<at::ScalarType>(arguments[i].toInt()));  // raises where XLA lacks it
+    }
+  }
+}
+
 // Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
 void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas) {
   if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
@@ -182,8 +196,11 @@ void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
     twins = call_on_cpu(info, arguments).given;
   } catch (const TooLarge&) {
     return;
-  } catch (const c10::Error&) {
-    return;  // of the values that the twins have
+  } catch (std::exception& error) {
+    if (!refuses_call(error)) {
+      throw;
+    }
+    return;  // it refuses the values that the twins have
   }
   for (const auto position : info.written) {
     if (metas[position].isTensor() && metas[position].toTensor().sizes() == twins[position].toTensor().sizes()) {
@@ -249,6 +266,7 @@ const MetaSetPtr* find_metas(const Hash& key) {
 
 MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   misses.fetch_add(1, std::memory_order_relaxed);
+  check_dtype_arguments(info, arguments);
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const auto& v : arguments) {

@@ -60,7 +60,10 @@ MetaSetPtr inferred_metas(const Call& call) {
     return infer_metas(call.info, arguments, call.key);
   } catch (const c10::NotImplementedError&) {
     return {};
-  } catch (...) {
+  } catch (std::exception& error) {
+    if (!refuses_call(error)) {
+      throw;
+    }
     // Of others' operators a fake kernel may say that the shape depends on the values, and zeros would promise another.
     if (call.info.op.schema().name().rfind("aten::", 0) != 0 &&
         call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {

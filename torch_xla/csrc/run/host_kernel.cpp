@@ -209,6 +209,8 @@ ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
+  } catch (...) {  // XLA calls this through C, which nothing may be thrown through
+    return ffi::Error::Internal("[host kernel] a kernel threw something that is no std::exception");
   }
 }
 

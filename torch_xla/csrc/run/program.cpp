@@ -99,16 +99,26 @@ void wait_for_runs(c10::DeviceIndex device, size_t left) {
   }
   const auto start = std::chrono::steady_clock::now();
   while (queue.size() > left) {
-    const auto token = std::move(queue.front());
+    auto token = std::move(queue.front());
     queue.pop_front();
     try {
       block(token);
-    } catch (py::error_already_set&) {
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) {  // an interrupt: the run goes on, and may still fail
+        queue.push_front(std::move(token));
+        throw;
+      }
       explain(token.ptr(), device);
       throw;
     }
   }
   note_wait(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+std::vector<py::object> take_runs(c10::DeviceIndex device) {
+  std::vector<py::object> taken(runs(device).begin(), runs(device).end());
+  runs(device).clear();
+  return taken;
 }
 
 size_t runs_in_flight(c10::DeviceIndex device) { return runs(device).size(); }
@@ -132,14 +142,14 @@ py::object execute(Graph& graph, Program& program) {
   py::object token;
   try {
     const auto numbers = program.numbers(graph);
-    Vector<PyObject*> buffers;
+    std::vector<py::object> buffers;
     {
       const Timed timed(gathering_time());
       buffers = program.packing.gather(graph);
     }
     py::tuple arguments(buffers.size() + numbers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
-      arguments[i] = py::reinterpret_steal<py::object>(buffers[i]);
+      arguments[i] = std::move(buffers[i]);
     }
     for (size_t i = 0; i < numbers.size(); ++i) {
       arguments[buffers.size() + i] = numbers[i];

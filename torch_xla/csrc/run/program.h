@@ -47,6 +47,8 @@ py::object execute(Graph& graph, Program& program);
 constexpr size_t kRunsAhead = 2;
 // Waits until so many runs of a device are left that were started and not waited for.
 void wait_for_runs(c10::DeviceIndex device, size_t left);
+// Forgets them; whoever takes them waits.
+std::vector<py::object> take_runs(c10::DeviceIndex device);
 size_t runs_in_flight(c10::DeviceIndex device);
 void add_run(c10::DeviceIndex device, py::object token);
 

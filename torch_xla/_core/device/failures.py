@@ -1,0 +1,69 @@
+"""Failures: who is told, and what goes on. Each is raised once; what depends on it has no value, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_xla import _bindings
+from torch_xla._core.device import memory
+from torch_xla._errors import ExecutionError, OutOfMemoryError
+
+
+def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Part]]:
+    """Takes a graph apart that failed before its results were attached.
+
+    Args:
+        error: Why; it may name the nodes or fills that failed.
+        cut: The graph; empty afterwards.
+        name: What it is called.
+
+    Returns:
+        What to raise, and what is still to be run: everything that does not depend on the failed nodes. Nothing is to
+        be raised yet where it is not known which failed: halves of the graph that do not need each other come first.
+    """
+    nodes, fills = getattr(error, "nodes", ()), getattr(error, "fills", ())
+    if not nodes and not fills and (halves := cut.halves()):
+        return None, halves
+    failure: Exception = error
+    if not isinstance(error, OutOfMemoryError):
+        if memory.ran_out(error):
+            failure = memory.explain(error, cut, name)
+        else:
+            failure = RuntimeError(f"[sync] graph {name or cut.key} failed: {error}")
+        failure.__cause__ = error
+    rest = cut.abandon(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
+    return failure, rest
+
+
+def late(error: Exception, device: int) -> ExecutionError:
+    """What to raise for a program that failed after it was started.
+
+    What failed with it, or because of it, is found here too and not raised again: its other results, and runs that took
+    them. Their tensors have no value from now on.
+
+    Args:
+        error: What a wait for it raised.
+        device: Index of its device.
+    """
+    others = [found for token in _bindings.take_runs(device) if (found := _error_of(token))]
+    if memory.ran_out(error):
+        failure: ExecutionError = memory.explain_late(error, device)
+    else:
+        failure = ExecutionError(f"[run] a graph that was started failed, on xla:{device}: {error}")
+    for other in dict.fromkeys(others):
+        if other != str(error):
+            failure.add_note(f"[run] another that was started failed too: {other}")
+    lost = [buffer for buffer in _bindings.buffers_on(device) if _error_of(buffer)]
+    _bindings.lose_buffers(
+        device, lost, f"{failure}\n  This tensor's value comes from that graph, and is lost; make it again."
+    )
+    return failure
+
+
+def _error_of(started: Any) -> str | None:
+    """Waits for a buffer or a token, and says why it failed, if it did."""
+    try:
+        started.block_until_ready()
+    except Exception as error:  # it is told by `late`
+        return str(error) or type(error).__name__
+    return None
