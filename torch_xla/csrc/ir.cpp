@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "fork.h"
 #include "frame.h"
 #include "op_info.h"
 
@@ -17,7 +18,7 @@ std::atomic<uint64_t> next_sequence{1};
 thread_local int no_python = 0;
 
 struct Released {
-  std::mutex mutex;
+  ForkSafe<std::mutex, LockOrder::Released> mutex;
   std::vector<PyObject*> objects;
 };
 Released& released() {
