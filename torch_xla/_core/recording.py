@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import analysis, backend, composites, ctc, custom_calls, programs, scopes, sync
+from torch_xla._core import analysis, backend, composites, ctc, custom_calls, fake_devices, programs, scopes, sync
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -48,6 +48,7 @@ def install() -> None:
     custom_calls.install()
     composites.install()
     ctc.install()
+    fake_devices.install()
     _promise_shapes()
     _bindings.record_whole(whole.names())
     for name in whole.CONSTANT_NUMBERS:
