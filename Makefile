@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
-.PHONY: demo test test-fast test-ops test-models conformance fuzz lint format bench build dev size clean
+.PHONY: demo test test-fast test-ops test-models conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -63,6 +63,22 @@ test-fast: $(STAMPS)/dev $(STAMPS)/build
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
+
+# The extension with its memory accesses and undefined behaviour checked, in a folder of its own, in the tests of graphs,
+# traps, threads and forks, and for a minute in threads that record while the process forks. Leaks are not looked for:
+# Python's and PyTorch's would be told of.
+SANITIZED := build/sanitized
+SANITIZED_TESTS ?= tests/record tests/tensor/test_alias.py tests/tensor/test_storage.py tests/tensor/test_lazy_clone.py \
+	tests/cut/test_held.py tests/cut/test_donation.py tests/public/test_processes.py
+LIBRARY = $(shell $(CXX) -print-file-name=$(1))
+sanitize: $(STAMPS)/dev
+	SANITIZE=address,undefined $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	rm -f $(SANITIZED)/report.*
+	LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libubsan.so) $(call LIBRARY,libstdc++.so)" STRESS_SECONDS=60 \
+	ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/$(SANITIZED)/report \
+	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/$(SANITIZED)/report \
+	$(BIN)/python -m pytest -o pythonpath=$(SANITIZED)/lib --timeout=1200 $(PYTEST_ARGS) $(SANITIZED_TESTS)
+	@if ls $(SANITIZED)/report.* > /dev/null 2>&1; then cat $(SANITIZED)/report.*; exit 1; fi
 
 # All operators; ARGS="--ops 'linalg.*' --dtypes float32 --only failed" takes some of them.
 test-ops: $(STAMPS)/dev $(STAMPS)/build

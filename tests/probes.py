@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_xla
 from torch_xla import _bindings, _metrics
 from torch_xla._core import pipeline
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(torch_xla.__file__).parents[1]  # another folder where a build of its own is tested
 
 
 def python(
@@ -29,7 +31,7 @@ def python(
     timeout: float = 120,
     **env: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a fresh interpreter that imports this tree.
+    """Runs a fresh interpreter that imports the package that is tested.
 
     Args:
         *arguments: Those of the interpreter, such as a script, or "-c" and a program.
@@ -39,7 +41,7 @@ def python(
         timeout: Seconds.
         **env: Further environment variables.
     """
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'tests'}"}
     if devices is not None:
         environment |= {"CPU_NUM_DEVICES": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
     done = subprocess.run(

@@ -164,7 +164,8 @@ def _fractions(raw: str) -> tuple[float, ...]:
 
 # Device and processes.
 PJRT_DEVICE = _text("PJRT_DEVICE", None, "Kind of device to run on: CPU, CUDA, TPU or the name of an installed plugin.")
-CPU_NUM_DEVICES = _int("CPU_NUM_DEVICES", 1, "Number of CPU devices xla:0, xla:1, … in one process.", low=1)
+# PyTorch counts devices in eight bits, with a sign.
+CPU_NUM_DEVICES = _int("CPU_NUM_DEVICES", 1, "Number of CPU devices xla:0, xla:1, … in one process.", low=1, high=127)
 PJRT_LOCAL_PROCESS_COUNT = _int("PJRT_LOCAL_PROCESS_COUNT", 1, "Processes of the job on this host.", low=1)
 PJRT_LOCAL_PROCESS_RANK = _int("PJRT_LOCAL_PROCESS_RANK", 0, "Rank of this process on its host.")
 LOCAL_RANK = _int("LOCAL_RANK", 0, "Rank on this host, set by torchrun.")

@@ -12,10 +12,12 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 
 from torch_xla import _bindings
 from torch_xla._errors import message
@@ -115,23 +117,60 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.__reduce_ex__(2)
 
 
+def _moved(data: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on the device, in the storage that all have which share its storage."""
+    _check_format("save it again with torch.save's default format")
+    made = torch.empty(0, dtype=data.dtype, device=device)
+    _bindings.set_storage(
+        made, _on_device(data, made.device), int(data.storage_offset()), tuple(data.shape), data.stride()
+    )
+    return made
+
+
+def _placed(data: torch.Tensor, function: Callable[[Any, str], Any], location: str) -> torch.Tensor:
+    """A host tensor where a function given as map_location wants the storage of `location`."""
+    if data.device.type != "cpu":
+        return data  # it was shown the values as the host's, which they are in the file, and has put them there
+    storage = function(data.untyped_storage(), location)
+    if storage is None:
+        return _moved(data, torch.device(location))
+    if isinstance(storage, _Bytes):
+        return _moved(data, storage.device)
+    made = torch.empty(0, dtype=data.dtype, device=storage.device)
+    return made.set_(storage, data.storage_offset(), data.shape, data.stride())
+
+
 def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     # Pickles name the function, so it keeps the name: they stay readable without this package.
     @functools.wraps(original)
     def rebuild(data: torch.Tensor, dtype: torch.dtype, device: str, requires_grad: bool) -> torch.Tensor:
         # A file of PyTorch's own holds the tensor with its gradient flag, and then the flag of its copy cannot be set.
         data = data.detach()
+        function = torch.serialization._serialization_tls.map_location
+        if callable(function) and torch.device(device).type == "xla":
+            return _placed(data, function, device).requires_grad_(requires_grad)
         location = torch._utils._get_restore_location(device)
         if torch.device(location).type != "xla":
             return original(data, dtype, device, requires_grad)
-        _check_format("save it again with torch.save's default format")
-        made = torch.empty(0, dtype=dtype, device=location)
-        _bindings.set_storage(
-            made, _on_device(data, made.device), int(data.storage_offset()), tuple(data.shape), data.stride()
-        )
-        return made.requires_grad_(requires_grad)
+        return _moved(data, torch.device(location)).requires_grad_(requires_grad)
 
     return rebuild
+
+
+def _reduce_for_process(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What another process is sent of a tensor: a copy of its storage in shared host memory, and where it was."""
+    if tensor.device.type != "xla" or (tensor.requires_grad and not tensor.is_leaf):
+        return reductions.reduce_tensor(tensor)
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    host = _host_alias(tensor.detach())
+    if host is None:
+        host = tensor.detach().cpu()
+    return _rebuild_in_process, (type(tensor), host, str(tensor.device), tensor.requires_grad)
+
+
+def _rebuild_in_process(kind: type[torch.Tensor], host: torch.Tensor, device: str, grad: bool) -> torch.Tensor:
+    tensor = torch._utils._rebuild_device_tensor_from_cpu_tensor(host, host.dtype, device, False)
+    return torch.nn.Parameter(tensor, grad) if kind is torch.nn.Parameter else tensor.requires_grad_(grad)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,6 +212,8 @@ def install() -> None:
     library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
     _registered.append(library)
     copyreg.pickle(torch.Tensor, _reduce)
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _reduce_for_process)
     copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
     copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
     # There is no registration for these two: what makes a tensor on xla from a file, and how its storage is resized.

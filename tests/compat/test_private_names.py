@@ -257,15 +257,6 @@ def test_a_tensor_that_no_machine_can_hold() -> None:
         torch.rand(1024, 1024, 1024, 1024, 1024, device="xla")
 
 
-def test_sparse_gradients_are_dense_here() -> None:
-    weight = torch.randn(10, 3, device="xla", requires_grad=True)
-    index, offsets = torch.tensor([1, 2, 4, 5]).to("xla"), torch.tensor([0, 2]).to("xla")
-    torch.nn.functional.embedding_bag(index, weight, offsets, mode="sum", sparse=True).sum().backward()
-    expected = torch.zeros(10, 3)
-    expected[[1, 2, 4, 5]] = 1
-    assert torch.equal(weight.grad.cpu(), expected)
-
-
 def test_repeats_of_a_fixed_length(counted) -> None:
     x, repeats = torch.arange(4.0), torch.tensor([0, 3, 1, 2])
     full = x.repeat_interleave(repeats)

@@ -44,6 +44,33 @@ def test_differentiable_reductions(kind: str, expected: list[float]) -> None:
         xf.all_reduce(xm.REDUCE_AND, x).sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_reductions_are_scaled_and_keep_the_type(dtype: torch.dtype) -> None:
+    x = torch.tensor([2, 5], dtype=dtype, device="xla")
+    expected = (x.cpu() * 0.5).to(dtype).tolist()
+    given = [x.clone()]
+    assert xm.all_reduce(xm.REDUCE_SUM, given, 0.5) is given
+    bucket = [x.clone()]
+    xm.all_reduce_bucketized_gradients(bucket, 0.5, None, True)
+    scattered = xm.reduce_scatter(xm.REDUCE_SUM, x, 0.5, 0, 1)
+    for out in (xm.all_reduce(xm.REDUCE_SUM, x, scale=0.5), *given, *bucket, scattered):
+        assert out.dtype == dtype and out.tolist() == expected
+    assert x.tolist() == [2, 5]
+
+
+def test_a_mesh_has_the_first_devices() -> None:
+    for ids, shape in (([0], (1,)), ([1, 0], (2, 1)), ([3, 1, 0, 2], (2, 2))):
+        mesh = xs.Mesh(ids, shape, ("a", "b")[: len(shape)])
+        assert mesh.size() == len(ids) and mesh.get_logical_mesh().tolist() == torch.tensor(ids).view(shape).tolist()
+    x = torch.ones(2, 2, device="xla")
+    xs.mark_sharding(x, xs.Mesh([0], (1, 1), ("a", "b")), ("a", None))
+    with pytest.raises(NotImplementedError, match=r"\[spmd\] got a mesh of 2 devices"):
+        xs.mark_sharding(x, xs.Mesh([0, 1], (2, 1), ("a", "b")), ("a", None))
+    for ids, shape in (([1], (1,)), ([0, 0], (2,)), (list(range(5)), (5,)), ([0, 1], (3,))):
+        with pytest.raises(AssertionError, match=r"\[mesh\]"):
+            xs.Mesh(ids, shape)
+
+
 def test_differentiable_gather_and_product() -> None:
     x = torch.arange(6.0, device="xla").view(3, 2).requires_grad_()
     gathered = xf.all_gather(x, dim=1)

@@ -22,8 +22,9 @@ def test_switches(monkeypatch, raw, value):
     ("option", "raw", "expected"),
     [
         (_config.XLA_IR_DEBUG, "maybe", "a switch: '1', 'true'"),
-        (_config.CPU_NUM_DEVICES, "0", "a whole number of 1 or more"),
-        (_config.CPU_NUM_DEVICES, "many", "a whole number of 1 or more"),
+        (_config.CPU_NUM_DEVICES, "0", "a whole number from 1 to 127"),
+        (_config.CPU_NUM_DEVICES, "200", "a whole number from 1 to 127"),
+        (_config.CPU_NUM_DEVICES, "many", "a whole number from 1 to 127"),
         (_config.XLA_SAVE_TENSORS_FMT, "pdf", "'text', 'hlo', 'stablehlo' or 'dot'"),
         (_config.RATE_TRACKER_SMOOTHING, "2", "a number from 0.0 to 1.0"),
     ],

@@ -141,6 +141,43 @@ class TestSaveAndLoad:
         assert torch.load(saved(torch.ones(2)), map_location="xla:1").device == torch.device("xla:1")
         assert torch.load(saved(torch.ones(2, device="xla:0")), map_location={"xla:0": "xla:1"}).device.index == 1
 
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_functions_that_say_the_place(self, weights_only: bool) -> None:
+        x = on_xla([1.0, 2.0, 3.0])
+        value = {"x": x, "part": x[1:], "p": nn.Parameter(on_xla([4.0])), "host": torch.tensor([5.0])}
+        asked: list[str] = []
+
+        def keep(storage: torch.UntypedStorage, location: str) -> Any:
+            asked.append(location)
+            return storage
+
+        def clones(storage: torch.UntypedStorage, location: str) -> Any:
+            return storage.clone() if location.startswith("xla") else None
+
+        for function, place in (
+            (keep, "cpu"),
+            (lambda storage, location: None, "xla"),
+            (lambda storage, location: storage if location == "cpu" else None, "xla"),
+            (clones, "cpu"),
+            (torch.serialization.default_restore_location, "xla"),
+        ):
+            loaded = torch.load(saved(value), map_location=function, weights_only=weights_only)
+            assert [loaded[name].device.type for name in value] == [place, place, place, "cpu"]
+            assert [loaded[name].tolist() for name in value] == [[1, 2, 3], [2, 3], [4], [5]]
+            assert type(loaded["p"]) is nn.Parameter and loaded["p"].requires_grad
+            loaded["x"].mul_(10)
+            assert function is clones or loaded["part"].tolist() == [20, 30]
+        assert set(asked) == {"cpu", "xla:0"}
+
+    @several_devices
+    def test_a_function_that_names_another_device(self) -> None:
+        def second(storage: torch.UntypedStorage, location: str) -> Any:
+            return torch.serialization.default_restore_location(storage, "xla:1")
+
+        loaded = torch.load(saved([on_xla([1.0]), torch.ones(2)]), map_location=second)
+        assert [t.device for t in loaded] == [torch.device("xla:1")] * 2
+        assert [t.tolist() for t in loaded] == [[1], [1, 1]]
+
     def test_views_dtypes_and_empty_tensors(self) -> None:
         value = {
             "view": grid().t()[1:],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,8 +20,19 @@ from torch_xla._core.untraced import untraced
 from torch_xla._errors import raise_first
 from torch_xla.ops.registry import Meta
 
-# One barrier at a time: a second one would run, and donate, what the first is running.
+R = TypeVar("R")
+
+# One barrier at a time: a second one would run, and donate, what the first is running. Buffers are handed out under it
+# too: a program that is about to run sees who has one that it wants to write over (csrc/packing.cpp).
 _lock = threading.RLock()
+
+
+def _free_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_lock)  # the thread that had it is not in the child
 
 
 @untraced
@@ -83,6 +95,27 @@ def evaluate(
     raise_first(failed)
 
 
+def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
+    """The device buffers of tensors, which are computed first.
+
+    As long as someone has one of them no program writes over it: it is given a copy.
+
+    Args:
+        tensors: Tensors on device xla.
+        wait: Return only when the devices have finished.
+    """
+    with _lock:
+        evaluate(tensors, wait)
+        return [_held(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
+
+
+def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
+    """What `find` gives once the tensor is computed; another thread may have written it again by then."""
+    while (found := find(tensor)) is None:
+        compute()
+    return found
+
+
 def wait(index: int | None = None) -> None:
     """Returns when what was started on a device, or on all, has finished."""
     failed: list[Exception] = []
@@ -142,7 +175,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """A lowered graph and its inputs; these can be read until a barrier writes over one of them.
+    """A lowered graph and its inputs, which no barrier writes over.
 
     Attributes:
         stage: JAX's lowered stage.
@@ -224,11 +257,7 @@ class _Hooks:
         """The values of an xla tensor as a new CPU tensor."""
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
-                location = _bindings.location_of(tensor)
-                if location is None:
-                    evaluate([tensor], reading=True)
-                    location = _bindings.location_of(tensor)
-                    assert location is not None
+                location = _held(tensor, _bindings.location_of, partial(evaluate, [tensor], reading=True))
             return backend.download(location, tensor.shape, tensor.dtype)
 
     @untraced

@@ -66,6 +66,11 @@ def _deliver(name: str, value: Any, output: Any, convert: Callable[[torch.Tensor
     return output
 
 
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """A new tensor of the same type, as a reduction over several processes gives one."""
+    return tensor.clone() if scale == 1.0 else (tensor * scale).to(tensor.dtype)
+
+
 def all_reduce(
     reduce_type: str,
     inputs: Tensors,
@@ -88,12 +93,12 @@ def all_reduce(
     _check_reduction("all_reduce", reduce_type)
     _check_groups("all_reduce", groups)
     if isinstance(inputs, torch.Tensor):
-        return inputs.clone() if scale == 1.0 else inputs * scale
+        return _scaled(inputs, scale)
     _check_tensors("all_reduce", "inputs", inputs)
     if scale != 1.0:
         with torch.no_grad():
             for tensor in inputs:
-                tensor.mul_(scale)
+                tensor.copy_(_scaled(tensor, scale))
     return inputs
 
 
@@ -254,7 +259,7 @@ def reduce_scatter(
     _check_groups("reduce_scatter", groups)
     if shard_count != 1:
         raise ValueError(message("reduce_scatter", f"shard_count={shard_count}", expected="1, the number of processes"))
-    return _deliver("reduce_scatter", input, output, lambda t: t.clone() if scale == 1.0 else t * scale)
+    return _deliver("reduce_scatter", input, output, lambda t: _scaled(t, scale))
 
 
 def reduce_scatter_bucketized(

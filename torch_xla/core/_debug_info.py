@@ -52,8 +52,7 @@ def dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 def buffer_pointer(tensor: torch.Tensor) -> int:
     """Address of a tensor's values on its device; they are computed first. It holds until the tensor is written."""
-    _barrier.evaluate([tensor], wait=True)
-    return int(_bindings.buffer_of(tensor).unsafe_buffer_pointer())
+    return int(_barrier.buffers([tensor], wait=True)[0].unsafe_buffer_pointer())
 
 
 def handles(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
-from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
 
 
@@ -18,15 +18,11 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], N
         tensor: A tensor on an XLA device.
         callback: Called with the tensor, in a thread of its own; also if the program failed.
     """
-    _barrier.evaluate([tensor])
-    buffer = _bindings.buffer_of(tensor)
+    buffer = _barrier.buffers([tensor])[0]
 
     def wait() -> None:
-        try:
-            if buffer is not None:
-                buffer.block_until_ready()
-        except RuntimeError:  # it failed, which whoever reads the tensor is told; or was given to the next program
-            pass
+        with suppress(RuntimeError):  # it failed, which whoever reads the tensor is told
+            buffer.block_until_ready()
         callback(tensor)
 
     threading.Thread(target=wait, name="torch_xla callback", daemon=True).start()

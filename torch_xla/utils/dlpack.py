@@ -26,9 +26,8 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
         where = xla_tensor.device if isinstance(xla_tensor, torch.Tensor) else type(xla_tensor).__name__
         raise ValueError(message("dlpack", f"got {where}", expected="a tensor on device xla"))
     dense = xla_tensor.detach().contiguous()
-    _barrier.evaluate([dense], wait=True)
     with backend.x64():
-        return _bindings.buffer_of(dense).copy().__dlpack__()
+        return _barrier.buffers([dense], wait=True)[0].copy().__dlpack__()
 
 
 def from_dlpack(ext_tensor: Any) -> torch.Tensor:

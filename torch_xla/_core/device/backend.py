@@ -153,8 +153,8 @@ def _devices() -> tuple[jax.Device, ...]:
         from torch_xla.ops import host_kernel
 
         host_kernel.register()  # a program from disk may call it
-    _started = True
     _bindings.set_device_count(len(devices))
+    _started = True
     os.register_at_fork(after_in_child=_note_fork)
     atexit.register(_finish_at_exit)  # after JAX has registered what takes its client down: the latest is called first
     # Workers of a DataLoader are forked beside the client and use no device; those that do get an error from us.

@@ -206,9 +206,9 @@ class LoadedModule:
         from torch_xla.ops import dtypes
 
         tensors = [t.detach().to(torch.device("xla", self.index)).contiguous() for t in inputs]
-        sync.evaluate(tensors)
+        buffers = sync.buffers(tensors)
         with _metrics.timed("ExecuteTime"):
-            results = self.loaded.execute_sharded([_bindings.buffer_of(t) for t in tensors])
+            results = self.loaded.execute_sharded(buffers)
         arrays = [shards[0] for shards in results.disassemble_into_single_device_arrays()]
         return [
             _bindings.tensor_of(array, list(array.shape), dtypes.torch_dtype(array.dtype), self.index)

@@ -16,6 +16,7 @@ from torch_xla._core.device import backend
 from torch_xla._core.functions import ctc, custom_calls, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
+from torch_xla._core.torch import fake_devices
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -52,6 +53,7 @@ def install() -> None:
     custom_calls.install()
     composites.install()
     ctc.install()
+    fake_devices.install()
     _promise_shapes()
     _bindings.record_whole(whole.names())
     for name in whole.CONSTANT_NUMBERS:

@@ -3,6 +3,8 @@
 #include <functional>
 #include <map>
 
+#include "base/fork.h"
+
 namespace torch_xla {
 
 namespace {
@@ -12,7 +14,7 @@ constexpr size_t kSamples = 1024;
 constexpr uint64_t kOneIn = 64;
 
 struct Registry {
-  std::mutex lock;
+  ForkSafe<std::mutex, LockOrder::Metrics> lock;
   std::map<std::string, Metric, std::less<>> metrics;  // never erased: others hold references
 };
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
+
 namespace torch_xla {
 
 class Metric {
@@ -44,7 +46,7 @@ class Metric {
   void sample(double value);
 
   std::atomic<uint64_t> count_{0};
-  mutable std::mutex lock_;
+  mutable ForkSafe<std::mutex, LockOrder::Metric> lock_;
   std::string unit_ = "seconds";
   uint64_t sampled_ = 0;
   double total_ = 0;

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
+
 namespace torch_xla {
 
 namespace {
@@ -16,7 +18,7 @@ constexpr size_t kForwards = 1 << 20;  // autograd nodes that are remembered
 std::atomic<bool> used{false};
 thread_local Scope current = nullptr;
 
-std::mutex lock;
+ForkSafe<std::mutex, LockOrder::Scopes> lock;
 // By the sequence number of the autograd node that an operator made last.
 std::unordered_map<uint64_t, Scope>& forwards() {
   static auto* const known = new std::unordered_map<uint64_t, Scope>();

@@ -6,9 +6,12 @@
 #include <atomic>
 #include <bit>
 #include <cstddef>
+#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
+
+#include "base/fork.h"
 
 namespace torch_xla {
 
@@ -18,19 +21,18 @@ struct FreePiece {
 };
 
 // Held for a few instructions, by any thread.
-class SpinGuard {
+class SpinLock {
  public:
-  explicit SpinGuard(std::atomic_flag& busy) : busy_(busy) {
+  void lock() {
     while (busy_.test_and_set(std::memory_order_acquire)) {
     }
   }
-  ~SpinGuard() { busy_.clear(std::memory_order_release); }
-  SpinGuard(const SpinGuard&) = delete;
-  SpinGuard& operator=(const SpinGuard&) = delete;
+  void unlock() { busy_.clear(std::memory_order_release); }
 
  private:
-  std::atomic_flag& busy_;
+  std::atomic_flag busy_;
 };
+using PoolLock = ForkSafe<SpinLock, LockOrder::Pool>;
 
 // A base class; from any thread.
 template <typename T>
@@ -38,7 +40,7 @@ class Pooled {
  public:
   static void* operator new(size_t size) {
     {
-      const SpinGuard guard(busy_);
+      const std::lock_guard<SpinLock> guard(busy_);
       if (free_ != nullptr) {
         --count_;
         return std::exchange(free_, free_->next);
@@ -48,7 +50,7 @@ class Pooled {
   }
   static void operator delete(void* object) {
     {
-      const SpinGuard guard(busy_);
+      const std::lock_guard<SpinLock> guard(busy_);
       if (count_ < kMost) {
         ++count_;
         free_ = new (object) FreePiece{free_};
@@ -60,7 +62,7 @@ class Pooled {
 
  private:
   static constexpr size_t kMost = 8192;  // of a large graph's objects most go back to malloc
-  static inline std::atomic_flag busy_;
+  static inline PoolLock busy_;
   static inline FreePiece* free_ = nullptr;
   static inline size_t count_ = 0;
 };
@@ -74,7 +76,7 @@ class Blocks {
       return ::operator new(size);
     }
     {
-      const SpinGuard guard(busy_);
+      const std::lock_guard<SpinLock> guard(busy_);
       auto& [free, count] = lists_[kind];
       if (free != nullptr) {
         --count;
@@ -86,7 +88,7 @@ class Blocks {
   static void give(void* block, size_t size) {
     const auto kind = kind_of(size);
     if (kind < kKinds) {
-      const SpinGuard guard(busy_);
+      const std::lock_guard<SpinLock> guard(busy_);
       auto& [free, count] = lists_[kind];
       if (count < kMost) {
         ++count;
@@ -106,7 +108,7 @@ class Blocks {
     size_t count;
   };
   static size_t kind_of(size_t size) { return size <= kLeast ? 0 : std::bit_width((size - 1) / kLeast); }
-  static inline std::atomic_flag busy_;
+  static inline PoolLock busy_;
   static inline std::array<List, kKinds> lists_{};
 };
 

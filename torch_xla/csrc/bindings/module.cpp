@@ -147,6 +147,17 @@ std::string hex(const Hash& hash) {
   return text;
 }
 
+c10::DeviceIndex checked_index(int index) {
+  TORCH_CHECK(0 <= index && index < static_cast<int>(kMaxDevices), "[device] got device index ", index,
+              ", expected 0 to ", kMaxDevices - 1);
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+void check_count(int count) {
+  TORCH_CHECK(0 < count && count <= static_cast<int>(kMaxDevices), "[device] got ", count, " devices, expected 1 to ",
+              kMaxDevices, ", as many as PyTorch can count; hide the others from this process");
+}
+
 uint64_t tensor_id(const at::Tensor& tensor) {
   TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
   const RecorderLock lock;
@@ -391,14 +402,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("metric_names", &metric_names);
   m.def("clear_metrics", &clear_metrics);
   m.def("shape_cache_misses", &shape_cache_misses);
-  m.def("set_device_count", [](int n) { set_device_count(static_cast<c10::DeviceIndex>(n)); });
+  m.def("set_device_count", [](int n) {
+    check_count(n);
+    set_device_count(static_cast<c10::DeviceIndex>(n));
+  });
   m.def("device_count", [] { return static_cast<int>(device_count()); });
   m.def("current_device", [] { return static_cast<int>(current_device()); });
-  m.def("set_current_device", [](int i) { set_current_device(static_cast<c10::DeviceIndex>(i)); });
-  m.def("rng_state", [](int device) { return random_state(static_cast<c10::DeviceIndex>(device)); });
-  m.def("set_rng_state", [](int device, uint64_t seed, uint64_t offset) {
-    set_random_state(static_cast<c10::DeviceIndex>(device), seed, offset);
-  });
+  m.def("set_current_device", [](int i) { set_current_device(checked_index(i)); });
+  m.def("rng_state", [](int device) { return random_state(checked_index(device)); });
+  m.def("set_rng_state",
+        [](int device, uint64_t seed, uint64_t offset) { set_random_state(checked_index(device), seed, offset); });
 }
 
 }  // namespace torch_xla

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/metric.h"
 #include "base/python_hooks.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/source.h"
@@ -25,6 +26,43 @@ constexpr size_t kMixed = 8;
 bool small(const Meta& meta) {
   const auto n = meta.numel();
   return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
+}
+
+// What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
+// that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
+// barriers' lock, so none is between here and the results.
+void keep_held(const Graph& graph, const std::vector<Packing::Place>& leaves, Vector<PyObject*>& buffers) {
+  constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
+  std::vector<PyObject*> held;
+  std::vector<size_t> places;
+  const auto look_at = [&](size_t place) {
+    if (Py_REFCNT(buffers[place]) > kOurs) {
+      held.push_back(buffers[place]);
+      places.push_back(place);
+    }
+  };
+  size_t place = 0;
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].pack >= 0) {
+      continue;
+    }
+    if (graph.donated[i]) {
+      look_at(place);
+    }
+    ++place;
+  }
+  for (; place < buffers.size(); ++place) {
+    look_at(place);  // a pack's members are all donated
+  }
+  if (held.empty()) {
+    return;
+  }
+  static auto& copied = metric("HeldBufferCopies");
+  copied.add(static_cast<double>(held.size()), "count");
+  const auto copies = copy(held);
+  for (size_t i = 0; i < places.size(); ++i) {
+    release_object(std::exchange(buffers[places[i]], copies[i]));
+  }
 }
 
 }  // namespace
@@ -162,6 +200,7 @@ std::vector<py::object> Packing::gather(const Graph& graph) const {
     }
     buffers.push_back(py::reinterpret_steal<py::object>(pack(parts)));
   }
+  keep_held(graph, leaves, buffers);
   return buffers;
 }
 

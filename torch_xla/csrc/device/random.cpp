@@ -3,8 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
+#include <cstring>
+#include <deque>
 #include <mutex>
-#include <vector>
+
+#include "base/fork.h"
 
 namespace torch_xla {
 
@@ -29,18 +32,17 @@ class XlaGeneratorImpl final : public c10::GeneratorImpl {
 
   // The state is two little-endian 64-bit words as a byte tensor, as on other devices.
   void set_state(const c10::TensorImpl& state) override {
-    TORCH_CHECK(state.numel() == 16 && state.dtype() == caffe2::TypeMeta::Make<uint8_t>(),
-                "[random] got a generator state of ", state.numel(), " bytes of ", state.dtype(),
-                ", expected 16 of uint8");
-    const auto* words = static_cast<const uint64_t*>(state.data());
+    at::detail::check_rng_state(state);
+    TORCH_CHECK(state.numel() == 16, "RNG state is wrong size");
+    uint64_t words[2];
+    std::memcpy(words, state.data(), sizeof(words));  // a part of a tensor may be anywhere
     seed_ = words[0];
     offset_ = words[1];
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto state = at::empty({16}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
-    auto* words = reinterpret_cast<uint64_t*>(state.data_ptr<uint8_t>());
-    words[0] = seed_;
-    words[1] = offset_;
+    const uint64_t words[2] = {seed_, offset_};
+    std::memcpy(state.data_ptr<uint8_t>(), words, sizeof(words));
     return state.getIntrusivePtr();
   }
   uint64_t take() { return offset_++; }
@@ -62,18 +64,19 @@ struct Device {
   bool follows = false;
 };
 
-std::vector<Device>& devices() {
-  static auto* const d = new std::vector<Device>();
+// Does not move what it holds: PyTorch keeps references to the default generators.
+std::deque<Device>& devices() {
+  static auto* const d = new std::deque<Device>();
   return *d;
 }
 std::mutex& devices_mutex() {
-  static auto* const m = new std::mutex();
+  static auto* const m = new ForkSafe<std::mutex, LockOrder::Random>();
   return *m;
 }
 
 Device& device_state(c10::DeviceIndex index) {
   auto& all = devices();
-  while (static_cast<c10::DeviceIndex>(all.size()) <= index) {
+  while (all.size() <= static_cast<size_t>(index)) {
     all.push_back({at::make_generator<XlaGeneratorImpl>(static_cast<c10::DeviceIndex>(all.size())), 0, false});
   }
   return all[index];

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "base/fork.h"
 #include "base/user_line.h"
 #include "ir/op_info.h"
 
@@ -17,7 +18,7 @@ std::atomic<uint64_t> next_sequence{1};
 thread_local int no_python = 0;
 
 struct Released {
-  std::mutex mutex;
+  ForkSafe<std::mutex, LockOrder::Released> mutex;
   std::vector<PyObject*> objects;
   bool asked = false;  // the interpreter will drain it
 };

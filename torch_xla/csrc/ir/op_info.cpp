@@ -8,6 +8,8 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
+
 namespace torch_xla {
 
 namespace {
@@ -243,7 +245,7 @@ namespace {
 // Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
 // notebook cell runs again) loses its entry, and counts how often that happened.
 struct Known {
-  std::shared_mutex mutex;
+  ForkSafe<std::shared_mutex, LockOrder::Operators> mutex;
   std::atomic<uint64_t> losses{0};  // entries that were lost
   std::unordered_map<const void*, OpInfo*> by_address;
   std::unordered_map<c10::OperatorName, uint64_t> redefined;

@@ -1,5 +1,6 @@
 // Layouts that the device does not have. PyTorch would answer with all dispatch keys that have a kernel, a page of
 // them.
+#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -21,8 +22,27 @@ void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack*) {
   refuse(op, "nested", "make it with layout=torch.jagged");
 }
 
+// Gradients that would be sparse elsewhere are dense here, as torch_xla 2 has those of embedding bags: most optimizers
+// take either, with equal results.
+at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& indices, int64_t rows, int64_t padding_idx,
+                              bool scale_grad_by_freq) {
+  TORCH_CHECK(!scale_grad_by_freq, "embedding_backward: scale_grad_by_freq not supported with sparse gradients");
+  return at::embedding_dense_backward(grad, indices, rows, padding_idx, scale_grad_by_freq);
+}
+
+at::Tensor gather_backward(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& grad) {
+  return grad.new_zeros(self.sizes()).scatter_add(dim, index, grad);
+}
+
+void register_gradients(torch::Library& m) {
+  m.impl("embedding_sparse_backward", TORCH_FN(embedding_backward));
+  m.impl("_gather_sparse_backward", TORCH_FN(gather_backward));
+}
+
 }  // namespace
 
+TORCH_LIBRARY_IMPL(aten, XLA, m) { register_gradients(m); }
+TORCH_LIBRARY_IMPL(aten, AutogradXLA, m) { register_gradients(m); }
 TORCH_LIBRARY_IMPL(_, SparseXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
 TORCH_LIBRARY_IMPL(_, SparseCsrXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
 TORCH_LIBRARY_IMPL(_, NestedTensorXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_nested>()); }

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/python_hooks.h"
 #include "ir/op_info.h"
 #include "record/meta_cache.h"
@@ -201,7 +202,7 @@ Hash geometry(const OpInfo& info, Arguments arguments) {
 // Whether the CPU accepted an overlap of this form before.
 bool accepted_before(const Hash& key, bool remember) {
   constexpr size_t kCapacity = 1 << 14;
-  static std::mutex mutex;
+  static ForkSafe<std::mutex, LockOrder::Refusals> mutex;
   static auto* const accepted = new std::unordered_set<Hash, HashHasher>();
   const std::lock_guard<std::mutex> lock(mutex);
   if (remember) {

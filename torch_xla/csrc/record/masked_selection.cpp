@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
 #include "base/python_hooks.h"
 #include "tensor/tensor_impl.h"
 
@@ -25,7 +26,7 @@ constexpr size_t kNumbers = 4;
 constexpr size_t kRemembered = 1024;
 
 struct Remembered {
-  std::mutex mutex;
+  ForkSafe<std::mutex, LockOrder::Selected> mutex;
   std::unordered_map<uint64_t, int64_t> selected;                                     // by the leaf's sequence number
   std::unordered_map<Hash, c10::SmallVector<int64_t, kNumbers>, HashHasher> numbers;  // that have programs
 };

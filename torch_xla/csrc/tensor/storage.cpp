@@ -1,11 +1,10 @@
 #include "tensor/storage.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 
+#include "base/fork.h"
 #include "ir/op_info.h"
 #include "tensor/view_path.h"
 
@@ -14,7 +13,7 @@ namespace torch_xla {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
+  ForkSafe<std::mutex, LockOrder::Storages> mutex;
   std::array<Storage*, kMaxDevices> heads{};
   std::array<Storage*, kMaxDevices> tails{};
   std::array<ViewStep*, kMaxDevices> views{};  // those that remember a value
@@ -25,25 +24,10 @@ Registry& registry() {
 }
 
 std::mutex& recorder_mutex() {
-  static auto* const mutex = new std::mutex();
+  static auto* const mutex = new ForkSafe<std::mutex, LockOrder::Recorder>();
   return *mutex;
 }
 
-// A forked child, such as a loader's worker, frees tensors it inherited: the locks must be free in it, whatever other
-// threads of the parent held.
-const int at_fork = pthread_atfork(
-    [] {
-      recorder_mutex().lock();
-      registry().mutex.lock();
-    },
-    [] {
-      registry().mutex.unlock();
-      recorder_mutex().unlock();
-    },
-    [] {
-      registry().mutex.unlock();
-      recorder_mutex().unlock();
-    });
 }  // namespace
 
 RecorderLock::RecorderLock() { recorder_mutex().lock(); }

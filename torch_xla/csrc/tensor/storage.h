@@ -10,7 +10,7 @@
 
 namespace torch_xla {
 
-constexpr size_t kMaxDevices = 512;
+constexpr size_t kMaxDevices = 127;  // PyTorch counts them in eight bits, with a sign
 
 // One lock for all recorder state. Never taken while waiting for the GIL, so it may be taken with the GIL held.
 class RecorderLock {

@@ -18,10 +18,10 @@ PartitionSpec = tuple[AxisSpec, ...]
 
 
 class Mesh:
-    """All devices of the job, arranged in an array.
+    """All devices of the job, or the first of them, arranged in an array.
 
     Args:
-        device_ids: Indices of the devices, flat, in row-major order of the mesh.
+        device_ids: Indices of the devices, 0 to their number less one, flat, in row-major order of the mesh.
         mesh_shape: Number of devices along each axis.
         axis_names: Names of the axes.
     """
@@ -34,17 +34,18 @@ class Mesh:
     ) -> None:
         ids = np.array(device_ids)
         count = runtime.global_runtime_device_count()
+        size = int(np.prod(mesh_shape))
         # Callers of the original catch AssertionError here.
-        if sorted(ids.tolist()) != list(range(count)):
+        if ids.size > count or sorted(ids.tolist()) != list(range(ids.size)):
             raise AssertionError(
-                message("mesh", f"device_ids={ids.tolist()}", expected=f"each of the {count} devices once")
+                message("mesh", f"device_ids={ids.tolist()}", expected=f"the first of the {count} devices, each once")
             )
         if axis_names is not None and (len(axis_names) != len(mesh_shape) or len(set(axis_names)) != len(axis_names)):
             raise AssertionError(
                 message("mesh", f"axis_names={axis_names}", expected=f"{len(mesh_shape)} different names")
             )
-        if int(np.prod(mesh_shape)) != count:
-            raise AssertionError(message("mesh", f"mesh_shape={mesh_shape}", expected=f"a product of {count}"))
+        if size != ids.size:
+            raise AssertionError(message("mesh", f"mesh_shape={mesh_shape}", expected=f"a product of {ids.size}"))
         self.device_ids = ids
         self.mesh_shape = tuple(int(length) for length in mesh_shape)
         self.axis_names = None if axis_names is None else tuple(axis_names)

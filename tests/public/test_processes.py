@@ -1,0 +1,142 @@
+"""Tensors on their way to another process, and device counts and indices that there cannot be."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from probes import python
+from torch import nn
+
+import torch_xla
+
+
+def sent(value: Any) -> Any:
+    return pickle.loads(ForkingPickler.dumps(value))
+
+
+class TestSent:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+    def test_values_type_and_device(self, dtype: torch.dtype) -> None:
+        x = torch.tensor([[1, 0], [2, 3]], device="xla:1").to(dtype)
+        got = sent(x)
+        assert got.dtype == dtype and got.device == x.device and got.tolist() == x.tolist()
+        got.zero_()
+        assert x[1, 1].item() != 0
+
+    def test_pending_scalar_and_empty(self) -> None:
+        assert sent(torch.ones(2, device="xla") + 1).tolist() == [2, 2]
+        assert sent(torch.tensor(3.0, device="xla")).item() == 3
+        assert sent(torch.empty(0, 2, device="xla")).shape == (0, 2)
+
+    def test_parameters_and_gradient_flags(self) -> None:
+        for grad in (True, False):
+            p = sent(nn.Parameter(torch.ones(2, device="xla"), grad))
+            assert type(p) is nn.Parameter and p.requires_grad is grad and p.device.type == "xla"
+        assert sent(torch.ones(2, device="xla", requires_grad=True)).requires_grad
+        y = torch.ones(2, device="xla", requires_grad=True) * 2
+        with pytest.raises(RuntimeError, match="non-leaf tensor which requires_grad"):
+            sent(y)
+        assert sent(y.detach()).tolist() == [2, 2]
+
+    def test_aliases_stay_aliases(self) -> None:
+        x = torch.arange(6.0, device="xla")
+        base, view, host = sent([x, x[2:4], torch.ones(1)])
+        base.mul_(10)
+        assert view.tolist() == [20, 30] and host.device.type == "cpu"
+        module = nn.Linear(2, 2).to("xla")
+        module.tied = module.weight
+        got = sent(module)
+        assert got.tied is got.weight
+        assert torch.equal(got.weight.cpu(), module.weight.cpu())
+
+
+def double(queue: Any, back: Any) -> None:
+    back.put((queue.get() * 2).tolist())
+
+
+@pytest.mark.slow
+def test_a_queue_to_a_spawned_process() -> None:
+    context = mp.get_context("spawn")
+    queue, back = context.Queue(), context.Queue()
+    child = context.Process(target=double, args=(queue, back))
+    child.start()
+    x = torch.arange(3.0, device="xla")
+    queue.put(x)
+    assert back.get(timeout=120) == [0, 2, 4]
+    child.join()
+
+
+def test_a_forked_process_is_told_why_it_cannot_take_one() -> None:
+    done = python(
+        "-c",
+        """
+import torch, torch_xla, torch.multiprocessing as mp
+def take(queue, back):
+    try:
+        queue.get()
+    except RuntimeError as error:
+        back.put(str(error))
+context = mp.get_context("fork")
+queue, back = context.Queue(), context.Queue()
+x = torch.ones(2).to("xla")
+x.cpu()
+child = context.Process(target=take, args=(queue, back))
+child.start(); queue.put(x); print(back.get(timeout=60)); child.join()
+""",
+        devices=1,
+    )
+    assert done.stdout.startswith("[device] this process was forked after the xla client had started")
+
+
+@pytest.mark.parametrize("count", ["128", "200"])
+def test_more_devices_than_pytorch_counts(count: str) -> None:
+    done = python("-c", "import torch_xla", check=False, CPU_NUM_DEVICES=count)
+    last = done.stderr.strip().splitlines()[-1]
+    expected = f"[config] CPU_NUM_DEVICES='{count}', expected a whole number from 1 to 127; unset it for 1"
+    assert last == f"ValueError: {expected}"
+    hidden = ",".join(map(str, range(int(count))))
+    done = python("-c", "import torch_xla", check=False, PJRT_DEVICE="CUDA", CUDA_VISIBLE_DEVICES=hidden)
+    assert f"[device] got {count} devices, expected 1 to 127" in done.stderr
+
+
+def test_as_many_as_there_can_be() -> None:
+    code = (
+        "import torch, torch_xla\nx = torch.ones(2, device='xla:126') + 1\nprint(x.tolist(), torch.xla.device_count())"
+    )
+    assert python("-c", code, devices=127).stdout.split("\n")[0] == "[2.0, 2.0] 127"
+
+
+@pytest.mark.parametrize("index", [127, 200, 256, -1])
+def test_an_index_that_wraps_around(index: int) -> None:
+    for use in (torch.xla.set_device, torch.xla.get_rng_state):
+        with pytest.raises(RuntimeError, match=rf"\[device\] got device index {index}, expected 0 to 126"):
+            use(index)
+    assert torch.xla.current_device() == 0
+    with pytest.raises(IndexError):
+        torch_xla.device(index)
+
+
+class TestGenerator:
+    def test_states_are_checked_as_on_cuda(self) -> None:
+        generator = torch.Generator("xla")
+        state = generator.manual_seed(7).get_state()
+        for wrong in (state.to("xla"), state.float(), state.to("meta")):
+            with pytest.raises(TypeError, match="RNG state must be a torch.ByteTensor"):
+                generator.set_state(wrong)
+        with pytest.raises(RuntimeError, match="RNG state must be contiguous"):
+            generator.set_state(torch.zeros(32, dtype=torch.uint8)[::2])
+        with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+            generator.set_state(state[:8])
+        assert torch.equal(generator.get_state(), state)
+
+    def test_a_state_that_is_part_of_a_tensor(self) -> None:
+        generator = torch.Generator("xla").manual_seed(7)
+        wanted = torch.rand(3, generator=generator, device="xla").tolist()
+        state = torch.Generator("xla").manual_seed(7).get_state()
+        generator.set_state(torch.cat((torch.zeros(1, dtype=torch.uint8), state))[1:])
+        assert torch.rand(3, generator=generator, device="xla").tolist() == wanted

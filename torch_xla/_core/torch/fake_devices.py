@@ -1,0 +1,40 @@
+"""Device ``xla`` without an index in PyTorch's fake tensors, with which `torch.compile` and `torch.export` trace.
+
+For CUDA and a few other types PyTorch gives the tensors that a call makes there the current device's index. The list of
+these types is its own; an implementation of the calls that take a device is what can be registered.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_xla import _bindings
+
+
+@functools.cache
+def _takes_device(op: torch._ops.OpOverload) -> bool:
+    return any(str(argument.type) in ("Device", "Optional[Device]") for argument in op._schema.arguments)
+
+
+def _with_index(value: Any) -> Any:
+    if isinstance(value, torch.device) and value == torch.device("xla"):  # which no index makes equal
+        return torch.device("xla", _bindings.current_device())
+    return value
+
+
+def _on_current_device(mode: FakeTensorMode, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    indexed = tuple(map(_with_index, args)), {name: _with_index(value) for name, value in kwargs.items()}
+    if indexed == (args, kwargs):
+        return NotImplemented
+    with mode:
+        return op(*indexed[0], **indexed[1])
+
+
+def install() -> None:
+    """Registers the implementation before PyTorch's of the same calls, of which the first is taken."""
+    fake_impls.op_implementations_checks.insert(0, (_takes_device, _on_current_device))
