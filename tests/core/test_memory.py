@@ -67,6 +67,7 @@ def test_a_graph_over_the_limit_raises_and_stays_pending(limited: torch.device) 
         torch_xla.sync()
         assert not _bindings.has_pending(3)
         torch.testing.assert_close(y.cpu(), torch.cat([torch.ones(1024, 1024).sin(), torch.ones(1024, 1024).cos()]))
+    del x, y
     z = torch.ones(3).to(limited) + 1
     assert z.tolist() == [2, 2, 2]
 

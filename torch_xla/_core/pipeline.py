@@ -56,7 +56,7 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
     try:
         if watched:
             name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if reading and cut.fits_host and host.run(cut):
+        if reading and cut.fits_host and _config.XLA_HOST_COMPUTE.get() and host.run(cut):
             return
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or not cache.run(cut):
