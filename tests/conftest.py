@@ -12,6 +12,8 @@ import sys
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "4")
 os.environ.setdefault("XLA_VERIFY_GRAPHS", "1")
+# A small graph that PyTorch's CPU kernels compute says nothing of its lowering: tests compile, unless they are marked.
+os.environ["XLA_HOST_COMPUTE"] = "0"
 # Tests of single rules start JAX before there is an xla tensor; they must find as many devices.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", os.environ["CPU_NUM_DEVICES"])
 
@@ -38,6 +40,31 @@ def same_start() -> None:
     torch.manual_seed(0)
     if "torch_xla" in sys.modules:  # importing it is part of what some tests look at
         sys.modules["torch_xla"]._bindings.set_current_device(0)
+
+
+def _take_host_computed() -> int:
+    """How many graphs PyTorch's CPU kernels computed since the last call."""
+    metrics = sys.modules.get("torch_xla._metrics")
+    found = (metrics.counter("HostCompute") or 0) if metrics is not None else 0
+    if found and metrics is not None:
+        metrics.clear_counters()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every graph of a test is compiled, those behind reads too, unless it is marked `host_compute("reason")`."""
+    marker = request.node.get_closest_marker("host_compute")
+    if marker is not None:
+        (reason,) = marker.args
+        assert isinstance(reason, str)
+        monkeypatch.setenv("XLA_HOST_COMPUTE", "1")
+    yield
+    found = _take_host_computed()
+    assert marker is not None or not found, (
+        f"{found} graph(s) were computed by PyTorch's CPU kernels, which shows nothing of their lowering; "
+        'keep XLA_HOST_COMPUTE=0, or mark the test host_compute("reason")'
+    )
 
 
 @dataclass

@@ -198,6 +198,11 @@ XLA_SAVE_TENSORS_FMT = _choice(
 XLA_USE_EAGER_DEBUG_MODE = _bool(
     "XLA_USE_EAGER_DEBUG_MODE", False, "Starts in eager mode: each operation runs at once."
 )
+XLA_HOST_COMPUTE = _bool(
+    "XLA_HOST_COMPUTE",
+    True,
+    "Computes a very small graph behind a value that is read with PyTorch's CPU kernels instead of compiling it.",
+)
 
 XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
 

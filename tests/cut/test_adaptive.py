@@ -104,6 +104,7 @@ def test_writes_compile_twice(name: str, twice: Twice) -> None:
     torch.testing.assert_close(x.cpu(), host)
 
 
+@pytest.mark.host_compute("the gradient of a product reads whether a factor is zero, which compiles nothing in use")
 def test_gradients(twice: Twice) -> None:
     host, x = made()
     for t in (host, x):
@@ -164,7 +165,10 @@ def test_chances(twice: Twice) -> None:
     assert [y.item() / 1.5 for y in kept] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.03)
 
 
-@pytest.mark.parametrize("momentum", [None, 0.3])
+COUNTS = pytest.mark.host_compute("it reads how many batches there were, which compiles nothing in use")
+
+
+@pytest.mark.parametrize("momentum", [pytest.param(None, marks=COUNTS), 0.3])
 def test_momentum_of_batch_norm(momentum: float | None, twice: Twice) -> None:
     norms = [torch.nn.BatchNorm1d(20, momentum=momentum) for _ in range(2)]
     norms[1].to("xla")

@@ -208,6 +208,7 @@ class TestKept:
         assert x[0].item() == 2.5
         assert y[0].item() == 0.0
 
+    @pytest.mark.host_compute("it is about buffers that the host computed")
     def test_what_the_host_computed_for_others_too(self) -> None:
         def constant() -> torch.Tensor:
             x = torch.arange(3, device="xla") + 2

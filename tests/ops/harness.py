@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla.ops import call as call_module
 from torch_xla.ops import fallback
-from torch_xla.ops.decompositions import bind
+from torch_xla.ops.decompositions import asked, bind
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
 
@@ -33,6 +33,7 @@ def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: An
     except NotImplementedError:
         # Without a meta kernel only the CPU kernel tells shapes and dtypes.
         results = op(*args, **kwargs)
+    results = asked(op, args, results)
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     flat = [y for x in flat for y in (x if isinstance(x, (tuple, list)) else [x])]
     outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from probes import sampled
+from probes import python, sampled
 
 import torch_xla
-from torch_xla import _bindings
+from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache
 from torch_xla._core.run import host_evaluation
 from torch_xla.ops import registry
+
+pytestmark = pytest.mark.host_compute("it is what these tests are about")
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -193,6 +196,13 @@ class TestOthers:
             x[index].tolist()
         assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
 
+    def test_where_it_is_switched_off_all_are_compiled(self, counted: Counting, compiles: Counting) -> None:
+        x = torch.arange(4.0).to("xla")
+        with _config.XLA_HOST_COMPUTE.override(False), compiles(1), counted("HostCompute", 0):
+            assert (x * 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
+        with compiles(0), counted("HostCompute", 1):
+            assert (x * 3.5).tolist() == [0.0, 3.5, 7.0, 10.5]
+
     def test_an_operator_without_a_cpu_kernel_is_compiled(
         self, monkeypatch: pytest.MonkeyPatch, counted: Counting, compiles: Counting
     ) -> None:
@@ -201,3 +211,35 @@ class TestOthers:
             library.define("double(Tensor x) -> Tensor")
             library.impl("double", torch.empty_like, "Meta")
             assert torch.ops.hostless.double(torch.arange(3.0).to("xla")).tolist() == [0.0, 2.0, 4.0]
+
+
+TESTS = """
+import os, pytest, torch, torch_xla
+
+def read():
+    assert (torch.arange(3.0).to("xla") * 2.5).tolist() == [0.0, 2.5, 5.0]
+
+def test_compiled():
+    read()
+
+def test_not_compiled(monkeypatch):
+    monkeypatch.setenv("XLA_HOST_COMPUTE", "1")
+    read()
+
+@pytest.mark.host_compute("reason")
+def test_marked():
+    read()
+    assert torch_xla._metrics.counter("HostCompute") == 1
+
+def test_after_it():
+    read()
+"""
+
+
+def test_a_test_that_compiles_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    done = python(
+        "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rE", "test_it.py", cwd=tmp_path, check=False
+    )
+    assert "1 error" in done.stdout and "ERROR test_it.py::test_not_compiled" in done.stdout
+    assert "4 passed" in done.stdout

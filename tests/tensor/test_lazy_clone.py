@@ -153,6 +153,7 @@ class TestCopies:
         assert copied == []
         assert y[0].item() == 1.125
 
+    @pytest.mark.host_compute("a part that is read is taken on the host in use, and no program takes the clone")
     def test_none_for_one_that_is_only_read(self, copied: list[int]) -> None:
         x = on_xla(1.5)
         y = x.clone()

@@ -105,7 +105,7 @@ def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> lis
             return []
         if watched and cut_graph is barrier.cut:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if barrier.reading and cut.fits_host and host_evaluation.run(cut):
+        if barrier.reading and cut.fits_host and _config.XLA_HOST_COMPUTE.get() and host_evaluation.run(cut):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or not cache.run(cut):

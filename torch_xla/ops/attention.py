@@ -302,14 +302,13 @@ def _fused_backward(
     dropout = None
     if dropout_p > 0:  # the forward's, drawn again
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
-    # PyTorch may promise a bias gradient that the mask does not ask for.
-    bias_grad = attn_bias is not None and (grad_input_mask[3] or ctx.out[3] is not None)
+    bias_grad = attn_bias is not None and grad_input_mask[3]
     if dropout_p == 0 and not grad_input_mask[3]:
         saved = (grad, q, k, v, out, logsumexp, 0.0, is_causal)
         mask = {"attn_mask": _additive(attn_bias, q), "scale": scale}
         found = host_kernel.attempt(_CPU_BACKWARD.default, saved, mask, ctx.out[:3])
         if found is not None:
-            return (*found, None if ctx.out[3] is None else jnp.zeros(ctx.out[3].shape, q.dtype))
+            return (*found, None)
     *grads, grad_scores = _attend_backward(
         grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, dropout, bias_grad
     )

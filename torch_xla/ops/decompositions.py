@@ -79,6 +79,7 @@ class _LowerMode(TorchDispatchMode):
                     for k, v in kwargs.items()
                 },
             )
+        metas = asked(func, args, metas)
         flat, spec = pytree.tree_flatten(metas)
         tensors = [m for m in flat if isinstance(m, torch.Tensor)]
         if not tensors:
@@ -91,6 +92,22 @@ class _LowerMode(TorchDispatchMode):
         arrays = self.call(func, positional, keywords, outs)
         wrapped = [_Array.wrap(a, m.stride()) if a is not None else None for a, m in zip(arrays, flat, strict=True)]
         return pytree.tree_unflatten(wrapped, spec)
+
+
+def asked(op: torch._ops.OpOverload, args: Sequence[Any], results: Any) -> Any:
+    """The results of a call without those that its mask does not ask for, which some Meta kernels promise all the same.
+
+    The recorder does the same in `shape_cache.cpp`.
+
+    Args:
+        op: The operator.
+        args: Its positional arguments.
+        results: What its Meta kernel returned.
+    """
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        if str(argument.type) == "List[bool]" and isinstance(results, tuple) and len(results) == argument.N:  # type: ignore[attr-defined]
+            return tuple(result if asked else None for result, asked in zip(results, value, strict=True))
+    return results
 
 
 def _meta_like(x: torch.Tensor) -> torch.Tensor:

@@ -136,6 +136,8 @@ def _integer_power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        return x | ~y
     return lax.pow(x, y) if jnp.issubdtype(x.dtype, jnp.inexact) else _integer_power(x, y)
 
 

@@ -100,13 +100,22 @@ def run(
         with torch.no_grad():
             returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
-        return tuple(
-            _pack_on_host(to_numpy(r.to(m.dtype).expand(m.shape))) for r, m in zip(results, metas, strict=True)
-        )
+        # PyTorch's kernel may compute more than it was asked for, which is not promised.
+        wanted = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
+        return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in wanted)
 
     packed = jax.pure_callback(host, tuple(shapes), *map(_pack, arrays), vmap_method="sequential")
     values = iter([_unpack(x, m) for x, m in zip(packed, metas, strict=True)])
     return tuple(None if m is None else next(values) for m in out)
+
+
+def _given(op: torch._ops.OpOverload, result: torch.Tensor | None, meta: Meta) -> torch.Tensor:
+    if result is None:
+        raise RuntimeError(
+            f"[callback {op}] PyTorch's CPU kernel gave no value, expected {meta.dtype}{list(meta.shape)} as its Meta "
+            "kernel promises; give the operator a rule in ops/"
+        )
+    return result
 
 
 def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[Any]:
@@ -130,8 +139,11 @@ def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[A
 
 def results_of(
     op: torch._ops.OpOverload, returned: Any, positional: Sequence[Any], keywords: dict[str, Any]
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor | None]:
     """The tensors a call made, then those it wrote: the order in which the recorder counts a node's results.
+
+    One that was not made, such as a gradient that nobody asked for, has its place too; one that was not given to be
+    written has none.
 
     Args:
         op: The operator.
@@ -149,7 +161,8 @@ def results_of(
     given = iter(positional)
     arguments = [(a, keywords[a.name] if a.name in keywords else next(given)) for a in schema.arguments]
     written = [value for a, value in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [x for x in pytree.tree_leaves([fresh, written]) if isinstance(x, torch.Tensor)]
+    made = [x if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(fresh)]
+    return made + [x for x in pytree.tree_leaves(written) if isinstance(x, torch.Tensor)]
 
 
 # JAX cuts 64-bit values of a callback to 32 bits where the process has them off, and it decides when the program runs.

@@ -14,7 +14,7 @@ from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import call, way_of
 from torch_xla.ops.composite import composite
-from torch_xla.ops.decompositions import bind
+from torch_xla.ops.decompositions import asked, bind
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
 Arrays = Sequence[Any]
@@ -190,10 +190,9 @@ def _operator(
 ) -> Any:
     if op._schema.is_mutable:
         raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
-    promised = node.meta.get("val")
-    flat, spec = pytree.tree_flatten(promised)
-    outs = [Meta(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
     positional, keywords = bind(op, args, kwargs)
+    flat, spec = pytree.tree_flatten(asked(op, positional, node.meta.get("val")))
+    outs = [Meta(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
     if numbers is not None:
         lifted = numbers.lift(op, positional)
         try:

@@ -1,8 +1,10 @@
 // The Python module `torch_xla._C`.
 #include <pybind11/numpy.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "base/metric.h"
 #include "base/python_hooks.h"
@@ -44,9 +46,34 @@ py::object describe_frame(Frame frame) {
   return frame != nullptr ? py::object(py::str(*frame)) : py::object(py::none());
 }
 
+// A constant as PyTorch's Python functions take it. What is an enumeration in Python is a whole number here, and only
+// the schema tells.
+py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema& schema, size_t position) {
+  if (value.isInt() && position < schema.arguments().size()) {
+    auto type = schema.arguments()[position].real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) {
+      type = optional->getElementType();
+    }
+    const auto object = [](auto* found) {
+      return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(found));
+    };
+    switch (type->kind()) {
+      case c10::TypeKind::ScalarTypeType:
+        return dtype_object(value.toScalarType());
+      case c10::TypeKind::LayoutType:
+        return object(torch::getTHPLayout(value.toLayout()));
+      case c10::TypeKind::MemoryFormatType:
+        return object(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+      default:
+        break;
+    }
+  }
+  return torch::jit::toPyObject(value);
+}
+
 // An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. `constant` says
 // that it is no number of the program.
-py::object describe_arg(const Arg& arg, bool constant) {
+py::object describe_arg(const Arg& arg, const c10::FunctionSchema& schema, size_t position, bool constant) {
   switch (arg.kind) {
     case Arg::Kind::Input:
       return py::make_tuple("input", 1, py::none());
@@ -64,7 +91,7 @@ py::object describe_arg(const Arg& arg, bool constant) {
     case Arg::Kind::Attr:
       break;
   }
-  return py::make_tuple("attr", 0, torch::jit::toPyObject(arg.value));
+  return py::make_tuple("attr", 0, describe_constant(arg.value, schema, position));
 }
 
 py::list describe_nodes(const Graph& graph) {
@@ -76,7 +103,7 @@ py::list describe_nodes(const Graph& graph) {
       const auto& arg = node->args[i];
       const bool constant =
           !is_number(arg) || number == graph.numbers.end() || number->node != node->slot || number->position != i;
-      args.append(describe_arg(arg, constant));
+      args.append(describe_arg(arg, node->op->op.schema(), i, constant));
       number += constant ? 0 : 1;
     }
     number += node->seeded ? std::size(node->seed) : 0;

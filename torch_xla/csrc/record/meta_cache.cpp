@@ -210,6 +210,66 @@ void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
   }
 }
 
+// Which results a backward operator is asked for (`output_mask`, `grad_input_mask`); some Meta kernels promise them
+// all.
+void drop_unasked(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
+  const auto& declared = info.op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (declared[i].N() == static_cast<int32_t>(results.size()) && arguments[i].isBoolList()) {
+      const auto mask = arguments[i].toBoolList();
+      for (size_t r = 0; r < results.size(); ++r) {
+        if (!mask[r] && results[r].isTensor()) {
+          results[r] = at::Tensor();
+        }
+      }
+    }
+  }
+}
+
+// A tensor without elements that is broadcast and promoted as `t` is.
+at::Tensor hollow_twin(const at::Tensor& t) {
+  if (!t.defined() || !is_xla(t)) {
+    return t;
+  }
+  std::vector<int64_t> sizes;
+  for (const auto size : t.sizes()) {
+    sizes.push_back(size == 1 ? 1 : 0);
+  }
+  auto twin = at::empty(sizes, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+    twin.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return twin;
+}
+
+// Meta kernels written in Python have promotion rules of their own, which are not always those of the CPU kernel.
+void take_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
+  if (!info.op.hasTag(at::Tag::pointwise) || info.seeded || info.view ||
+      info.op.schema().name().rfind("aten::", 0) != 0 ||
+      !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return;
+  }
+  torch::jit::Stack stack;
+  for (const auto& v : arguments) {
+    stack.push_back(twin_argument(v, &hollow_twin, c10::DeviceType::CPU));
+  }
+  try {
+    Silence silence;
+    const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
+    const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    info.op.callBoxed(stack);
+  } catch (const c10::Error&) {
+    return;  // refused there; that is looked at elsewhere
+  }
+  for (size_t r = 0; r < results.size(); ++r) {
+    const bool comparable = info.return_writes[r] < 0 && results[r].isTensor() && stack[r].isTensor() &&
+                            results[r].toTensor().defined() && stack[r].toTensor().defined();
+    if (comparable && results[r].toTensor().scalar_type() != stack[r].toTensor().scalar_type()) {
+      results[r] = results[r].toTensor().to(stack[r].toTensor().scalar_type());
+    }
+  }
+}
+
 void remember_metas(const Hash& key, const MetaSetPtr& metas) {
   constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
   if (table().size() >= kCapacity) {
@@ -283,6 +343,8 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
       }
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
+    drop_unasked(info, arguments, stack);
+    take_dtypes(info, arguments, stack);
   }
   return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }
