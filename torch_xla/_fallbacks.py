@@ -16,9 +16,9 @@ def lowering_at(line: str | None) -> None:
     _line = line
 
 
-def inside_graph(op: str) -> None:
-    """An operator without a rule and a decomposition: the program calls its CPU kernel."""
-    _note(op, "inside the program: it has no lowering rule", _line)
+def inside_graph(op: str, reason: str = "it has no lowering rule") -> None:
+    """An operator without a lowering, or of arguments that it does not take: the program calls its CPU kernel."""
+    _note(op, f"inside the program: {reason}", _line)
 
 
 def between_graphs(op: str, reason: str, line: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from opdb import cases, report, runner
+from opdb import cases, overload_report, overloads, report, runner
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -21,6 +21,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ops", nargs="*", help="regular expressions over operator names")
     parser.add_argument("--dtypes", nargs="*", default=[], choices=list(cases.DTYPES))
     parser.add_argument("--kinds", nargs="*", default=[], choices=cases.KINDS)
+    parser.add_argument("--overloads", action="store_true", help="check all overloads of aten instead")
     parser.add_argument("--only", choices=("failed", "missing"), help="jobs that failed, or have no result yet")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120, help="seconds a job may take")
@@ -43,8 +44,9 @@ def load(path: Path) -> dict[cases.Job, dict[str, Any]]:
 def main() -> int:
     """Runs the command; 1 if a job failed."""
     args = _arguments()
-    jobs = cases.jobs(args.ops, args.dtypes, args.kinds)
-    results = load(args.results)
+    jobs = overloads.jobs(args.ops) if args.overloads else cases.jobs(args.ops, args.dtypes, args.kinds)
+    kept = args.results.with_stem("overloads") if args.overloads else args.results
+    results = load(kept)
     if args.only == "failed":
         jobs = [j for j in jobs if j in results and results[j]["status"] in report.BAD]
     elif args.only == "missing":
@@ -52,7 +54,7 @@ def main() -> int:
     if not args.no_run:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         with (
-            args.results.open("a") as file,
+            kept.open("a") as file,
             tqdm(total=len(jobs), unit="job", disable=not sys.stderr.isatty()) as progress,
         ):
 
@@ -68,10 +70,12 @@ def main() -> int:
             runner.run(jobs, args.workers, args.limit, {} if args.optimize else _FAST_COMPILE, done)
     if args.failures:
         args.failures.write_text(json.dumps(report.failures(results.values()), indent=1))
-    text = report.text(results.values())
+    main_results = load(args.results)
+    overload_results = load(args.results.with_stem("overloads"))
+    text = report.text(main_results.values()) + overload_report.text(overload_results.values())
     args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text(text)
-    print(report.summary(results.values()))
+    print((overload_report if args.overloads else report).summary(results.values()))
     return int(any(results[j]["status"] in report.BAD for j in jobs if j in results))
 
 

@@ -64,3 +64,114 @@ def reason(job: Job, table: tuple[Entry, ...] = SKIPS) -> str | None:
         ):
             return entry.reason
     return None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Differences between overloads of aten on the device and on the CPU that are not mended.
+
+    Attributes:
+        ops: Regular expression over overloads.
+        text: Regular expression that the difference has.
+        reason: Why.
+    """
+
+    ops: str
+    text: str
+    reason: str
+
+
+DIFFERENCES = (
+    Difference(
+        r".*",
+        r"CPU raises .*(ZeroDivision|index .*out of (range|bounds)|out of bounds|probabilit|Poisson rate|must be in the"
+        r" range \[0, 1\]|elements of std|p_in|Class values|\|pivot\||Lengths|lengths|non-negative|single nonzero value"
+        r"|LinAlgError|singular|sum to|sum of)",
+        "values are not read when a call is recorded",
+    ),
+    Difference(
+        r".*",
+        r"did not raise.*not implemented for '(BFloat16|Half|UInt\d+)'",
+        "XLA has these types, some kernels of the CPU do not",
+    ),
+    Difference(
+        r".*",
+        r"did not raise.*derivative for .*not implemented|did not raise.*oneDNN|did not raise.*primitive descriptor",
+        "PyTorch takes it apart for this device, and its parts have gradients",
+    ),
+    Difference(
+        r"aten\..*(_backward|_powsum|_forward_impl).*",
+        r"did not raise|barrier after it",
+        "a backward operator is given what its forward operator gave; what does not go together is not looked for",
+    ),
+    Difference(
+        r"aten\.(_fused_(adam|adamw|sgd|adagrad)_?|_amp_.*|_fused_moving_avg_obs_fq_helper.*)\..*",
+        r"Scalar|n_tensors|1-element|int tensor|barrier after it",
+        "arguments of fused optimizer steps, scalers and observers are their callers' own, which never differ so",
+    ),
+    Difference(
+        r"aten\.(_compute_linear_combination|slow_conv(3d|_transpose2d|3d_forward)|_dyn_quant_matmul_4bit|_stack"
+        r"|_reshape_alias(_copy)?|segment_reduce|_segment_reduce_backward|_trilinear|_weight_norm(_interface)?"
+        r"|_native_multi_head_attention|_transformer_encoder_layer_fwd|mkldnn_rnn_layer(_backward)?)\..*",
+        r"",
+        "an inner operator: of shapes that do not go together its CPU kernel reads beside its tensors, or what nobody"
+        " wrote",
+    ),
+    Difference(
+        r"aten\.(log_sigmoid_backward|max_pool[23]d_with_indices_backward|native_dropout_backward)\..*",
+        r"",
+        "indices, masks and buffers are those that the forward operator gave",
+    ),
+    Difference(
+        r"aten\.(linalg_cholesky_ex|cholesky_inverse|matrix_exp.*)\..*",
+        r"",
+        "of a matrix that has no such factor, what is left is not defined",
+    ),
+    Difference(r"aten\.isin\..*", r"not equal", "`assume_unique` of elements that are not"),
+    Difference(
+        r"aten\._?upsample_.*",
+        r"not equal.*difference: 1 at .*uint8",
+        "the CPU kernel rounds weights to 16 bits: the last bit of 8 differs",
+    ),
+    Difference(
+        r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_nested_compute_contiguous_strides_offsets)\..*",
+        r"share memory|derivative",
+        "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round",
+    ),
+    Difference(r"aten\.get_device\..*", r"", "it tells the device"),
+    Difference(
+        r"aten\.(_to_cpu|_shape_as_tensor|_pad_packed_sequence|_make_per_(tensor|channel)_quantized_tensor"
+        r"|_pack_padded_sequence.*)\..*",
+        r"on cpu|1D CPU|must be|Unsupported qscheme",
+        "what is on the CPU whatever the device",
+    ),
+    Difference(
+        r".*",
+        r"raised .*(log_normal|geometric) not implemented|raised .*Exponential distribution is"
+        r"|raised .*expected a floating-point or complex dtype|raised .*have dtype bool",
+        "PyTorch's Meta kernels refuse an integer tensor without elements too",
+    ),
+    Difference(
+        r"aten\..*_backward\..*",
+        r"(not equal|dtype).*\[.*(=|\[)(u?int\d+|bool)\[",
+        "integers have no gradients",
+    ),
+    Difference(
+        r"aten\.(normal|mish_backward|multilabel_margin_loss(_forward)?|arange|_softmax_backward_data)\..*",
+        r"\[.*\[0(, \d)*\]",
+        "results without elements",
+    ),
+    Difference(
+        r"aten\.(native_batch_norm|_native_batch_norm_legit.*|_batch_norm.*|batch_norm_update_stats)\..*",
+        r"result\[\d\]: shape|CPU Backend|not equal|broadcast a dimension|arguments afterwards",
+        "of one statistic without the other, or in evaluation, saved statistics are not defined",
+    ),
+    Difference(
+        r"aten\.addbmm_\..*", r"", "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses"
+    ),
+)
+
+
+def accepted(op: str, text: str) -> str | None:
+    """Why a difference of an overload is accepted, or None."""
+    return next((d.reason for d in DIFFERENCES if re.fullmatch(d.ops, op) and re.search(d.text, text)), None)

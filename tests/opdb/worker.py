@@ -15,16 +15,18 @@ def main() -> None:
 
     import torch
 
-    from opdb import check
+    from opdb import check, overloads
     from opdb.cases import Job
     from torch_xla._core.compile import compiler
 
     torch.set_num_threads(1)
     compiler.set_options(json.loads(sys.argv[1]))
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, ""):
         job = Job(**json.loads(line))
         try:
-            result = check.check(job)
+            result: check.Result | overloads.Result = (
+                overloads.check(job.op) if job.kind == overloads.KIND else check.check(job)
+            )
         except Exception as error:
             text = f"the sweep itself failed: {type(error).__name__}: {error}"
             result = check.Result(job.op, job.dtype, job.kind, "fail", [text[:400]])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 
 from torch_xla import _fallbacks
@@ -99,15 +100,35 @@ def call(
 
     Raises:
         StaticNumbers: The operator's numbers must be recorded as constants.
-        RuntimeError: A rule returned another shape or another number of results than PyTorch promises.
+        RuntimeError: A rule failed, or returned another shape or another number of results than PyTorch promises, and
+            there is no CPU kernel that could be called instead.
     """
-    from torch_xla.ops import host_kernel
+    from torch_xla.ops import fallback, host_kernel
 
     load_rules()
     name = str(op)
     results: Any = host_kernel.attempt(op, args, kwargs, out)
-    if results is None:
-        results = _anywhere(op, args, kwargs, Context(name, tuple(out), seed))
+    if results is not None:
+        return _conform_all(name, results, out)
+    try:
+        return _conform_all(name, _anywhere(op, args, kwargs, Context(name, tuple(out), seed)), out)
+    except StaticNumbers:
+        raise
+    except Exception as error:
+        if all(meta is None or 0 in meta.shape for meta in out):
+            return tuple(meta and jnp.zeros(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in out)
+        if seed is not None or not _has_cpu_kernel(op):
+            raise
+        # A kernel takes arguments that no rule was written for, such as shapes that only it reconciles.
+        _fallbacks.inside_graph(op._schema.name, f"its lowering raised {type(error).__name__}: {error}")
+        return _conform_all(name, fallback.run(op, args, kwargs, out), out)
+
+
+def _has_cpu_kernel(op: torch._ops.OpOverload) -> bool:
+    return op.namespace == "aten" and torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
+
+
+def _conform_all(name: str, results: Any, out: Sequence[Meta | None]) -> tuple[jax.Array | None, ...]:
     if not isinstance(results, (tuple, list)):
         results = (results,)
     if len(results) != len(out):

@@ -119,6 +119,13 @@ def _eye_m(ctx: Context, n: int, m: int, **_: Any) -> jax.Array:
     return jnp.eye(n, m, dtype=dtypes.numpy_dtype(ctx.meta.dtype))
 
 
+@lowers("aten.kaiser_window.default", "aten.kaiser_window.periodic", "aten.kaiser_window.beta")
+def _kaiser(ctx: Context, length: int, periodic: bool = True, beta: float = 12.0, **_: Any) -> jax.Array:
+    # A periodic window is a symmetric one without its last point.
+    points = length + 1 if periodic and length > 1 else length
+    return jnp.kaiser(points, jnp.float64(beta))[:length]
+
+
 @lowers("aten.tril_indices.default")
 def _tril_indices(ctx: Context, rows: int, columns: int, offset: int, **_: Any) -> jax.Array:
     return jnp.asarray(torch.tril_indices(rows, columns, offset).numpy())

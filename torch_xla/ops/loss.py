@@ -25,9 +25,9 @@ def _reduce(loss: jax.Array, reduction: int) -> jax.Array:
     return divide(total, loss.size)
 
 
-def _spread(grad: jax.Array, x: jax.Array, reduction: int) -> jax.Array:
-    """The derivative with respect to each element's loss."""
-    return divide(grad, x.size) if reduction == _MEAN and x.size else grad
+def _spread(grad: jax.Array, size: int, reduction: int) -> jax.Array:
+    """The derivative by each element's loss; PyTorch counts those of the input, which may be fewer than losses."""
+    return divide(grad, size) if reduction == _MEAN and size else grad
 
 
 # Distances.
@@ -41,8 +41,9 @@ def _mse(ctx: Context, x: jax.Array, target: jax.Array, reduction: int) -> jax.A
 
 @lowers("aten.mse_loss_backward.default")
 def _mse_backward(ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
+    size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
-    return _spread(grad, x, reduction) * 2 * (x - target)
+    return _spread(grad, size, reduction) * 2 * (x - target)
 
 
 @lowers("aten.smooth_l1_loss.default")
@@ -58,11 +59,12 @@ def _smooth_l1(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, be
 def _smooth_l1_backward(
     ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, beta: Any
 ) -> jax.Array:
+    size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
     distance = x - target
     beta = dtypes.cast(beta, dtypes.dtype_of(distance))
     slope = jnp.where(lax.abs(distance) < beta, distance / beta, lax.sign(distance))
-    return _spread(grad, x, reduction) * slope
+    return _spread(grad, size, reduction) * slope
 
 
 @lowers("aten.huber_loss.default")
@@ -78,9 +80,10 @@ def _huber(ctx: Context, x: jax.Array, target: jax.Array, reduction: int, delta:
 def _huber_backward(
     ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, delta: Any
 ) -> jax.Array:
+    size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
     delta = dtypes.cast(delta, dtypes.dtype_of(x))
-    return _spread(grad, x, reduction) * jnp.clip(x - target, -delta, delta)
+    return _spread(grad, size, reduction) * jnp.clip(x - target, -delta, delta)
 
 
 @lowers("aten.soft_margin_loss.default")
@@ -91,8 +94,9 @@ def _soft_margin(ctx: Context, x: jax.Array, target: jax.Array, reduction: int) 
 
 @lowers("aten.soft_margin_loss_backward.default")
 def _soft_margin_backward(ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
+    size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
-    return -target * _spread(grad, x, reduction) * lax.logistic(-x * target)
+    return -target * _spread(grad, size, reduction) * lax.logistic(-x * target)
 
 
 # Cross entropies.
@@ -112,8 +116,9 @@ def _binary_cross_entropy(
 def _binary_cross_entropy_backward(
     ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int
 ) -> jax.Array:
+    size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
-    slope = _spread(grad, x, reduction) * (x - target) / jnp.maximum((1 - x) * x, 1e-12)
+    slope = _spread(grad, size, reduction) * (x - target) / jnp.maximum((1 - x) * x, 1e-12)
     return slope if weight is None else slope * dtypes.widen(weight)
 
 
@@ -247,7 +252,7 @@ def _multi_margin_backward(
     gap, hit, rows = _margins(x, target, margin, weight)
     slope = rows * ((gap > 0).astype(gap.dtype) if ctx.constant(p) == 1 else 2 * gap)
     slope = jnp.where(hit, -jnp.sum(slope, axis=1, keepdims=True), slope)
-    grad = _spread(dtypes.widen(grad), jnp.atleast_1d(target), reduction)
+    grad = _spread(dtypes.widen(grad), target.size, reduction)
     return (slope * grad.reshape(-1, 1)).reshape(x.shape)
 
 

@@ -16,6 +16,18 @@ _unsafe_view linear native_layer_norm native_group_norm convolution convolution_
 repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward
 _grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values
+kaiser_window kaiser_window.periodic kaiser_window.beta conj_physical.out conj_physical_
+""".split()
+
+# PyTorch's kernels of these, for any device, read the memory of their arguments, which this device's tensors lack.
+READS_MEMORY = """
+_reshape_from_tensor choose_qparams_optimized _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
+range.out_ _saturate_weight_to_fp16 fbgemm_linear_quantize_weight _lazy_clone
+""".split()
+
+# Their results hold addresses of the host, for CPU kernels to follow.
+PACKS = """
+fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_matrix.KN
 """.split()
 
 # Their numbers shape the program (a norm of order 2 is a root of squares), so they are constants of it from the start.

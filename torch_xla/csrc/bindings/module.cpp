@@ -411,6 +411,8 @@ PYBIND11_MODULE(_C, m) {
     op_info(name.c_str(), overload.c_str()).static_numbers = true;
   });
   m.def("record_whole", &record_whole);
+  m.def("keep_on_host", &keep_on_host);
+  m.def("refuse_packing", &refuse_packing);
   m.def("unboxed_kernels", &unboxed_kernels);
   m.def("op_counts", &op_counts);
   m.def("created_tensors", &created_tensors);

@@ -155,6 +155,9 @@ OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
   if (schema.name().back() == '_') {
     const auto base = schema.name().substr(0, schema.name().size() - 1);
     names.insert(names.begin(), {base, base + "_functional"});
+    if (base.rfind("aten::__i", 0) == 0) {  // `x >>= n` is `__irshift__`, which writes what `__rshift__` gives
+      names.insert(names.begin(), "aten::__" + schema.name().substr(9));
+    }
   }
   for (const auto& name : names) {
     const auto found = overloads().find(name);
@@ -227,8 +230,37 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
                form != Form::Index;
   if (!written.empty()) {
     functional = find_functional(handle, functional_extra);
+    if (functional != nullptr) {
+      order_as_returned();
+    }
     seeded = seeded || (functional != nullptr && functional->seeded);
     adaptive = functional != nullptr ? functional->adaptive : 0;
+  }
+}
+
+// The functional form gives first what this one returns, then what else it writes: `rrelu_with_noise.out` has its
+// noise before its out= argument.
+void OpInfo::order_as_returned() {
+  std::vector<int8_t> order;
+  for (const auto which : return_writes) {
+    if (which >= 0 && std::find(order.begin(), order.end(), which) == order.end()) {
+      order.push_back(which);
+    }
+  }
+  for (int8_t which = 0; which < static_cast<int8_t>(written.size()); ++which) {
+    if (std::find(order.begin(), order.end(), which) == order.end()) {
+      order.push_back(which);
+    }
+  }
+  std::vector<uint8_t> positions;
+  for (const auto which : order) {
+    positions.push_back(written[which]);
+  }
+  written = std::move(positions);
+  for (auto& which : return_writes) {
+    if (which >= 0) {
+      which = static_cast<int8_t>(std::find(order.begin(), order.end(), which) - order.begin());
+    }
   }
 }
 

@@ -60,6 +60,9 @@ struct OpInfo {
 
   // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
   bool only_writes_inputs() const;
+
+ private:
+  void order_as_returned();
 };
 
 // Says where doubts come from (record/eager_checks.cpp, when the extension is loaded).

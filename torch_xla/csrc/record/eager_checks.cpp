@@ -310,6 +310,14 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
   }
 }
 
+namespace {
+
+bool says_any(const std::string& text, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(), [&](const char* w) { return text.find(w) != std::string::npos; });
+}
+
+}  // namespace
+
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   // A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
   if (info.name.find("_backward") != std::string::npos) {
@@ -323,7 +331,10 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   bool mixed = false;
   bool integer = false;
   auto first = at::ScalarType::Undefined;
-  for (const auto& v : arguments) {
+  bool number = false;  // one that many kernels do not take
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& v = arguments[i];
+    number = number || (info.kinds[i] == ArgKind::Number && (v.isComplexDouble() || v.isBool()));
     for_each_tensor(v, [&](const at::Tensor& t) {
       const auto type = t.scalar_type();
       bytes += is_xla(t) ? t.storage().nbytes() : 0;
@@ -335,10 +346,13 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
       mixed = mixed || type != first;
     });
   }
+  mixed = mixed || (number && first != at::ScalarType::Undefined);
   const bool has_kernel = info.op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   // Kernels of other devices take integers too, and libraries give them some, as to count the tokens of each expert.
   const bool wider = integer && info.name.rfind("aten.histc.", 0) == 0;
-  const bool runs = !info.seeded && !wider && info.name.rfind("aten.", 0) == 0 &&
+  const bool draws =
+      info.seeded && std::find(info.kinds.begin(), info.kinds.end(), ArgKind::Generator) == info.kinds.end();
+  const bool runs = !draws && !wider && info.name.rfind("aten.", 0) == 0 &&
                     (has_kernel || ((mixed || unusual) && !info.view &&
                                     info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)));
   // Floating-point types are mixed seldom, and mostly by mistake.
@@ -360,11 +374,58 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
     if (!narrow && (has_kernel || says("not implemented for '"))) {
       throw;
     }
+  } catch (const c10::IndexError&) {
+    throw;  // zeros are indices wherever there is an element
   } catch (const c10::Error& error) {
     text = error.what_without_backtrace();
     // The kernel ran on zeros, which it may refuse as values.
-    if (empty || (mixed && (says("type") || says("a long tensor") || says("must be long"))) ||
-        (!narrow && (says("support") || says("implemented")))) {
+    const bool out = std::find(info.is_out.begin(), info.is_out.end(), true) != info.is_out.end();
+    if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long"})) ||
+        (!narrow && says_any(text, {"support", "implemented", "handles only"})) ||
+        says_any(text, {"shape mismatch", "must match", "dimension", "same shape", "same size", "same number of"})) {
+      throw;
+    }
+  }
+}
+
+void raise_if_kernel_refuses_shapes(const OpInfo& info, Arguments arguments, Arguments results) {
+  constexpr size_t kBytes = size_t{1} << 16;
+  if (info.seeded || info.view || info.name.rfind("aten.", 0) != 0 ||
+      info.name.find("_backward") != std::string::npos ||
+      !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return;
+  }
+  size_t bytes = 0;
+  bool plain = info.has_tensor;
+  for (const auto& list : {arguments, results}) {
+    for (const auto& v : list) {
+      for_each_tensor(v, [&](const at::Tensor& t) { bytes += t.numel() * t.element_size(); });
+    }
+  }
+  for (const auto& v : arguments) {
+    for_each_tensor(v, [&](const at::Tensor& t) {
+      plain = plain && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble);
+    });
+  }
+  if (!plain || bytes > kBytes) {
+    return;
+  }
+  try {
+    raise_as_cpu(info, arguments);
+  } catch (const c10::IndexError&) {
+    throw;
+  } catch (const c10::TypeError&) {
+    throw;
+  } catch (const c10::NotImplementedError& error) {
+    // Of a type that the call asks for; what else a kernel lacks is left to other devices.
+    const std::string text = error.what_without_backtrace();
+    if (says_any(text, {"not implemented for '"}) && !says_any(text, {"'Half'", "'BFloat16'", "'UInt"})) {
+      throw;
+    }
+  } catch (const c10::Error& error) {
+    // The kernel ran on zeros, which it may refuse as values.
+    if (says_any(error.what_without_backtrace(),
+                 {"size", "shape", "dimension", "type", "support", "must be positive"})) {
       throw;
     }
   }

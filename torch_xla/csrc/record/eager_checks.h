@@ -18,4 +18,9 @@ void raise_if_refused(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 // has, nor about operators of a backward pass, and not believed of uint16, uint32 and uint64.
 void raise_if_kernel_refuses(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
+// Likewise for small floating-point tensors, whose shapes or dimensions a Meta kernel may not look at; `results` are
+// what it gives.
+void raise_if_kernel_refuses_shapes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                                    c10::ArrayRef<c10::IValue> results);
+
 }  // namespace torch_xla

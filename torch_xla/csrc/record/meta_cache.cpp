@@ -1,6 +1,7 @@
 #include "record/meta_cache.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -9,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/python_hooks.h"
+#include "record/eager_checks.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -165,8 +167,12 @@ Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, siz
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  for (const auto& v : arguments) {
-    stack.push_back(twin_argument(v, twins, c10::DeviceType::CPU));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
+      stack.push_back(at::detail::createCPUGenerator());
+    } else {
+      stack.push_back(twin_argument(arguments[i], twins, c10::DeviceType::CPU));
+    }
   }
   std::vector<c10::IValue> given = stack;
   info.op.callBoxed(stack);
@@ -346,6 +352,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     drop_unasked(info, arguments, stack);
     take_dtypes(info, arguments, stack);
   }
+  raise_if_kernel_refuses_shapes(info, arguments, stack);
   return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }
 

@@ -55,6 +55,11 @@ MetaSetPtr inferred_metas(const Call& call) {
   if (call.info.form == Form::GroupedProduct) {
     return grouped_product(arguments);
   }
+  // Neither this device nor the host computes it.
+  if (call.info.name.rfind("aten.", 0) == 0 && !call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      !is_lowered(call.info.functional != nullptr ? call.info.functional->name : call.info.name)) {
+    return {};
+  }
   raise_if_kernel_refuses(call.info, arguments);
   try {
     return infer_metas(call.info, arguments, call.key);
@@ -374,17 +379,46 @@ std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
   return make_fresh(call, outcome);
 }
 
-void record_whole(const std::vector<std::string>& names) {
+namespace {
+
+void register_kernel(const std::string& name, c10::BoxedKernel kernel) {
   static auto* const registrations = new std::vector<c10::RegistrationHandleRAII>();
+  const auto dot = name.find('.', name.find("::"));
+  const c10::OperatorName op{name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+  registrations->push_back(c10::Dispatcher::singleton().registerImpl(
+      op, c10::DispatchKey::XLA, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)), std::nullopt, nullptr,
+      "torch_xla"));
+}
+
+void raise_for_packing(const c10::OperatorHandle& op, Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "[record ", op.schema().name(), "] got a tensor on device xla, expected one on ",
+                              "the CPU, for whose kernels its result is packed; move it with .cpu()");
+}
+
+void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
+  const FrameScope frame;
+  run_on_host(op_info(op), stack, "PyTorch's kernel for all devices reads memory itself");
+}
+
+}  // namespace
+
+void record_whole(const std::vector<std::string>& names) {
   for (const auto& name : names) {
-    if (unboxed_kernels().count(name) != 0) {
-      continue;
+    if (unboxed_kernels().count(name) == 0) {
+      register_kernel(name, c10::BoxedKernel::makeFromFunction<&record>());
     }
-    const auto dot = name.find('.', name.find("::"));
-    const c10::OperatorName op{name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
-    registrations->push_back(c10::Dispatcher::singleton().registerImpl(
-        op, c10::DispatchKey::XLA, c10::KernelFunction::makeFromBoxedFunction<&record>(), std::nullopt, nullptr,
-        "torch_xla"));
+  }
+}
+
+void refuse_packing(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    register_kernel(name, c10::BoxedKernel::makeFromFunction<&raise_for_packing>());
+  }
+}
+
+void keep_on_host(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    register_kernel(name, c10::BoxedKernel::makeFromFunction<&compute_on_host>());
   }
 }
 

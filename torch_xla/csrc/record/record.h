@@ -24,4 +24,10 @@ std::optional<Tensors> record_known(OpInfo& info, c10::IValue* arguments);
 // Records these operators whole although PyTorch could decompose them by itself.
 void record_whole(const std::vector<std::string>& names);
 
+// Computes these operators on the host, between two programs.
+void keep_on_host(const std::vector<std::string>& names);
+
+// Refuses these operators, whose results hold addresses of the host.
+void refuse_packing(const std::vector<std::string>& names);
+
 }  // namespace torch_xla

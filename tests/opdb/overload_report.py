@@ -1,0 +1,123 @@
+"""The part of the report on all overloads of aten."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from opdb.schema_inputs import overload, written
+
+Results = Collection[dict[str, Any]]
+
+OUTCOMES = {
+    "lowered": "by a rule",
+    "decomposed": "by PyTorch, into others",
+    "recorder": "by the recorder alone: nothing is computed",
+    "callback": "the program calls the CPU kernel",
+    "cut": "on the host, between two programs",
+    "layout": "its results are sparse, quantized or nested: refused",
+    "refused": "no arguments were found that the CPU accepts; the device refuses too",
+    "untried": "takes what no schema tells how to make",
+    "fail": "something differs",
+    "crash": "the process ended",
+    "hang": "it did not end",
+}
+
+# Why no arguments were found, by the CPU's error or the operator's name; the first that matches.
+_REASONS = (
+    ("needs another device's library", r"cudnn|miopen|mps|cslt|triton|semi_structured|philox|depthwise"),
+    ("needs a sparse tensor", r"sparse|coalesced|_nnz|_dim[IV]|_values|_indices|spmm|hspmm|csr|csc|bsr|bsc"),
+    ("needs a quantized tensor", r"quant|q_scale|q_zero|q_per|qscheme|int_repr|fake_quant|fbgemm|int4pack|int8"),
+    ("needs a nested or jagged tensor", r"nested|jagged|padded"),
+    ("needs a tensor of oneDNN", r"mkldnn"),
+    ("not on the CPU", r"Could not run"),
+    ("ends the CPU's process", r"ends the process"),
+)
+
+
+def summary(results: Results) -> str:
+    """A line per outcome."""
+    counts = Counter(r["status"] for r in results)
+    return "\n".join(f"{name:10} {counts[name]:5}  {meaning}" for name, meaning in OUTCOMES.items())
+
+
+def _form(op: str) -> str:
+    found = overload(op)
+    names = written(found)
+    if not names:
+        return "functional"
+    return "out=" if any(a.is_out for a in found._schema.arguments) else "in place"
+
+
+def _reason(r: dict[str, Any]) -> str:
+    text = f"{r['op']} {r['messages'][0] if r['messages'] else ''}"
+    return next((label for label, pattern in _REASONS if re.search(pattern, text)), "arguments that go together")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _cell(value: str) -> str:
+    return " ".join(value.split()).replace("|", "\\|")
+
+
+def text(results: Results) -> str:
+    """The part as Markdown."""
+    if not results:
+        return ""
+    results = sorted(results, key=lambda r: r["op"])
+    forms = ("functional", "in place", "out=")
+    by_form = Counter((r["status"], _form(r["op"])) for r in results)
+    calls = sum(r.get("accepted", 0) for r in results)
+    lines = [
+        "",
+        "## All overloads of aten",
+        "",
+        f"Each of the {len(results)} overloads that PyTorch's dispatcher knows, with arguments made from its schema:",
+        "by trial on the CPU, sets that its kernel accepts and sets that it refuses. Results, what is in the arguments",
+        "afterwards, which of them a result shares memory with, and gradients by one tensor at a time are compared",
+        "with the CPU's; what it refuses must be refused with the same type of exception, at the same line. Everything",
+        f"is compiled. {calls} calls were accepted, {sum(r.get('refused', 0) for r in results)} refused, and",
+        f"{sum(r.get('gradients', 0) for r in results)} gradients compared, by",
+        f"{sum(r.get('compiled', 0) for r in results)} programs.",
+        "",
+        *_table(
+            ["outcome", "", *forms, "all"],
+            [
+                [name, meaning, *(str(by_form[name, f]) for f in forms), str(sum(by_form[name, f] for f in forms))]
+                for name, meaning in OUTCOMES.items()
+            ],
+        ),
+        "",
+        "### No accepted arguments",
+        "",
+    ]
+    groups: dict[str, list[str]] = {}
+    for r in results:
+        if r["status"] in ("refused", "untried"):
+            groups.setdefault(_reason(r) if r["status"] == "refused" else r["messages"][0], []).append(r["op"])
+    lines += _table(
+        ["reason", "overloads", ""],
+        [[k, str(len(v)), ", ".join(f"`{o.removeprefix('aten.')}`" for o in v)] for k, v in sorted(groups.items())],
+    )
+    lines += ["", "### On the host", ""]
+    for status in ("callback", "cut"):
+        names = [f"`{r['op'].removeprefix('aten.')}`" for r in results if r["status"] == status]
+        lines += [f"*{status}*: {', '.join(names)}", ""]
+    lines += ["### Differences that are accepted", ""]
+    known: dict[str, set[str]] = {}
+    for r in results:
+        for reason in r.get("known", ()):
+            known.setdefault(reason, set()).add(r["op"].removeprefix("aten."))
+    lines += _table(
+        ["reason", "overloads", ""],
+        [[_cell(k), str(len(v)), ", ".join(f"`{o}`" for o in sorted(v)[:12])] for k, v in sorted(known.items())],
+    )
+    lines += ["", "### Overloads that differ", ""]
+    bad = [r for r in results if r["status"] in ("fail", "crash", "hang")]
+    rows = [[r["op"].removeprefix("aten."), r["status"], _cell(r["messages"][0][:240])] for r in bad]
+    lines += _table(["overload", "", "what differs"], rows) if rows else ["None."]
+    return "\n".join(lines) + "\n"
