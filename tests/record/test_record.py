@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -210,3 +211,29 @@ def test_a_million_nodes_are_traversed_and_released() -> None:
 def test_zero_size_tensors(op: object) -> None:
     call = (lambda x: op(x, 0)) if op is torch.cumsum else op  # type: ignore[operator]
     assert_same(call(arange(0) * 1.0), call(torch.arange(0) * 1.0))  # type: ignore[operator]
+
+
+def test_the_functional_form_of_an_operator_may_come_later() -> None:
+    x = arange() * 1.0
+    x.add_(1.0)
+    with torch.library._scoped_library("late", "DEF") as library:
+
+        def define(name: str, schema: str, kernel: Callable[[torch.Tensor], torch.Tensor]) -> None:
+            library.define(name + schema)
+            library.impl(name, kernel, "CPU")
+            library.impl(name, kernel, "Meta")
+
+        def last() -> str:
+            x = arange() * 1.0
+            torch.ops.late.double_(x)
+            assert value(x).tolist() == [0, 2, 4, 6, 8, 10]
+            return ops(x)[-1]
+
+        define("double_", "(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2))
+        assert last() == "late.double_.default"
+        define("double", "(Tensor x) -> Tensor", lambda x: x * 2)
+        assert last() == "late.double.default"
+    with torch.library._scoped_library("late", "DEF") as library:  # both are taken back, and come again
+        define("double", "(Tensor x) -> Tensor", lambda x: x * 2)
+        define("double_", "(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2))
+        assert last() == "late.double.default"

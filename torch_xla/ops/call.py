@@ -116,7 +116,7 @@ def call(
         raise
     except Exception as error:
         if all(meta is None or 0 in meta.shape for meta in out):
-            return tuple(meta and jnp.zeros(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in out)
+            return tuple(None if m is None else jnp.zeros(m.shape, dtypes.numpy_dtype(m.dtype)) for m in out)
         if seed is not None or not _has_cpu_kernel(op):
             raise
         # A kernel takes arguments that no rule was written for, such as shapes that only it reconciles.

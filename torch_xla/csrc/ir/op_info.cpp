@@ -137,34 +137,92 @@ int8_t default_of(const c10::Argument& argument) {
                                                                                  : int8_t{-1};
 }
 
-using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
-const Overloads& overloads() {
-  static const auto* const table = [] {
-    auto* t = new Overloads();
-    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-      (*t)[name.name].push_back(name);
+// What is known of the operators, by the address of their name, which lives in the dispatcher as long as they do.
+// Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
+// notebook cell runs again) loses its entry, and counts how often that happened.
+struct Known {
+  ForkSafe<std::shared_mutex, LockOrder::Operators> mutex;
+  std::atomic<uint64_t> losses{0};  // entries that were lost
+  std::unordered_map<const void*, OpInfo*> by_address;
+  std::unordered_map<c10::OperatorName, uint64_t> redefined;
+  std::unordered_map<std::string, std::vector<c10::OperatorName>> overloads;  // of all operators, by their name
+
+  template <class Test>
+  void lose(Test test) {
+    for (auto entry = by_address.begin(); entry != by_address.end();) {
+      const bool lost = test(*entry->second);
+      losses.fetch_add(lost ? 1 : 0, std::memory_order_release);
+      entry = lost ? by_address.erase(entry) : std::next(entry);
     }
-    return t;
+  }
+};
+
+// Where the functional form of an operator that writes is looked for.
+std::vector<std::string> functional_names(const std::string& name) {
+  std::vector<std::string> names{name, name + "_functional"};
+  if (name.back() == '_') {
+    const auto base = name.substr(0, name.size() - 1);
+    names.insert(names.begin(), {base, base + "_functional"});
+    if (base.rfind("aten::__i", 0) == 0) {  // `x >>= n` is `__irshift__`, which writes what `__rshift__` gives
+      names.insert(names.begin(), "aten::__" + name.substr(9));
+    }
+  }
+  return names;
+}
+
+// The dispatcher tells it of all operators there are, and then of each that comes or goes.
+struct Listener final : c10::OpRegistrationListener {
+  explicit Listener(Known& k) : known(k) {}
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    const auto& added = op.operator_name();
+    const std::unique_lock<std::shared_mutex> lock(known.mutex);
+    known.overloads[added.name].push_back(added);
+    // One that had no functional form may have one now.
+    known.lose([&](const OpInfo& info) {
+      if (info.written.empty() || info.functional != nullptr) {
+        return false;
+      }
+      const auto names = functional_names(info.op.schema().name());
+      return std::find(names.begin(), names.end(), added.name) != names.end();
+    });
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    const auto& gone = op.operator_name();
+    const std::unique_lock<std::shared_mutex> lock(known.mutex);
+    auto& overloads = known.overloads[gone.name];
+    overloads.erase(std::remove(overloads.begin(), overloads.end(), gone), overloads.end());
+    ++known.redefined[gone];
+    const auto found = known.by_address.find(&gone);
+    if (found != known.by_address.end()) {
+      const auto* const lost = found->second;
+      known.lose([&](const OpInfo& info) { return &info == lost || info.functional == lost; });
+    }
+  }
+  Known& known;
+};
+
+Known& known() {
+  static auto* const k = [] {
+    auto* made = new Known();
+    static auto* const registration = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*made)));
+    (void)registration;
+    return made;
   }();
-  return *table;
+  return *k;
+}
+
+std::vector<c10::OperatorName> overloads(const std::string& name) {
+  auto& k = known();
+  const std::shared_lock<std::shared_mutex> lock(k.mutex);
+  const auto found = k.overloads.find(name);
+  return found == k.overloads.end() ? std::vector<c10::OperatorName>() : found->second;
 }
 
 OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
   const auto& schema = op.schema();
-  std::vector<std::string> names{schema.name(), schema.name() + "_functional"};
-  if (schema.name().back() == '_') {
-    const auto base = schema.name().substr(0, schema.name().size() - 1);
-    names.insert(names.begin(), {base, base + "_functional"});
-    if (base.rfind("aten::__i", 0) == 0) {  // `x >>= n` is `__irshift__`, which writes what `__rshift__` gives
-      names.insert(names.begin(), "aten::__" + schema.name().substr(9));
-    }
-  }
-  for (const auto& name : names) {
-    const auto found = overloads().find(name);
-    if (found == overloads().end()) {
-      continue;
-    }
-    for (const auto& candidate : found->second) {
+  for (const auto& name : functional_names(schema.name())) {
+    for (const auto& candidate : overloads(name)) {
       const auto handle = c10::Dispatcher::singleton().findSchema(candidate);
       if (!handle || writes(handle->schema())) {
         continue;
@@ -201,6 +259,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     has_tensor =
         has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
     is_out.push_back(argument.is_out());
+    aliased.push_back(argument.alias_info() != nullptr);
     has_indices = has_indices || kinds.back() == ArgKind::OptTensorList;
     if (argument.name() == "dropout_p") {
       dropout = static_cast<int>(i);
@@ -272,40 +331,6 @@ bool OpInfo::only_writes_inputs() const {
 }
 
 namespace {
-
-// What is known of the operators, by the address of their name, which lives in the dispatcher as long as they do.
-// Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
-// notebook cell runs again) loses its entry, and counts how often that happened.
-struct Known {
-  ForkSafe<std::shared_mutex, LockOrder::Operators> mutex;
-  std::atomic<uint64_t> losses{0};  // entries that were lost
-  std::unordered_map<const void*, OpInfo*> by_address;
-  std::unordered_map<c10::OperatorName, uint64_t> redefined;
-};
-
-struct Listener final : c10::OpRegistrationListener {
-  explicit Listener(Known& k) : known(k) {}
-  void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
-  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
-    const std::unique_lock<std::shared_mutex> lock(known.mutex);
-    if (known.by_address.erase(&op.operator_name()) != 0) {
-      known.losses.fetch_add(1, std::memory_order_release);
-      ++known.redefined[op.operator_name()];
-    }
-  }
-  Known& known;
-};
-
-Known& known() {
-  static auto* const k = [] {
-    auto* made = new Known();
-    static auto* const registration = new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*made)));
-    (void)registration;
-    return made;
-  }();
-  return *k;
-}
 
 // The operators a thread asked for lately, to be had without a lock.
 struct Recent {

@@ -37,6 +37,7 @@ struct OpInfo {
   std::vector<ArgKind> kinds;
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
+  std::vector<bool> aliased;          // per argument: one the call writes, or returns a view of
   std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
   Form form = Form::Plain;
   bool view = false;          // the results alias the first argument

@@ -117,26 +117,26 @@ Value fill_for(Storage& storage, const MetaRef& meta, const c10::IValue& number)
   return value;
 }
 
-Tensor& fill_number(Tensor& self, const c10::IValue& number, void (*generic)(Tensor&, const at::Scalar&),
-                    const at::Scalar& scalar) {
-  auto* const impl = impl_of(self);
-  {
-    const FrameScope frame;
-    const RecorderLock lock;
-    auto& alias = impl->alias;
-    if (!alias.path.defined() && !number.isComplexDouble() && !eager()) {
-      alias.write(fill_for(*alias.storage, alias.meta, number));
-      return self;
-    }
-  }
-  generic(self, scalar);
+template <class T>
+Tensor& record_fill(Tensor& self, const T& value) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", std::is_same_v<T, Tensor> ? "Tensor" : "Scalar");
+  torch::jit::Stack stack{self, value};
+  record(op, &stack);
   return self;
 }
 
-void record_fill(Tensor& self, const at::Scalar& value) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", "Scalar");
-  torch::jit::Stack stack{self, value};
-  record(op, &stack);
+Tensor& fill_number(Tensor& self, const at::Scalar& value) {
+  {
+    const FrameScope frame;
+    const RecorderLock lock;
+    auto& alias = impl_of(self)->alias;
+    if (!alias.path.defined() && !value.isComplex() && !eager()) {
+      alias.write(fill_for(*alias.storage, alias.meta, value));
+      return self;
+    }
+  }
+  return record_fill(self, value);
 }
 
 // Raises as PyTorch does where a number does not fit into a type.
@@ -155,10 +155,20 @@ void check_converts(const at::Scalar& value, at::ScalarType type) {
 
 Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
   check_converts(value, self.scalar_type());
-  return fill_number(self, c10::IValue(value), &record_fill, value);
+  return fill_number(self, value);
 }
 
-Tensor& zero_(Tensor& self) { return fill_number(self, c10::IValue(int64_t{0}), &record_fill, at::Scalar(int64_t{0})); }
+// The number may come from another device, as PyTorch has it everywhere.
+Tensor& fill_tensor(Tensor& self, const Tensor& value) {
+  if (value.device() != self.device()) {
+    TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(),
+                " dimensions.");
+    return self.fill_(value.item());
+  }
+  return record_fill(self, value);
+}
+
+Tensor& zero_(Tensor& self) { return fill_number(self, int64_t{0}); }
 
 void check_broadcast(const Tensor& self, const Tensor& source) {
   if (self.sizes() == source.sizes()) {
@@ -377,8 +387,7 @@ const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::M
 }
 
 Tensor& set_tensor(Tensor& self, const Tensor& source) {
-  TORCH_CHECK(is_xla(source), "[set_] got a tensor on ", source.device(), ", expected one on ", self.device(),
-              "; move it with .to('xla')");
+  check_storage_device(self, source.device());
   TORCH_CHECK(self.scalar_type() == source.scalar_type(), "Could not set tensor of type ", source.dtype(),
               " to a tensor of type ", self.dtype());
   Alias old;
@@ -398,9 +407,8 @@ Tensor& set_empty(Tensor& self) {
 }
 
 bool is_set_to(const Tensor& self, const Tensor& other) {
-  const RecorderLock lock;
-  return impl_of(self)->alias.storage == impl_of(other)->alias.storage && self.sizes() == other.sizes() &&
-         self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
+  return self.is_alias_of(other) && self.sizes() == other.sizes() && self.strides() == other.strides() &&
+         self.storage_offset() == other.storage_offset();
 }
 
 // Its schema hides that training writes the running statistics; the `_legit` operator says so.
@@ -465,6 +473,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   m.impl("empty_strided", TORCH_FN(empty_strided));
   m.impl("fill_.Scalar", TORCH_FN(fill_scalar));
+  m.impl("fill_.Tensor", TORCH_FN(fill_tensor));
   m.impl("zero_", TORCH_FN(zero_));
   m.impl("copy_", TORCH_FN(copy_));
   m.impl("empty_like", TORCH_FN(new_like));

@@ -39,11 +39,17 @@ void Call::find_device() {
     const auto& v = arguments[i];
     if (info.kinds[i] == ArgKind::Tensor) {
       if (v.isTensor()) {
-        note(v.toTensor());
+        note(v.toTensor(), info.aliased[i]);
       }
     } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
       for (const at::Tensor& t : v.toTensorList()) {
-        note(t);
+        note(t, info.aliased[i]);
+      }
+    } else if (info.kinds[i] == ArgKind::OptTensorList && v.isList()) {
+      for (const auto& e : v.toListRef()) {  // those on the host may come along
+        if (e.isTensor() && is_xla(e.toTensor())) {
+          note(e.toTensor(), false);
+        }
       }
     } else if (v.isDevice()) {
       device_argument_ = v.toDevice().index();
@@ -51,6 +57,9 @@ void Call::find_device() {
   }
   if (device < 0) {
     device = std::max<c10::DeviceIndex>(device_argument_, 0);
+  }
+  if (other_) {
+    throw_other_device({c10::DeviceType::XLA, device}, *other_);
   }
 }
 
@@ -124,7 +133,7 @@ void Call::collect() {
   key.mix(attrs);
 }
 
-void Call::note(const at::Tensor& t) {
+void Call::note(const at::Tensor& t, bool aliased) {
   if (!t.defined()) {
     return;
   }
@@ -134,7 +143,8 @@ void Call::note(const at::Tensor& t) {
       return;
     }
     foreign_ = foreign_ || !t.unsafeGetTensorImpl()->is_wrapped_number();
-    if (t.dim() != 0) {
+    // A number of the host's can be brought here to be read; what would be written then, or aliased, is its copy.
+    if (aliased || t.dim() != 0 || !t.is_cpu()) {
       other_ = t.device();
     }
     if (other_ && device >= 0) {

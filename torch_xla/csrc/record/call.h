@@ -47,7 +47,7 @@ class Call {
   std::optional<at::Generator> generator;
 
  private:
-  void note(const at::Tensor& t);
+  void note(const at::Tensor& t, bool aliased);
   at::Tensor adopt(const at::Tensor& t, bool any_rank) const;
   void push(Arg arg);
   void add_input(const at::Tensor& t);

@@ -192,29 +192,38 @@ void check_dtype_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> argume
   }
 }
 
-// Meta kernels give an out= tensor that they resize other strides than CPU kernels do.
-void take_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas) {
+// Meta kernels give an out= tensor that they resize other strides than CPU kernels do, and do not know of CPU kernels
+// that resize what they write in place, such as the state of an observer that starts without elements. Whether the CPU
+// kernel told.
+bool take_layouts(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas,
+                  size_t limit) {
   if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
-    return;  // it would draw from the CPU's generator
+    return false;  // it would draw from the CPU's generator
   }
   std::vector<c10::IValue> twins;
   try {
-    twins = call_on_cpu(info, arguments).given;
+    twins = call_on_cpu(info, arguments, limit).given;
   } catch (const TooLarge&) {
-    return;
+    return false;
   } catch (std::exception& error) {
     if (!refuses_call(error)) {
       throw;
     }
-    return;  // it refuses the values that the twins have
+    return false;  // of the values that the twins have
   }
   for (const auto position : info.written) {
-    if (metas[position].isTensor() && metas[position].toTensor().sizes() == twins[position].toTensor().sizes()) {
-      const auto& twin = twins[position].toTensor();
+    if (!metas[position].isTensor() || !metas[position].toTensor().defined()) {
+      continue;
+    }
+    const auto& twin = twins[position].toTensor();
+    if (!info.is_out[position] || metas[position].toTensor().sizes() == twin.sizes()) {
       metas[position].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
     }
   }
+  return true;
 }
+
+bool is_aten(const OpInfo& info) { return info.name.rfind("aten.", 0) == 0; }
 
 // Which results a backward operator is asked for (`output_mask`, `grad_input_mask`); some Meta kernels promise them
 // all.
@@ -250,8 +259,7 @@ at::Tensor hollow_twin(const at::Tensor& t) {
 
 // Meta kernels written in Python have promotion rules of their own, which are not always those of the CPU kernel.
 void take_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
-  if (!info.op.hasTag(at::Tag::pointwise) || info.seeded || info.view ||
-      info.op.schema().name().rfind("aten::", 0) != 0 ||
+  if (!info.op.hasTag(at::Tag::pointwise) || info.seeded || info.view || !is_aten(info) ||
       !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return;
   }
@@ -284,24 +292,36 @@ void remember_metas(const Hash& key, const MetaSetPtr& metas) {
   table().emplace(key, metas);
 }
 
-// The metas of a call that a kernel accepted, under `key`.
+// The metas of a call that a kernel accepted, under `key`; null where only a call with the values tells them.
 MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key, Called called) {
   bool resizes = false;
+  bool grows = false;  // what is no out= argument
   bool warns = false;
+  for (const auto position : info.written) {
+    const auto& v = arguments[position];
+    if (!v.isTensor() || !v.toTensor().defined()) {
+      continue;
+    }
+    const bool differs = called.given[position].toTensor().sizes() != v.toTensor().sizes();
+    if (info.is_out[position]) {
+      resizes = resizes || differs;
+      warns = warns || (differs && v.toTensor().numel() != 0);
+    } else if (!differs && v.toTensor().numel() == 0 && !is_aten(info) &&
+               info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      return {};  // zeros may not be what an operator of others takes
+    } else {
+      grows = grows || differs || v.toTensor().numel() == 0;
+    }
+  }
+  grows = grows && is_aten(info);
+  const bool told = (resizes || grows) && take_layouts(info, arguments, called.given, grows ? kAnySize : kSmall);
   for (const auto position : info.written) {
     // Some Meta kernels resize what is also read, which no CPU kernel does.
     const auto& v = arguments[position];
-    TORCH_CHECK((info.is_out[position] && !is_read(arguments, position)) || !v.isTensor() || !v.toTensor().defined() ||
-                    called.given[position].toTensor().sizes() == v.toTensor().sizes(),
+    TORCH_CHECK((info.is_out[position] ? !is_read(arguments, position) : told || !is_aten(info)) || !v.isTensor() ||
+                    !v.toTensor().defined() || called.given[position].toTensor().sizes() == v.toTensor().sizes(),
                 "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
                 called.given[position].toTensor().sizes());
-    if (info.is_out[position] && v.isTensor() && called.given[position].toTensor().sizes() != v.toTensor().sizes()) {
-      resizes = true;
-      warns = warns || v.toTensor().numel() != 0;
-    }
-  }
-  if (resizes) {
-    take_strides(info, arguments, called.given);
   }
   auto set = c10::make_intrusive<MetaSet>();
   for (size_t r = 0; r < called.stack.size(); ++r) {

@@ -128,12 +128,15 @@ size_t extent(const Meta& meta) {
 }
 
 ViewStep::~ViewStep() {
-  if (device >= 0) {
+  if (device.load(std::memory_order_acquire) >= 0) {
     auto& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
-    (previous != nullptr ? previous->next : r.views[device]) = next;
-    if (next != nullptr) {
-      next->previous = previous;
+    const auto listed = device.load(std::memory_order_relaxed);
+    if (listed >= 0) {  // a cut may have emptied the list since
+      (previous != nullptr ? previous->next : r.views[listed]) = next;
+      if (next != nullptr) {
+        next->previous = previous;
+      }
     }
   }
   // As with nodes, a long chain must not be released by nested destructors.
@@ -147,15 +150,15 @@ ViewStep::~ViewStep() {
 void ViewStep::remember(Value v, const Storage& storage) {
   value = std::move(v);
   generation = storage.generation;
-  if (device < 0) {
+  if (device.load(std::memory_order_relaxed) < 0) {
     auto& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
-    device = storage.index;
+    device.store(storage.index, std::memory_order_relaxed);
     next = r.views[device];
     if (next != nullptr) {
       next->previous = this;
     }
-    r.views[device] = this;
+    r.views[storage.index] = this;
   }
 }
 
@@ -166,8 +169,8 @@ void forget_views(c10::DeviceIndex device, Vector<Value>& garbage) {
     auto* const following = step->next;
     garbage.push_back(std::move(step->value));
     step->value = {};
-    step->device = -1;
     step->previous = step->next = nullptr;
+    step->device.store(-1, std::memory_order_release);
     step = following;
   }
   r.views[device] = nullptr;

@@ -3,6 +3,7 @@
 #pragma once
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -70,7 +71,9 @@ struct ViewStep final : c10::intrusive_ptr_target {
 
   Value value;  // valid at `generation`
   uint64_t generation = 0;
-  c10::DeviceIndex device = -1;  // whose list of remembered values it is in; -1 for none
+  // Whose list of remembered values it is in; -1 for none. A step is let go of without the recorder's lock, perhaps
+  // while a cut empties the list: the -1 is the last that the cut writes to it.
+  std::atomic<c10::DeviceIndex> device = -1;
   ViewStep* previous = nullptr;
   ViewStep* next = nullptr;
 

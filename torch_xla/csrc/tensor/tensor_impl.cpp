@@ -96,7 +96,12 @@ Alias XlaTensorImpl::rebind(Alias a) {
   return a;
 }
 
-XlaTensorImpl* impl_of(const at::Tensor& t) { return static_cast<XlaTensorImpl*>(t.unsafeGetTensorImpl()); }
+void throw_not_ours(const at::Tensor& t) {
+  TORCH_CHECK(t.defined(), "[tensor] got an undefined tensor, expected one on xla");
+  TORCH_CHECK(!is_xla(t), "[tensor] got a wrapper that claims to be on ", t.device(),
+              ", expected the tensor itself; unwrap it first");
+  TORCH_CHECK(false, "[tensor] got a tensor on ", t.device(), ", expected one on xla; move it with .to('xla')");
+}
 
 at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device) {
   auto alias = new_alias(std::move(leaf), meta, device);
@@ -110,12 +115,18 @@ at::Tensor make_view(Alias alias, const at::Tensor& viewed) {
   return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias), viewed.key_set()));
 }
 
+void check_storage_device(const at::Tensor& self, c10::Device other) {
+  TORCH_CHECK(self.device() == other, "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", other,
+              "\".  This is no longer allowed; the devices must match.");
+}
+
 void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
                  c10::IntArrayRef strides) {
   auto* const storage = dynamic_cast<Storage*>(source.unsafeGetStorageImpl());
-  TORCH_CHECK(storage != nullptr, "Attempted to set the storage of a tensor on device \"", self.device(),
-              "\" to a storage on different device \"", source.device(),
-              "\".  This is no longer allowed; the devices must match.");
+  check_storage_device(self, source.device());
+  TORCH_CHECK(storage != nullptr, "[set_] got a storage on ", source.device(),
+              " that this package did not make, expected that of an xla tensor; copy it with .to('xla')");
   TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
   TORCH_CHECK(strides.empty() || strides.size() == sizes.size(), "mismatch in length of strides and shape");
   const auto dense = contiguous_meta(sizes, self.scalar_type());

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <typeinfo>
+
 #include "tensor/storage.h"
 
 namespace torch_xla {
@@ -35,11 +37,22 @@ class XlaTensorImpl final : public c10::TensorImpl, public Pooled<XlaTensorImpl>
 };
 
 inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type() == c10::DeviceType::XLA; }
-XlaTensorImpl* impl_of(const at::Tensor& t);
+[[noreturn]] void throw_not_ours(const at::Tensor& t);
+// The one way from a tensor to what we know of it. A tensor that only claims to be on the device is refused: a wrapper
+// of another class, a transform's, one on another device.
+inline XlaTensorImpl* impl_of(const at::Tensor& t) {
+  auto* const impl = t.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(typeid(*impl) != typeid(XlaTensorImpl))) {
+    throw_not_ours(t);
+  }
+  return static_cast<XlaTensorImpl*>(impl);
+}
 at::Tensor make_tensor(Alias alias);
 at::Tensor make_view(Alias alias, const at::Tensor& viewed);
 // A new tensor of a leaf, as if it had had the value at the last barrier.
 at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device);
+// Refuses another device's storage in PyTorch's words.
+void check_storage_device(const at::Tensor& self, c10::Device other);
 // Makes a tensor address an xla storage; one that is too small grows, as PyTorch's do.
 void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offset, c10::IntArrayRef sizes,
                  c10::IntArrayRef strides);
