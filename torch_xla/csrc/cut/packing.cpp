@@ -31,13 +31,13 @@ bool small(const Meta& meta) {
 // What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
 // that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
 // barriers' lock, so none is between here and the results.
-void keep_held(const Graph& graph, const std::vector<Packing::Place>& leaves, Vector<PyObject*>& buffers) {
+void keep_held(const Graph& graph, const std::vector<Packing::Place>& leaves, std::vector<py::object>& buffers) {
   constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
   std::vector<PyObject*> held;
   std::vector<size_t> places;
   const auto look_at = [&](size_t place) {
-    if (Py_REFCNT(buffers[place]) > kOurs) {
-      held.push_back(buffers[place]);
+    if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
+      held.push_back(buffers[place].ptr());
       places.push_back(place);
     }
   };
@@ -61,7 +61,7 @@ void keep_held(const Graph& graph, const std::vector<Packing::Place>& leaves, Ve
   copied.add(static_cast<double>(held.size()), "count");
   const auto copies = copy(held);
   for (size_t i = 0; i < places.size(); ++i) {
-    release_object(std::exchange(buffers[places[i]], copies[i]));
+    buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
   }
 }
 
