@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import backend
+from torch_xla._core.device import transfer
 from torch_xla._core.graph import graph, interpreter, verify
 
 
@@ -22,7 +22,7 @@ def value(tensor: torch.Tensor) -> torch.Tensor:
     described = graph.describe(recorded)
     verify.verify(described)
     leaves = [
-        backend.download(location, meta.shape, meta.dtype)
+        transfer.download(location, meta.shape, meta.dtype)
         for location, meta in zip(recorded.leaf_locations(), described.leaves, strict=True)
     ]
     if not described.outputs:

@@ -10,7 +10,7 @@ import torch
 from torch_xla import _api, _bindings, _metrics, backends, runtime
 from torch_xla._core import region
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.functions import custom_calls
 from torch_xla.core import _barriers, _debug_info, _donation, _operators
 from torch_xla.core import lowering as lowering
@@ -160,7 +160,7 @@ def _xla_get_devices() -> list[str]:
 def _xla_real_devices(devices: Sequence[str | torch.device] = ()) -> list[str]:
     """Names of the hardware of some devices; of all by default."""
     indices = [torch.device(device).index or 0 for device in devices]
-    return [backend.hardware(index) for index in indices] if indices else _api.real_devices()
+    return [client.hardware(index) for index in indices] if indices else _api.real_devices()
 
 
 _xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
@@ -186,7 +186,7 @@ def _xla_memory_info(device: str) -> dict[str, int]:
 
 def _xla_runtime_is_initialized() -> bool:
     """Whether a client was started."""
-    return backend.client_started()
+    return client.client_started()
 
 
 def _xla_get_rng_seed(device: str = "") -> int:

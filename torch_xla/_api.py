@@ -11,7 +11,7 @@ import torch
 from torch_xla import _bindings, _capture, _config, _metrics
 from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 
@@ -35,29 +35,29 @@ def device(index: int | None = None) -> torch.device:
     """
     if index is None:
         return torch.device("xla", _bindings.current_device())
-    count = backend.device_count()
+    count = client.device_count()
     if not 0 <= index < count:
         raise IndexError(
             message("device", f"Device index {index} out of range", expected=f"0 to {count - 1}: {devices()}")
         )
-    backend.publish_count()  # a script may have set how many there are after the import
+    client.publish_count()  # a script may have set how many there are after the import
     _bindings.set_current_device(index)
     return torch.device("xla", index)
 
 
 def devices() -> list[torch.device]:
     """All XLA devices of this process, ``xla:0`` first."""
-    return [torch.device("xla", index) for index in range(backend.device_count())]
+    return [torch.device("xla", index) for index in range(client.device_count())]
 
 
 def real_devices() -> list[str]:
     """Names of the hardware behind `torch_xla.devices()`, such as ``["CPU:0", "CPU:1"]``."""
-    return [backend.hardware(index) for index in range(backend.device_count())]
+    return [client.hardware(index) for index in range(client.device_count())]
 
 
 def device_count() -> int:
     """Number of XLA devices of this process."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
@@ -129,7 +129,7 @@ def index_of(device: torch.device | str | None) -> int:
     if parsed.type != "xla":
         raise RuntimeError(message("device", f"Invalid device format: {device}", expected="xla or xla:<index>"))
     index = _bindings.current_device() if parsed.index is None else parsed.index
-    if index >= backend.device_count():
+    if index >= client.device_count():
         raise RuntimeError(message("device", f"got {device}", expected=f"one of {list(map(str, devices()))}"))
     return index
 

@@ -15,7 +15,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import client, memory
 
 _WORD = 1 << 64
 
@@ -24,7 +24,7 @@ _forked_from_client = False
 
 def _note_fork() -> None:
     global _forked_from_client
-    _forked_from_client = _forked_from_client or backend.client_started()
+    _forked_from_client = _forked_from_client or client.client_started()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -42,12 +42,12 @@ def _index(device: Any = None) -> int:
 
 def is_available() -> bool:
     """Whether there is an XLA device; the CPU always is one."""
-    return backend.device_count() > 0
+    return client.device_count() > 0
 
 
 def is_initialized() -> bool:
     """Whether a client was started."""
-    return backend.client_started()
+    return client.client_started()
 
 
 def _is_in_bad_fork() -> bool:
@@ -57,7 +57,7 @@ def _is_in_bad_fork() -> bool:
 
 def device_count() -> int:
     """Number of devices of this process."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def current_device() -> int:
@@ -100,7 +100,7 @@ class device_of(device):
 
 def get_device_name(device: Any = None) -> str:
     """Name of the hardware, such as ``"CPU:0"``."""
-    return backend.hardware(_index(device))
+    return client.hardware(_index(device))
 
 
 def synchronize(device: Any = None) -> None:
@@ -120,7 +120,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seeds all devices."""
-    for index in range(backend.device_count()):
+    for index in range(client.device_count()):
         _bindings.set_rng_state(index, int(seed) % _WORD, 0)
 
 
@@ -156,7 +156,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = "xla") -> None:
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """Random states of all devices."""
-    return [get_rng_state(index) for index in range(backend.device_count())]
+    return [get_rng_state(index) for index in range(client.device_count())]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
@@ -299,5 +299,5 @@ def stream(stream: Stream | None) -> Iterator[Stream | None]:
 def __getattr__(name: str) -> Any:
     # Checkpointing asks here whether there is random state worth saving.
     if name == "_initialized":
-        return backend.client_started()
+        return client.client_started()
     raise AttributeError(f"module 'torch.xla' has no attribute {name!r}")

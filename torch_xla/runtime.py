@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from torch_xla import _config
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 
@@ -25,20 +25,20 @@ def set_device_type(pjrt_device: str) -> None:
         RuntimeError: devices of another kind are in use.
         ValueError: there is no such kind; the message lists what is available.
     """
-    if backend.client_started() and backend.device_type() != pjrt_device:
+    if client.client_started() and client.device_type() != pjrt_device:
         raise RuntimeError(
             message(
                 "runtime",
-                f"Can't change device type after XLA runtime is initialized: it runs on {backend.device_type()}",
+                f"Can't change device type after XLA runtime is initialized: it runs on {client.device_type()}",
                 do=f"call set_device_type({pjrt_device!r}) before the first xla tensor, or set PJRT_DEVICE",
             )
         )
-    backend.set_device_type(pjrt_device)
+    client.set_device_type(pjrt_device)
 
 
 def device_type() -> str:
     """Kind of device in use or to be used: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin."""
-    return backend.device_type()
+    return client.device_type()
 
 
 def is_bf16_supported() -> bool:
@@ -53,7 +53,7 @@ def local_process_count() -> int:
 
 def global_device_count() -> int:
     """Number of devices of all processes."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def world_size() -> int:
@@ -68,7 +68,7 @@ def local_device_count() -> int:
 
 def addressable_device_count() -> int:
     """Number of devices of this process."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def global_ordinal() -> int:
@@ -115,12 +115,12 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
         index = int(device.rsplit(":", 1)[1])
     except (IndexError, ValueError):
         raise ValueError(message("runtime", f"got device {device!r}", expected="a name such as 'xla:0'")) from None
-    if not 0 <= index < backend.device_count():
+    if not 0 <= index < client.device_count():
         raise ValueError(
-            message("runtime", f"got device {device!r}", expected=f"an index below {backend.device_count()}")
+            message("runtime", f"got device {device!r}", expected=f"an index below {client.device_count()}")
         )
-    found = backend.jax_device(index)
-    attributes: dict[str, object] = {"name": backend.hardware(index)}
+    found = client.jax_device(index)
+    attributes: dict[str, object] = {"name": client.hardware(index)}
     for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
         if hasattr(found, name):
             attributes[name] = getattr(found, name)
@@ -134,12 +134,12 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
 
 def global_runtime_device_count() -> int:
     """Number of hardware devices of all processes."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def addressable_runtime_device_count() -> int:
     """Number of hardware devices of this process."""
-    return backend.device_count()
+    return client.device_count()
 
 
 def use_spmd(auto: bool | None = False) -> None:
@@ -152,11 +152,11 @@ def use_spmd(auto: bool | None = False) -> None:
         NotImplementedError: there is more than one device; this version runs one program per device.
     """
     global _spmd
-    if backend.device_count() > 1:
+    if client.device_count() > 1:
         raise NotImplementedError(
             message(
                 "runtime",
-                f"SPMD mode was asked for with {backend.device_count()} devices",
+                f"SPMD mode was asked for with {client.device_count()} devices",
                 expected="one device in this version",
                 do="leave use_spmd() out, or set CPU_NUM_DEVICES=1",
             )
@@ -170,7 +170,7 @@ def is_spmd() -> bool:
         return True
     if not _config.XLA_USE_SPMD.get():
         return False
-    if backend.device_count() == 1:
+    if client.device_count() == 1:
         return True
     warnings.warn(
         message("runtime", "XLA_USE_SPMD is set but SPMD mode needs one device in this version", do="unset it"),

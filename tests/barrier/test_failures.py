@@ -21,7 +21,7 @@ import torch_xla
 from torch_xla import _bindings
 from torch_xla._core import sync
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.lower import lowering
 from torch_xla._core.run import executor
 from torch_xla.core import xla_model as xm
@@ -306,7 +306,7 @@ def failed(text: str) -> Any:
     """A token or buffer of a run that failed."""
 
     class Failed:
-        device = backend.jax_device(0)
+        device = client.jax_device(0)
 
         def is_deleted(self) -> bool:
             return False

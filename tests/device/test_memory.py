@@ -14,7 +14,7 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import client, memory, transfer
 from torch_xla._core.run import executor
 from torch_xla.debug import memory as public
 
@@ -108,7 +108,7 @@ def test_a_program_that_runs_out_after_its_start() -> None:
     kept = torch.ones(29, 7).to("xla:1")
 
     class Failed:
-        device = backend.jax_device(1)
+        device = client.jax_device(1)
 
         def is_deleted(self) -> bool:
             return False
@@ -121,7 +121,7 @@ def test_a_program_that_runs_out_after_its_start() -> None:
         _bindings.add_run(1, Failed())
         executor.wait(1)
 
-    for find_out in (lambda: backend.download((Failed(), -1), (2,), torch.float32), wait):
+    for find_out in (lambda: transfer.download((Failed(), -1), (2,), torch.float32), wait):
         with pytest.raises(torch.OutOfMemoryError, match=r"\[memory\] a graph that was started did not fit") as info:
             find_out()
         assert "allocating 1024 bytes, on xla:1\n" in str(info.value) and "float32[29, 7], made at" in str(info.value)

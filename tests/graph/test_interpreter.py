@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core.device import backend
+from torch_xla._core.device import transfer
 from torch_xla._core.graph import graph, interpreter, verify
 
 
@@ -142,11 +142,11 @@ def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     for output in outputs:
         cut = _bindings.Graph.of_tensors([output], live=False)
         fills = cut.describe_fills()
-        cut.provide_fills([backend.fill(shape, dtype, number, cut.device) for (shape, dtype), number, _ in fills])
+        cut.provide_fills([transfer.fill(shape, dtype, number, cut.device) for (shape, dtype), number, _ in fills])
         described = graph.describe(cut)
         verify.verify(described)
         leaves = [
-            backend.download(location, meta.shape, meta.dtype)
+            transfer.download(location, meta.shape, meta.dtype)
             for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
         ]
         (value,) = interpreter.interpret(described, leaves)

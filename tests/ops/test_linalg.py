@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import check, lower
 
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla.ops import linalg
 
 A = torch.ops.aten
@@ -140,7 +140,7 @@ def test_singular_values_as_tpus_compute_them(full_matrices, dtype, near, shape,
     draw = np.random.default_rng(0)
     x = draw.normal(size=shape) + (1j * draw.normal(size=shape) if dtype == np.complex64 else 0)
     x = {"full rank": x, "rank one": x[:, :1] @ x[:1], "zero": 0 * x}[kind].astype(dtype)
-    with backend.x64():
+    with client.x64():
         u, s, vh = (np.asarray(part) for part in linalg._svd_by_polar(jnp.asarray(x), full_matrices))
     expected = np.linalg.svd(x, full_matrices=full_matrices)
     assert [part.shape for part in (u, s, vh)] == [part.shape for part in expected]

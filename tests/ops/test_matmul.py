@@ -12,7 +12,7 @@ import torch
 from harness import check
 
 from torch_xla._core import sync
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla.ops import matmul
 
 A = torch.ops.aten
@@ -106,7 +106,7 @@ def test_trilinear():
 def test_products_of_integers_on_tpus_are_those_of_cpus(a, b, contracting, batch):
     draw = np.random.default_rng(0)
     x, y = draw.integers(-(2**62), 2**62, a), draw.integers(-9, 9, b)
-    with backend.x64():
+    with client.x64():
         expected = jax.lax.dot_general(x, y, (contracting, batch))
         got = matmul._sum_of_products(jnp.asarray(x), jnp.asarray(y), contracting, batch)
     assert got.dtype == expected.dtype == jnp.int64

@@ -14,7 +14,7 @@ from torch import nn
 import torch_xla
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
-from torch_xla._core.device import backend
+from torch_xla._core.device import transfer
 
 SIZE = 20_000  # too large for the host to compute
 STEPS = 5
@@ -22,15 +22,15 @@ STEPS = 5
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many buffers each call of `backend.copies` copied."""
+    """How many buffers each call of `transfer.copies` copied."""
     calls: list[int] = []
-    original = backend.copies
+    original = transfer.copies
 
     def copies(buffers: list[object]) -> list[object]:
         calls.append(len(buffers))
         return original(buffers)
 
-    monkeypatch.setattr(backend, "copies", copies)
+    monkeypatch.setattr(transfer, "copies", copies)
     return calls
 
 

@@ -222,7 +222,7 @@ class TestOlderName:
 
     def test_float16_on_tpu_warns_and_casts_nothing(self, monkeypatch):
         monkeypatch.setenv("PJRT_DEVICE", "TPU")
-        monkeypatch.setattr("torch_xla._core.device.backend._chosen", None)
+        monkeypatch.setattr("torch_xla._core.device.client._chosen", None)
         with pytest.warns(UserWarning, match="on TPU: nothing is cast, expected torch.bfloat16"):
             context = torch_xla.amp.autocast("xla", dtype=torch.float16)
         x = torch.randn(2, 2, device="xla")

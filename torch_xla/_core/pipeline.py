@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
-from torch_xla._core.device import backend, failures, memory
+from torch_xla._core.device import failures, memory, transfer
 from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.lower import lowering
 from torch_xla._core.report import debug_level, loop_report, retrace
@@ -183,7 +183,7 @@ def provide_fills(cut: _bindings.Graph) -> None:
     errors: dict[int, OutOfMemoryError] = {}
     for i, ((shape, dtype), number, line) in enumerate(cut.describe_fills()):
         try:
-            buffers.append(backend.fill(shape, dtype, number, cut.device, line))
+            buffers.append(transfer.fill(shape, dtype, number, cut.device, line))
         except OutOfMemoryError as error:
             errors[i] = error
     if errors:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_xla import _bindings, _fallbacks, _metrics, _timeline
-from torch_xla._core.device import backend
+from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
@@ -128,7 +128,7 @@ def wait(index: int | None = None) -> None:
 
 
 def _wait(device: int) -> None:
-    if backend.client_started():
+    if client.client_started():
         from torch_xla._core.run import executor
 
         executor.wait(device)
@@ -194,14 +194,14 @@ class Program:
     def host_inputs(self) -> list[torch.Tensor]:
         """A copy of each input on the host."""
         pairs = zip(self.locations, self.inputs, strict=True)
-        leaves = [backend.download(location, meta.shape, meta.dtype) for location, meta in pairs]
+        leaves = [transfer.download(location, meta.shape, meta.dtype) for location, meta in pairs]
         return leaves + [torch.tensor(vector) for vector in self.numbers]
 
     def device_inputs(self) -> list[torch.Tensor]:
         """A copy of each input on the device."""
         pairs = zip(self.locations, self.inputs, strict=True)
         leaves = [
-            _bindings.tensor_of(backend.copy(location, meta.shape), list(meta.shape), meta.dtype, self.device)
+            _bindings.tensor_of(transfer.copy(location, meta.shape), list(meta.shape), meta.dtype, self.device)
             for location, meta in pairs
         ]
         return leaves + [torch.tensor(vector).to(torch.device("xla", self.device)) for vector in self.numbers]
@@ -241,16 +241,16 @@ class _Hooks:
     @untraced
     def upload(self, tensor: torch.Tensor, index: int) -> Any:
         """Copies a CPU tensor to a device."""
-        return backend.upload(tensor, index)
+        return transfer.upload(tensor, index)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""
         _metrics.count("DeviceDataCacheMiss")
-        return backend.put(numbers, index)
+        return transfer.put(numbers, index)
 
     def explain(self, token: Any, index: int) -> None:
         """Raises what a run that failed has to say."""
-        backend.finish(token, index)
+        transfer.finish(token, index)
 
     @untraced
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -258,22 +258,22 @@ class _Hooks:
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
                 location = _held(tensor, _bindings.location_of, partial(evaluate, [tensor], reading=True))
-            return backend.download(location, tensor.shape, tensor.dtype)
+            return transfer.download(location, tensor.shape, tensor.dtype)
 
     @untraced
     def copy(self, buffers: list[Any]) -> list[Any]:
         """Copies of device buffers, each on its device."""
-        return backend.copies(buffers)
+        return transfer.copies(buffers)
 
     @untraced
     def pack(self, buffers: list[Any]) -> Any:
         """Several device buffers end to end in one."""
-        return backend.pack(buffers)
+        return packing.pack(buffers)
 
     @untraced
     def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
         """The parts of such a buffer, each as one of its own."""
-        return backend.unpack(buffer, shapes)
+        return packing.unpack(buffer, shapes)
 
     def evaluate(self, tensors: list[torch.Tensor]) -> None:
         """Computes tensors at once, in eager mode."""

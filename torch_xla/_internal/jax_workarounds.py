@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jax_import_guard() -> None:
     """Starts the client of the device, which is JAX's."""
-    backend.jax_device(0)
+    client.jax_device(0)
 
 
 def requires_jax(func: F) -> F:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 
 from torch_xla import _config
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 
 _GOOGLE_VENDOR = "0x1ae0"
@@ -53,7 +53,7 @@ def num_available_devices() -> int:
     if chips:
         return chips * num_logical_cores_per_chip()
     wanted = _config.PJRT_DEVICE.get()
-    return backend.device_count() if wanted and wanted.upper() != "TPU" else 0
+    return client.device_count() if wanted and wanted.upper() != "TPU" else 0
 
 
 def num_local_processes() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 
 
@@ -32,7 +32,7 @@ class autocast(torch.amp.autocast_mode.autocast):
             raise ValueError(message("amp", f"got device {device}", expected="an xla device"))
         if dtype is None:
             dtype = torch.bfloat16
-        if enabled and dtype != torch.bfloat16 and backend.device_type() == "TPU":
+        if enabled and dtype != torch.bfloat16 and client.device_type() == "TPU":
             warnings.warn(
                 message("amp", f"got dtype={dtype} on TPU: nothing is cast", expected="torch.bfloat16"), stacklevel=2
             )

@@ -8,7 +8,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 from torch_xla._version import __version__
 from torch_xla.core import _donation
@@ -35,7 +35,7 @@ def tensor_info(tensor: torch.Tensor) -> str:
         )
     lines = [
         f"Tensor id: {_bindings.tensor_id(tensor)}",
-        f"Device: {tensor.device} ({backend.hardware(tensor.device.index)})",
+        f"Device: {tensor.device} ({client.hardware(tensor.device.index)})",
         f"XLA Shape: {_shape_text(tensor)}, strides {tensor.stride()}",
     ]
     if _bindings.location_of(tensor) is None:

@@ -15,7 +15,7 @@ from torch_xla import _api, _bindings, _config, runtime
 from torch_xla._api import index_of
 from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import client, memory
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 from torch_xla.core._barriers import optimization_barrier_
@@ -123,7 +123,7 @@ def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
     Returns:
         A list such as ``["xla:0", "xla:1"]``.
     """
-    count = backend.device_count()
+    count = client.device_count()
     return [f"xla:{index}" for index in range(min(count, max_devices) if max_devices else count)]
 
 
@@ -146,17 +146,17 @@ def xla_real_devices(devices: list[Device] | None = None) -> list[str]:
     Returns:
         A list such as ``["CPU:0", "CPU:1"]``.
     """
-    return [backend.hardware(index_of(device)) for device in devices or get_xla_supported_devices()]
+    return [client.hardware(index_of(device)) for device in devices or get_xla_supported_devices()]
 
 
 def xla_device_hw(device: Device) -> str:
     """Kind of hardware behind a device: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin."""
-    return backend.hardware(index_of(device)).split(":")[0]
+    return client.hardware(index_of(device)).split(":")[0]
 
 
 def xla_device_kind(device: Device | None = None) -> str:
     """The vendor's name for the model of a device."""
-    return backend.jax_device(index_of(device)).device_kind
+    return client.jax_device(index_of(device)).device_kind
 
 
 def xla_replication_devices(local_devices: list[Device] | None = None) -> list[str]:

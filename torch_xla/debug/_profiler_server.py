@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch_xla import _capture, _config
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 
 _LISTENING = "0A"  # in the kernel's table of sockets
@@ -31,7 +31,7 @@ class ProfilerServer:
         import jax
 
         self.port = port
-        backend.jax_device(0)  # a client that JAX starts by itself may have fewer devices
+        client.jax_device(0)  # a client that JAX starts by itself may have fewer devices
         jax.profiler.start_server(port)
         self._stop = weakref.finalize(self, _stop)
         _capture.enable(jax.profiler.TraceAnnotation)

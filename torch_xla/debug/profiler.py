@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch_xla
 from torch_xla import _capture, runtime
 from torch_xla._api import barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.debug import _profiler_server
@@ -78,7 +78,7 @@ def start_trace(log_dir: os.PathLike[str] | str) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # a row for each Python call slows the host down several times
     try:
-        backend.jax_device(0)  # a client that JAX starts by itself may have fewer devices
+        client.jax_device(0)  # a client that JAX starts by itself may have fewer devices
         jax.profiler.start_trace(os.fspath(log_dir), profiler_options=options)
     except BaseException as error:
         _tracing.release()

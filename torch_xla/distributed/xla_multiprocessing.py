@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.multiprocessing
 
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import listing, message
 from torch_xla.distributed import xla_backend as xla_backend
 
@@ -58,10 +58,10 @@ def spawn(
                 do="use the devices xla:0, xla:1, … of one process instead",
             )
         )
-    if nprocs is None and backend.device_count() > 1:
+    if nprocs is None and client.device_count() > 1:
         logger.warning(
             "[spawn] %d devices are visible and one process is started; it may use all of them by index",
-            backend.device_count(),
+            client.device_count(),
         )
     fn(0, *args)
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core import sync as _barrier
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 
 
@@ -26,7 +26,7 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
         where = xla_tensor.device if isinstance(xla_tensor, torch.Tensor) else type(xla_tensor).__name__
         raise ValueError(message("dlpack", f"got {where}", expected="a tensor on device xla"))
     dense = xla_tensor.detach().contiguous()
-    with backend.x64():
+    with client.x64():
         return _barrier.buffers([dense], wait=True)[0].copy().__dlpack__()
 
 
@@ -44,7 +44,7 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
             from torch_xla.ops import dtypes
 
             index = _bindings.current_device()
-            with backend.x64():
-                array = jax.device_put(jax.dlpack.from_dlpack(ext_tensor).copy(), backend.jax_device(index))
+            with client.x64():
+                array = jax.device_put(jax.dlpack.from_dlpack(ext_tensor).copy(), client.jax_device(index))
             return _bindings.tensor_of(array, list(array.shape), dtypes.torch_dtype(array.dtype), index)
     return torch.utils.dlpack.from_dlpack(ext_tensor).to("xla")

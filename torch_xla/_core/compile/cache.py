@@ -13,7 +13,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import compiler
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.lower import scopes
 from torch_xla.ops import dtypes, precision
 
@@ -163,7 +163,7 @@ def _identity() -> bytes:
 
 def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
-    target = backend.jax_device(cut.device)
+    target = client.jax_device(cut.device)
     digest = hashlib.sha256(_identity())
     decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
     digest.update(f"{decides} {target.platform} {target.device_kind}".encode())
@@ -208,7 +208,7 @@ def _load(cut: _bindings.Graph) -> Executable | None:
         return None
     from jaxlib import xla_client
 
-    target = backend.jax_device(cut.device)
+    target = client.jax_device(cut.device)
     try:
         devices = xla_client.DeviceList((target,))
         loaded = target.client.deserialize_executable(payload, devices)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.graph import graph
 from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError
 
@@ -151,7 +151,7 @@ def _asked(error: Exception) -> int | None:
 
 
 def _reason(error: Exception, device: int) -> str:
-    stats = backend.memory_stats(device) or {}
+    stats = client.memory_stats(device) or {}
     limit = f" of {in_bytes(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
     return f"{limit}: {str(error).splitlines()[0].rstrip('.')}"
 
@@ -205,7 +205,7 @@ def device_memory(index: int) -> dict[str, int]:
 
     For CPU devices, which have no memory of their own, the figures are those of this process and its host.
     """
-    stats = backend.memory_stats(index)
+    stats = client.memory_stats(index)
     if stats:
         used = int(stats.get("bytes_in_use", stats.get("bytes_used", 0)))
         limit = int(stats.get("bytes_limit", 0))

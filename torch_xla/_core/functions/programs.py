@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import backend
+from torch_xla._core.device import client, transfer
 from torch_xla._core.graph.library import XLA_LIB
 
 
@@ -79,7 +79,7 @@ def text(name: str) -> str:
     from torch_xla.ops.program import find
 
     program = find(name)
-    with backend.x64():
+    with client.x64():
         arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in program.inputs]
         return jax.jit(program.function).lower(*arguments).as_text()
 
@@ -149,7 +149,7 @@ def export_module(module: torch.fx.GraphModule, outputs: Sequence[int], lift: bo
         results = function(*(next(given) if taken else None for taken in used))
         return tuple(jax.numpy.asarray(results[i]) for i in outputs if results[i] is not None)
 
-    with backend.x64():
+    with client.x64():
         arguments = [
             jax.ShapeDtypeStruct(node.meta["val"].shape, dtypes.numpy_dtype(node.meta["val"].dtype))
             for node, taken in zip(placeholders, used, strict=True)
@@ -186,7 +186,7 @@ def upload(array: Any) -> torch.Tensor:
     from torch_xla.ops import dtypes
 
     index = _bindings.current_device()
-    return _bindings.tensor_of(backend.put(array, index), list(array.shape), dtypes.torch_dtype(array.dtype), index)
+    return _bindings.tensor_of(transfer.put(array, index), list(array.shape), dtypes.torch_dtype(array.dtype), index)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def load_module(bytecode: bytes) -> LoadedModule:
     from jaxlib import xla_client
 
     index = _bindings.current_device()
-    device = backend.jax_device(index)
+    device = client.jax_device(index)
     with _metrics.timed("CompileTime"):
         loaded = device.client.compile_and_load(bytecode, xla_client.DeviceList((device,)), xla_client.CompileOptions())
     return LoadedModule(loaded, index)

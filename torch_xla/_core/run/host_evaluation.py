@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import backend
+from torch_xla._core.device import transfer
 from torch_xla._core.graph import graph, interpreter
 
 _CAPACITY = 64
@@ -27,7 +27,7 @@ def run(cut: _bindings.Graph) -> bool:
     if buffers is None:
         described = graph.describe(cut)
         leaves = [
-            backend.download(location, meta.shape, meta.dtype)
+            transfer.download(location, meta.shape, meta.dtype)
             for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
         ]
         try:
@@ -37,7 +37,7 @@ def run(cut: _bindings.Graph) -> bool:
             if isinstance(error, NotImplementedError) or "scalar type" in str(error):
                 return False
             raise
-        buffers = [backend.upload(result, cut.device) for result in results]
+        buffers = [transfer.upload(result, cut.device) for result in results]
         if not leaves:
             _constants[key] = buffers
             if len(_constants) > _CAPACITY:

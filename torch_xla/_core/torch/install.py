@@ -12,7 +12,7 @@ import torch
 
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import sync
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._core.functions import ctc, custom_calls, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
@@ -75,4 +75,4 @@ def install() -> None:
     atexit.register(debug_level.at_exit)
     _metrics.provide("CreateXlaTensor", _bindings.created_tensors)
     _metrics.provide("DestroyXlaTensor", _bindings.destroyed_tensors)
-    backend.publish_count()
+    client.publish_count()

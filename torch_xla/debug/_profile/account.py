@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import client, memory
 from torch_xla._core.report import debug_level
 from torch_xla._timeline import Mark, Span
 from torch_xla.debug._profile import report as data
@@ -160,10 +160,10 @@ class _Account:
         )
 
     def _hardware(self) -> str:
-        if not backend.client_started():
-            return backend.device_type()
+        if not client.client_started():
+            return client.device_type()
         used = sorted({run.device for run in self.runs}) or [0]
-        return f"{len(used)} × {backend.jax_device(used[0]).device_kind}"
+        return f"{len(used)} × {client.jax_device(used[0]).device_kind}"
 
     # The host's thread
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from torch_xla import _bindings, _timeline
-from torch_xla._core.device import backend, memory
+from torch_xla._core.device import client, memory
 from torch_xla._core.lower.scopes import ModulePaths
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
@@ -79,7 +79,7 @@ class Collector(_timeline.Recorder):
         """Counts the live tensors of all devices."""
         start = perf_counter()
         counts: dict[tuple[Any, ...], int] = {}
-        if backend.client_started():
+        if client.client_started():
             for device in range(_bindings.device_count()):
                 for kind in memory.live_tensors(device):
                     key = (kind.line, kind.shape, kind.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torch_xla import runtime
-from torch_xla._core.device import backend
+from torch_xla._core.device import client
 from torch_xla._errors import message
 
 AxisSpec = tuple[int | str, ...] | int | str | None
@@ -72,7 +72,7 @@ class Mesh:
         """The same mesh as a `jax.sharding.Mesh`; unnamed axes are called by their index."""
         import jax
 
-        devices = np.array([backend.jax_device(int(index)) for index in self.device_ids], dtype=object)
+        devices = np.array([client.jax_device(int(index)) for index in self.device_ids], dtype=object)
         names = self.axis_names or tuple(map(str, range(len(self.mesh_shape))))
         return jax.sharding.Mesh(devices.reshape(self.mesh_shape), names)
 

@@ -1,0 +1,215 @@
+"""The PJRT client, through JAX: which devices there are.
+
+Counting devices and naming their kind never starts the client; the first xla tensor does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import warnings
+from contextlib import AbstractContextManager
+from glob import glob
+from typing import TYPE_CHECKING, Any
+
+from torch_xla import _bindings, _config
+
+if TYPE_CHECKING:
+    import jax
+
+_PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
+
+_chosen: str | None = None
+_started = False
+_forked = False
+
+
+def device_type() -> str:
+    """Kind of the devices: ``"CPU"``, ``"CUDA"``, ``"TPU"`` or the name of a plugin.
+
+    Taken from ``PJRT_DEVICE``, else from what the machine has.
+    """
+    name = _chosen or _config.PJRT_DEVICE.get()
+    if name is not None:
+        return name.upper() if name.upper() in _PLATFORMS else name
+    if _tpu_chips() and importlib.util.find_spec("libtpu") is not None:
+        return "TPU"
+    if glob("/dev/nvidia[0-9]*") and any("cuda" in p for p in _plugins()):
+        return "CUDA"
+    return "CPU"
+
+
+def set_device_type(name: str) -> None:
+    """Chooses the kind of the devices.
+
+    Raises:
+        RuntimeError: The client runs already on another kind.
+    """
+    global _chosen
+    if _started and name.upper() != device_type().upper():
+        raise RuntimeError(
+            f"[device] got device type {name}, but the process already uses {device_type()}; "
+            "choose before the first xla tensor"
+        )
+    _chosen = name
+    os.environ["PJRT_DEVICE"] = name
+    publish_count()
+
+
+def _platform() -> str:
+    name = device_type()
+    return _PLATFORMS.get(name.upper(), name.lower())
+
+
+@functools.cache
+def _plugins() -> tuple[str, ...]:
+    """Names of the installed PJRT plugins, without loading them."""
+    names = {point.name for point in importlib.metadata.entry_points(group="jax_plugins")}
+    spec = importlib.util.find_spec("jax_plugins")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        names.update(os.path.basename(path) for path in glob(os.path.join(folder, "*")) if os.path.isdir(path))
+    return tuple(sorted(n for n in names if not n.startswith("_")))
+
+
+def _tpu_chips() -> int:
+    return len(glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"))
+
+
+def _available() -> str:
+    kinds = ["CPU", *("CUDA" if "cuda" in p else p for p in _plugins())]
+    if _tpu_chips():
+        kinds.append("TPU")
+    return ", ".join(dict.fromkeys(kinds))
+
+
+def device_count() -> int:
+    """Number of devices of this process. Asks the client only for kinds that cannot be counted otherwise."""
+    if _started:
+        return len(_devices())
+    platform = _platform()
+    if platform == "cpu":
+        return _config.CPU_NUM_DEVICES.get()
+    if platform in ("cuda", "rocm"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return len([v for v in visible.split(",") if v]) if visible is not None else len(glob("/dev/nvidia[0-9]*"))
+    if platform == "tpu":
+        return _tpu_chips()
+    return len(_devices())
+
+
+def publish_count() -> None:
+    """Tells the recorder how many devices there are, as PyTorch's autograd asks it without starting a client."""
+    platform = _platform()
+    if platform in ("cpu", "cuda", "rocm", "tpu"):
+        _bindings.set_device_count(max(device_count(), 1))
+    else:
+        # A plugin counts its devices only once started; the count may be too high, but not too low.
+        _bindings.set_device_count(8)
+
+
+def client_started() -> bool:
+    """Whether the PJRT client runs."""
+    return _started
+
+
+@functools.cache
+def _devices() -> tuple[jax.Device, ...]:
+    global _started
+    import jax
+
+    platform = _platform()
+    if platform == "cpu" and _config.CPU_NUM_DEVICES.get() > 1:
+        try:
+            jax.config.update("jax_num_cpu_devices", _config.CPU_NUM_DEVICES.get())
+        except RuntimeError:
+            count = len(jax.local_devices(backend="cpu"))
+            if count < _config.CPU_NUM_DEVICES.get():
+                raise RuntimeError(
+                    f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX "
+                    f"with {count} CPU device(s); create the first xla tensor before using JAX"
+                ) from None
+    try:
+        devices = tuple(jax.local_devices(backend=platform))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"[device] got PJRT_DEVICE={device_type()}, available here: {_available()}; set PJRT_DEVICE to one of them"
+            f" ({error})"
+        ) from error
+    if platform == "cpu":
+        devices = devices[: _config.CPU_NUM_DEVICES.get()]
+        from torch_xla.ops import host_kernel
+
+        host_kernel.register()  # a program from disk may call it
+    _bindings.set_device_count(len(devices))
+    _started = True
+    os.register_at_fork(after_in_child=_note_fork)
+    atexit.register(_finish_at_exit)  # after JAX has registered what takes its client down: the latest is called first
+    # Workers of a DataLoader are forked beside the client and use no device; those that do get an error from us.
+    warnings.filterwarnings("ignore", message="os.fork\\(\\) was called", category=RuntimeWarning)
+    return devices
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+def _finish_at_exit() -> None:
+    """Waits for what was started: its threads must not meet a client and a process that are being taken down."""
+    for index in range(0 if _forked else len(_devices())):
+        for _ in range(_bindings.runs_in_flight(index)):  # not for more: a daemon thread may start ever new ones
+            _bindings.wait_for_runs(index, max(_bindings.runs_in_flight(index) - 1, 0))
+
+
+def _check_process() -> None:
+    if _forked:
+        raise RuntimeError(
+            "[device] this process was forked after the xla client had started and cannot use it; start the child with "
+            "the 'spawn' method, or create the first xla tensor after the fork"
+        )
+
+
+def jax_device(index: int) -> jax.Device:
+    """The PJRT device behind ``xla:index``.
+
+    Raises:
+        RuntimeError: There is none, or the client cannot be started here.
+    """
+    _check_process()
+    devices = _devices()
+    if not 0 <= index < len(devices):
+        raise RuntimeError(f"[device] got xla:{index}, available are xla:0 to xla:{len(devices) - 1}")
+    return devices[index]
+
+
+def hardware(index: int) -> str:
+    """Name of a device's hardware, such as ``"CPU:0"``."""
+    return f"{device_type()}:{index}"
+
+
+def default_index() -> int:
+    """Index of the current device."""
+    return _bindings.current_device()
+
+
+def memory_stats(index: int) -> dict[str, int] | None:
+    """The client's memory statistics in bytes, or None where it keeps none (CPU)."""
+    return jax_device(index).memory_stats()
+
+
+def x64() -> AbstractContextManager[Any]:
+    """A scope in which JAX keeps 64-bit types; outside it the user's own JAX code is not changed."""
+    import jax
+
+    return jax.enable_x64(True)
+
+
+@functools.cache
+def sharding(index: int) -> jax.sharding.SingleDeviceSharding:
+    """Where buffers of a device are, as JAX says it."""
+    import jax
+
+    return jax.sharding.SingleDeviceSharding(jax_device(index))

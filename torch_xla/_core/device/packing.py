@@ -1,0 +1,77 @@
+"""Many small device buffers in one: a run then takes and gives one in place of hundreds."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch_xla import _timeline
+from torch_xla._core.device import client, transfer
+
+_wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
+
+
+def pack(buffers: Sequence[Any]) -> Any:
+    """Several device buffers of one dtype end to end in one."""
+    import jax
+    import numpy as np
+
+    # The first step's weights came from the host a moment ago, and a program for this would be one more to compile.
+    if all(buffer.is_ready() for buffer in buffers):
+        joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
+        with client.x64():
+            return jax.device_put(joined, buffers[0].device)
+    earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].device)
+    with client.x64(), _compiling(earlier == 0):
+        return _joined()(list(buffers))
+
+
+def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """The parts of a device buffer, each as one of its own."""
+    import jax
+    import numpy as np
+
+    earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.device)
+    if earlier == 0:
+        # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
+        transfer.finish(buffer)
+        with client.x64():
+            return jax.device_put(_parts(np.array(buffer), shapes), buffer.device)
+    with client.x64(), _compiling(earlier == 1):
+        return _split()(buffer, shapes)
+
+
+def _parts(values: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
+    return [values[i : i + math.prod(shape)].reshape(shape) for i, shape in zip(starts, shapes, strict=False)]
+
+
+def _count_wanted(*signature: Any) -> int:
+    """How often that was wanted before."""
+    _wanted[signature] += 1
+    return _wanted[signature] - 1
+
+
+def _compiling(first: bool) -> AbstractContextManager[Any]:
+    """Shows in profiles that JAX compiles something small of its own, as it does once per signature."""
+    return _timeline.span("packing") if first else nullcontext()
+
+
+@functools.cache
+def _joined() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.jit(lambda buffers: jnp.concatenate([buffer.reshape(-1) for buffer in buffers]))
+
+
+@functools.cache
+def _split() -> Any:
+    import jax
+
+    return jax.jit(_parts, static_argnums=1)

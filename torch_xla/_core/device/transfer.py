@@ -1,0 +1,150 @@
+"""Copies: values from the host to a device, back, and on a device; and waits for what was started."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core.device import client, failures, memory
+
+if TYPE_CHECKING:
+    import jax
+
+_MOST_DIMENSIONS = 64
+
+
+def upload(tensor: torch.Tensor, index: int) -> jax.Array:
+    """Copies a CPU tensor to a device; the caller may change the tensor afterwards.
+
+    Raises:
+        TypeError: XLA has no such dtype.
+        RuntimeError: The tensor has more dimensions than NumPy's arrays can have.
+        torch.OutOfMemoryError: The host or the device has no room for it.
+    """
+    from torch_xla.ops.fallback import to_numpy
+
+    if tensor.dim() > _MOST_DIMENSIONS:
+        raise RuntimeError(
+            f"[transfer] got a tensor of {tensor.dim()} dimensions, "
+            f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
+        )
+    with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
+        # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
+        return put(to_numpy(tensor).copy(), index)
+
+
+def put(array: Any, index: int) -> jax.Array:
+    """Moves a NumPy array to a device; the array must not be changed afterwards."""
+    import jax
+
+    from torch_xla._core.device import jax_internals
+
+    device = client.jax_device(index)
+    _metrics.add_sample("OutboundData", array.nbytes, "bytes")
+    with _metrics.timed("TransferToDeviceTime"):
+        # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
+        aval = jax.core.ShapedArray(array.shape, array.dtype)
+        return jax_internals.batched_device_put(aval, client.sharding(index), [array], [device], enable_x64=True)
+
+
+def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None) -> jax.Array:
+    """A device buffer that holds one number everywhere.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        number: The number.
+        index: Its device.
+        line: The user's line that made it.
+
+    Raises:
+        torch.OutOfMemoryError: The host or the device has no room for it.
+    """
+    with _told(shape, dtype, index, line):
+        return put(_host_fill(shape, dtype, number), index)
+
+
+@contextmanager
+def _told(shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None = None) -> Iterator[None]:
+    """A scope that moves values of a tensor to a device; what there is no room for is said as PyTorch says it."""
+    try:
+        yield
+    except Exception as error:
+        if memory.ran_out(error):
+            raise memory.explain_host(error, shape, dtype, index, line) from error
+        raise
+
+
+def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
+    from torch_xla.ops.fallback import to_numpy
+
+    return to_numpy(torch.full(shape, number, dtype=dtype))
+
+
+def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A new CPU tensor with values of the device; waits until they are computed.
+
+    Args:
+        location: The buffer and the index of the first element in it, -1 where it holds nothing else.
+        shape: Sizes of the tensor.
+        dtype: Its type.
+    """
+    import numpy as np
+
+    from torch_xla.ops.fallback import from_numpy
+
+    buffer, start = location
+    asked = time.perf_counter()
+    finish(buffer)
+    _metrics.waited(asked)
+    with _metrics.timed("TransferFromDeviceTime"):
+        values = np.asarray(buffer)
+        _metrics.add_sample("InboundData", values.nbytes, "bytes")
+        if start >= 0:
+            values = values[start : start + math.prod(shape)].reshape(shape)
+        return from_numpy(values, dtype)
+
+
+def finish(started: Any, index: int | None = None) -> None:
+    """Waits for a buffer or a token.
+
+    Args:
+        started: What to wait for.
+        index: Its device; a buffer knows it.
+
+    Raises:
+        ExecutionError: The program that makes it failed; a torch.OutOfMemoryError too where it did not fit.
+    """
+    try:
+        started.block_until_ready()
+    except Exception as error:
+        if index is None and started.is_deleted():
+            raise  # no program failed: it was given to one
+        raise failures.late(error, _index_of(started.device) if index is None else index) from error
+
+
+def _index_of(device: Any) -> int:
+    return next(index for index in range(_bindings.device_count()) if client.jax_device(index) == device)
+
+
+def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
+    """A new device buffer with the values at a location, as `download` reads them."""
+    buffer, start = location
+    if start < 0:
+        return copies([buffer])[0]
+    with client.x64():
+        return buffer[start : start + math.prod(shape)].reshape(shape)
+
+
+def copies(buffers: Sequence[Any]) -> list[Any]:
+    """A copy of each device buffer, on its device; compiles nothing."""
+    import jax
+
+    with client.x64():
+        return jax.device_put(list(buffers), may_alias=False)
