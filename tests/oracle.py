@@ -11,14 +11,14 @@ from torch_xla._core.graph import graph, interpreter, verify
 
 def cut(tensor: torch.Tensor) -> graph.Graph:
     """The verified pending graph of one tensor."""
-    described = graph.describe(_bindings.Graph.of_tensors([tensor], live=False))
+    described = graph.describe(_bindings.Cut.of_tensors([tensor]).preview())
     verify.verify(described)
     return described
 
 
 def value(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's value, computed by PyTorch's CPU kernels from its leaves; it stays pending."""
-    recorded = _bindings.Graph.of_tensors([tensor.detach()], live=False)
+    recorded = _bindings.Cut.of_tensors([tensor.detach()]).preview()
     described = graph.describe(recorded)
     verify.verify(described)
     leaves = [

@@ -64,7 +64,7 @@ def here(offset: int = 0) -> str:
 
 def cut_of(*tensors: torch.Tensor) -> graph.Graph:
     """The graph of pending tensors, which stay pending."""
-    return graph.describe(_bindings.Graph.of_tensors(list(tensors), live=False))
+    return graph.describe(_bindings.Cut.of_tensors(list(tensors)).preview())
 
 
 @dataclass

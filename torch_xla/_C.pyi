@@ -59,13 +59,36 @@ class ExecutableCache:
     def values(self) -> list[Any]: ...
     def __len__(self) -> int: ...
 
+class Cut:
+    """What a graph is to be made of."""
+
+    class Scope:
+        """What it computes."""
+
+        NEEDED: Cut.Scope  # what its tensors need
+        LIVE: Cut.Scope  # that too, and of what they need all that is still some tensor's value becomes a result
+        PENDING: Cut.Scope  # everything pending on the device
+
+    class Donate:
+        """Which buffers its program may write over."""
+
+        NOTHING: Cut.Donate
+        GIVEN: Cut.Donate  # those that were given away
+        OVERWRITTEN: Cut.Donate  # and those of overwritten tensors
+
+    # `until` is a node sequence: only what was recorded before it.
+    @staticmethod
+    def of_device(device: int, until: int = ...) -> Cut: ...
+    @staticmethod
+    def of_tensors(tensors: Sequence[torch.Tensor], scope: Scope = ..., donate: Donate = ...) -> Cut: ...
+    # To be run.
+    def graph(self) -> Graph: ...
+    # To be looked at: nothing is changed by it.
+    def preview(self) -> Graph: ...
+
 class Graph:
     """A cut graph: nodes in recording order, leaves in order of first use, outputs."""
 
-    @staticmethod
-    def of_device(device: int, barrier: bool = True) -> Graph: ...
-    @staticmethod
-    def of_tensors(tensors: Sequence[torch.Tensor], live: bool = True, give: bool = False) -> Graph: ...
     @property
     def key(self) -> str: ...
     @property
@@ -110,15 +133,12 @@ class Graph:
     # Forgets the cut: what was pending is.
     def clear(self) -> None: ...
     # Two that do not need each other, or none.
-    def halves(self) -> list[Part]: ...
+    def halves(self) -> list[Cut]: ...
     # Takes back what depends on the failed nodes and fills, or all if none is named; gives what is left.
-    def abandon(self, error: str, failed_nodes: Sequence[int] = (), failed_fills: Sequence[int] = ()) -> list[Part]: ...
+    def abandon(self, error: str, failed_nodes: Sequence[int] = (), failed_fills: Sequence[int] = ()) -> list[Cut]: ...
 
-class Part:
-    """Values that make a graph of their own, cut when it is their turn."""
-
-    def cut(self) -> Graph: ...
-
+# Of the next call that is recorded.
+def node_sequence() -> int: ...
 def has_pending(device: int) -> bool: ...
 
 # None while the value is pending.

@@ -6,13 +6,14 @@ import torch  # noqa: F401  # the extension links against its libraries
 
 import torch_xla._C as _C
 
+Cut = _C.Cut
 Graph = _C.Graph
-Part = _C.Part
 Packing = _C.Packing
 Program = _C.Program
 ExecutableCache = _C.ExecutableCache
 
 # Graphs and values.
+node_sequence = _C.node_sequence
 has_pending = _C.has_pending
 buffer_of = _C.buffer_of
 location_of = _C.location_of

@@ -116,7 +116,7 @@ class TestTheUsersJax:
 def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
     x = torch.linspace(0, 1, 6).to("xla")
     for y, waits in ((x.sin(), False), (torch.special.airy_ai(x), True)):
-        cut = _bindings.Graph.of_tensors([y], live=False)
+        cut = _bindings.Cut.of_tensors([y]).preview()
         lowered = compiler.lower(graph.describe(cut), "graph")
         assert compiler.compile_lowered(cut, lowered, "graph").program.waits == waits
 

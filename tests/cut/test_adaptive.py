@@ -197,7 +197,7 @@ def test_only_what_varies_is_an_input() -> None:
     given = []
     for i in range(3):
         y = x[i : i + 4, 5:9] * 2.5
-        described = graph.describe(_bindings.Graph.of_tensors([y]))
+        described = graph.describe(_bindings.Cut.of_tensors([y], _bindings.Cut.Scope.LIVE).graph())
         given.append([number.value for node in described.nodes for number in node.numbers()])
         del y
     # The first batch, the second and the third: where it begins and ends, after that where the columns do.
@@ -224,7 +224,7 @@ def test_a_loop_without_variation_has_constants(compiles: Counting) -> None:
     with compiles(1):
         for _ in range(3):
             y = x[3:7, 1] * 2.5
-            numbers = graph.describe(_bindings.Graph.of_tensors([y])).nodes[0].numbers()
+            numbers = graph.describe(_bindings.Cut.of_tensors([y], _bindings.Cut.Scope.LIVE).graph()).nodes[0].numbers()
             assert not numbers
             torch_xla.sync()
 

@@ -30,7 +30,7 @@ def state(count: int) -> list[Tensor]:
 
 def pending() -> list[float]:
     """The real numbers of what is pending, as its program gets them."""
-    floats, ints, _ = _bindings.Graph.of_device(0, barrier=False).packed_numbers()
+    floats, ints, _ = _bindings.Cut.of_device(0).preview().packed_numbers()
     return floats.tolist() + ints.tolist()
 
 
@@ -106,7 +106,7 @@ class TestWhenTheyDiffer:
         for factors, expected in (((3.0, 3.0), [3.0, 0.5]), ((3.0, 2.0), [3.0, 0.5, 2.0, 3.0, 2.0])):
             for tensor, factor in zip(tensors, factors * 2, strict=True):
                 tensor.mul_(factor).add_(0.5)
-            cut = _bindings.Graph.of_device(0, barrier=False)
+            cut = _bindings.Cut.of_device(0).preview()
             cache.find(cut)
             assert cut.packed_numbers()[0].tolist() == expected
             del cut

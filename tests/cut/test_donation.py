@@ -26,7 +26,7 @@ def computed(size: int = SIZE) -> torch.Tensor:
 
 def barrier() -> int:
     """Issues a barrier; the number of buffers its graph gives away."""
-    donated = _bindings.Graph.of_device(0).donated
+    donated = _bindings.Cut.of_device(0).graph().donated
     torch.zeros(1, device="xla")
     torch_xla.sync()
     return len(donated)

@@ -37,7 +37,7 @@ def update(tensors: list[torch.Tensor]) -> None:
 
 def packs() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Of what is pending on the device."""
-    return _bindings.Packing(_bindings.Graph.of_device(0)).packs
+    return _bindings.Packing(_bindings.Cut.of_device(0).graph()).packs
 
 
 def values(tensors: list[torch.Tensor]) -> list[float]:
@@ -135,7 +135,7 @@ class TestPlaces:
         for group in (tensors, others):
             for tensor in group:
                 tensor.copy_(tensor.cumsum(0))
-        text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
+        text = lowering.lower(graph.describe(_bindings.Cut.of_device(0).graph())).stage.as_text()
         places = [line for line in text.splitlines() if "optimization_barrier" in line and ": tensor<i32>" in line]
         assert len(places) == 6
         torch_xla.sync()
@@ -321,5 +321,5 @@ class TestNobodyCanTell:
         tensors = state(2)
         for tensor in tensors:
             tensor.mul_(2.5)
-        (pack,) = graph.describe(_bindings.Graph.of_device(0)).packs
+        (pack,) = graph.describe(_bindings.Cut.of_device(0).graph()).packs
         assert pack == ((0, 1), (0, 1))

@@ -150,7 +150,7 @@ def test_tensors_elsewhere_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"\[tensor\] got a tensor on cpu"):
         _bindings.buffer_of(X)
     with pytest.raises(RuntimeError, match=r"\[graph\] got a tensor on cpu"):
-        _bindings.Graph.of_tensors([X])
+        _bindings.Cut.of_tensors([X], _bindings.Cut.Scope.LIVE).graph()
 
 
 def test_the_users_jax_is_not_changed() -> None:

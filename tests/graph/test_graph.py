@@ -68,7 +68,7 @@ class TestDescription:
     def test_numbers_travel_by_type_and_order(self) -> None:
         (x,) = buffers((4,))
         y = (x * 2.5 + 3) * 4.5 - 7j
-        floats, ints, complexes = _bindings.Graph.of_tensors([y]).packed_numbers()
+        floats, ints, complexes = _bindings.Cut.of_tensors([y], _bindings.Cut.Scope.LIVE).graph().packed_numbers()
         assert floats.tolist() == [2.5, 4.5]
         assert ints.tolist() == [3]
         assert complexes.tolist() == [7j]
@@ -79,7 +79,7 @@ class TestDescription:
         y = torch.bernoulli(x) + torch.bernoulli(x)
         one, other = (node for node in cut_of(y).nodes if node.seeded)
         assert one.attrs == other.attrs
-        _, ints, _ = _bindings.Graph.of_tensors([y]).packed_numbers()
+        _, ints, _ = _bindings.Cut.of_tensors([y], _bindings.Cut.Scope.LIVE).graph().packed_numbers()
         assert ints.tolist() == [41, 0, 41, 1]
 
     def test_dead_values_are_not_computed(self) -> None:
@@ -87,7 +87,7 @@ class TestDescription:
         torch_xla.sync()
         x.sin()
         y = x.cos().tanh()
-        cut = _bindings.Graph.of_device(0)
+        cut = _bindings.Cut.of_device(0).graph()
         assert [node.op for node in graph.describe(cut).nodes] == ["aten.cos.default", "aten.tanh.default"]
         assert cut.outputs == [(1, 0)]
         assert y.shape == (4,)
@@ -122,7 +122,7 @@ class TestNumbering:
             torch_xla.sync()
             tensors[(3,)].mul_(2.5)
             tensors[(2,)].add_(1.5)
-            return _bindings.Graph.of_device(0)
+            return _bindings.Cut.of_device(0).graph()
 
         older_first, younger_first = cut([(2,), (3,)]), cut([(3,), (2,)])
         assert older_first.outputs == younger_first.outputs == [(0, 0), (1, 0)]
@@ -132,7 +132,7 @@ class TestNumbering:
         (x,) = buffers((1,))
         for _ in range(100_000):
             x = x + 1
-        assert _bindings.Graph.of_tensors([x], live=False).num_nodes == 100_000
+        assert _bindings.Cut.of_tensors([x]).preview().num_nodes == 100_000
 
 
 class TestText:
@@ -157,7 +157,7 @@ class TestText:
         (x,) = buffers((2,))
         torch_xla.sync()
         x.mul_(2.5)
-        cut = _bindings.Graph.of_device(0)
+        cut = _bindings.Cut.of_device(0).graph()
         assert "  %p0 = xla::device_data(), f32[2], donated\n" in graph_text.text(graph.describe(cut))
         (y,) = buffers((2, 3))
         text = graph_text.text(cut_of(y.max(1).indices + 1))
@@ -205,7 +205,7 @@ class TestText:
 
 
 def key(*tensors: torch.Tensor) -> str:
-    return _bindings.Graph.of_tensors(list(tensors), live=False).key
+    return _bindings.Cut.of_tensors(list(tensors)).preview().key
 
 
 class TestKey:
@@ -273,7 +273,7 @@ class TestKey:
             (x,) = buffers((4,))
             torch_xla.sync()
             y = x.add(2.5) if kept else x.add_(2.5)
-            graph = _bindings.Graph.of_device(0)
+            graph = _bindings.Cut.of_device(0).graph()
             del y
             return graph.key, graph.donated
 
@@ -288,9 +288,9 @@ class TestKey:
             y = x * 2.5
             state.copy_(y + 1.5)
             if kept:  # two outputs, and nothing is said of donation
-                return _bindings.Graph.of_tensors([state])
+                return _bindings.Cut.of_tensors([state], _bindings.Cut.Scope.LIVE).graph()
             del y  # one output, and the only leaf is not donated
-            return _bindings.Graph.of_device(0)
+            return _bindings.Cut.of_device(0).graph()
 
         one, two = cut(kept=False), cut(kept=True)
         assert (one.num_outputs, two.num_outputs) == (1, 2)
@@ -314,8 +314,8 @@ def test_graphs_of_two_devices_do_not_mix() -> None:
     torch_xla.sync()
     (x,), (y,) = buffers((4,), device="xla:0"), buffers((5,), device="xla:1")
     kept = x.sin(), y.cos()
-    assert [node.op for node in graph.describe(_bindings.Graph.of_device(0)).nodes] == ["aten.sin.default"]
-    assert [node.op for node in graph.describe(_bindings.Graph.of_device(1)).nodes] == ["aten.cos.default"]
+    assert [node.op for node in graph.describe(_bindings.Cut.of_device(0).graph()).nodes] == ["aten.sin.default"]
+    assert [node.op for node in graph.describe(_bindings.Cut.of_device(1).graph()).nodes] == ["aten.cos.default"]
     del kept
 
 

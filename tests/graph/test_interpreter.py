@@ -140,7 +140,7 @@ def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """The outputs by PyTorch's CPU kernels, in their order; they stay pending."""
     values = []
     for output in outputs:
-        cut = _bindings.Graph.of_tensors([output], live=False)
+        cut = _bindings.Cut.of_tensors([output]).preview()
         fills = cut.describe_fills()
         cut.provide_fills([transfer.fill(shape, dtype, number, cut.device) for (shape, dtype), number, _ in fills])
         described = graph.describe(cut)
@@ -167,7 +167,7 @@ def test_the_device_gives_what_was_recorded(program: Callable[[str], tuple[Tenso
 
 def test_graphs_with_random_numbers_are_refused() -> None:
     x = torch.bernoulli(torch.full((3,), 0.5).to("xla"))
-    described = graph.describe(_bindings.Graph.of_tensors([x], live=False))
+    described = graph.describe(_bindings.Cut.of_tensors([x]).preview())
     with pytest.raises(NotImplementedError, match="aten.bernoulli.* draws random numbers"):
         interpreter.interpret(described, [torch.zeros(meta.shape) for meta in described.leaves])
 
@@ -177,7 +177,7 @@ def test_inputs_are_not_written() -> None:
     torch_xla.sync()
     y = x * 2
     x.add_(2.5)
-    cut = _bindings.Graph.of_tensors([x, y], live=False)
+    cut = _bindings.Cut.of_tensors([x, y]).preview()
     leaf = torch.ones(3)
     described = graph.describe(cut)
     values = interpreter.interpret(described, [leaf])

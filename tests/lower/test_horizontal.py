@@ -205,7 +205,7 @@ def test_a_schedule_that_starts_at_zero(compiles) -> None:
 
 def plan() -> horizontal.Plan:
     """Of what is pending on the device."""
-    described = graph.describe(_bindings.Graph.of_device(0))
+    described = graph.describe(_bindings.Cut.of_device(0).graph())
     convention = Convention(described)
     return horizontal.Plan(described, number_places(described), convention.given, convention.wanted)
 
@@ -257,7 +257,7 @@ class TestPlan:
         tensors = state(12)
         for tensor in tensors:
             tensor.mul_(2.5)
-        text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
+        text = lowering.lower(graph.describe(_bindings.Cut.of_device(0).graph())).stage.as_text()
         assert text.count("call @aten_mul_Tensor") == 1
         assert "dynamic_slice" not in text
 
@@ -268,7 +268,7 @@ class TestPlan:
         for tensor in tensors:
             tensor.mul_(2.5)
         total = tensors[3].sum() + tensors[4].sum()
-        text = lowering.lower(graph.describe(_bindings.Graph.of_device(0))).stage.as_text()
+        text = lowering.lower(graph.describe(_bindings.Cut.of_device(0).graph())).stage.as_text()
         assert text.count("stablehlo.dynamic_slice") == 2
         del total
 

@@ -182,15 +182,15 @@ class TestStaticNumbers:
         probe = torch.ops.stage.powered
         with compiles(1):
             y = probe(x, 2.5)
-            before = _bindings.Graph.of_tensors([y], live=False)
+            before = _bindings.Cut.of_tensors([y]).preview()
             assert before.packed_numbers()[0].tolist() == [2.5]
             torch_xla.sync()
         torch.testing.assert_close(y.cpu(), x.cpu() ** 2.5)
         assert powers == [2.5]
         # From now on the number is part of the key, and no input.
-        after = _bindings.Graph.of_tensors([probe(x, 3.5)], live=False)
+        after = _bindings.Cut.of_tensors([probe(x, 3.5)]).preview()
         assert after.packed_numbers()[0].size == 0
-        assert after.key != _bindings.Graph.of_tensors([probe(x, 4.5)], live=False).key
+        assert after.key != _bindings.Cut.of_tensors([probe(x, 4.5)]).preview().key
         with compiles(1):
             z = probe(x, 3.5) + probe(x, 4.5) * 1.5
             torch_xla.sync()

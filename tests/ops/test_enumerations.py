@@ -94,7 +94,7 @@ def test_rules_and_decompositions_get_what_the_schema_says(monkeypatch: pytest.M
         library.impl("same", lambda x, *rest: torch.empty_like(x), "Meta")
         op = torch.ops.enumerations.same
         x = op(torch.ones(2, device="xla"), torch.int16, torch.channels_last, torch.strided, 3)
-        described = graph.describe(_bindings.Graph.of_tensors([x], live=False))
+        described = graph.describe(_bindings.Cut.of_tensors([x]).preview())
         torch_xla.sync()
     expected = [torch.int16, torch.channels_last, torch.strided, 3]
     assert list(described.nodes[-1].args[1:]) == seen == expected

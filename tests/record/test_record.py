@@ -201,7 +201,7 @@ def test_a_million_nodes_are_traversed_and_released() -> None:
     x = arange() * 1.0
     for _ in range(1_000_000):
         x = x + 1.0
-    assert _bindings.Graph.of_tensors([x], live=False).num_nodes == 1_000_002
+    assert _bindings.Cut.of_tensors([x]).preview().num_nodes == 1_000_002
     del x
 
 

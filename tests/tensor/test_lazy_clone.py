@@ -133,7 +133,7 @@ class TestOneProgram:
         for _ in range(3):
             x.mul_(0.5)
             y.add_(x)
-            counts.append(len(_bindings.Graph.of_device(0).donated))
+            counts.append(len(_bindings.Cut.of_device(0).graph().donated))
             torch_xla.sync()
         assert counts == [2, 2, 2]
 
@@ -208,7 +208,7 @@ class TestValues:
         for _ in range(2):
             x.mul_(2)
             y.add_(x)
-            assert len(_bindings.Graph.of_device(0).donated) == 2
+            assert len(_bindings.Cut.of_device(0).graph().donated) == 2
             torch_xla.sync()
         assert (x[0].item(), y[0].item()) == (10.0, 17.5)
 

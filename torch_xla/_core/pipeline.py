@@ -29,25 +29,25 @@ class _Barrier:
     """What is asked for, and what came of it so far.
 
     Attributes:
-        cut: Cuts its graph.
+        cut: What its graph is to be made of.
         cause: What asks for it, as the analyses print it.
         reading: Its values go to the host next, so a very small graph is computed there.
         name: What its graph is called, in a region.
         failures: What to raise once all that can run has been started.
     """
 
-    cut: Callable[[], _bindings.Graph]
+    cut: _bindings.Cut
     cause: str
     reading: bool
     name: str | None = None
     failures: list[Exception] = field(default_factory=list)
 
 
-def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> None:
+def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
     """Cuts a graph and runs it.
 
     Args:
-        cut_graph: Cuts it.
+        what: What it is to be made of.
         cause: What asks for it, as the analyses print it.
         reading: Its values go to the host next, so a very small graph is computed there.
 
@@ -58,8 +58,8 @@ def run(cut_graph: Callable[[], _bindings.Graph], cause: str, reading: bool) -> 
         RuntimeError: Lowering, compiling or starting failed. Here and where it did not fit, what depends on the failed
             operators has the values of the last barrier again, and the rest has been started.
     """
-    barrier = _Barrier(cut_graph, cause, reading)
-    waiting = [cut_graph]
+    barrier = _Barrier(what, cause, reading)
+    waiting = [what]
     try:
         while waiting:
             waiting[:1] = settled(_attempt, waiting[0], barrier)
@@ -84,12 +84,12 @@ def settled(attempt: Callable[..., R], *arguments: Any) -> R:
             _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
 
 
-def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> list[Callable[[], _bindings.Graph]]:
+def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
     """Cuts a graph and runs it; gives what is to be tried next, in order, where it failed."""
     watched = _watched()
     try:
         with _timeline.span("cut") if watched else _timeline.NOTHING:
-            cut = cut_graph()
+            cut = what.graph()
     except RuntimeError:
         if barrier.failures:
             return []  # it needs what was lost
@@ -103,7 +103,7 @@ def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> lis
         outputs = cut.num_outputs
         if not outputs:
             return []
-        if watched and cut_graph is barrier.cut:  # a region does not see its graph's parts
+        if watched and what is barrier.cut:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
         if barrier.reading and cut.fits_host and _config.XLA_HOST_COMPUTE.get() and host_evaluation.run(cut):
             return []
@@ -118,18 +118,18 @@ def _attempt(cut_graph: Callable[[], _bindings.Graph], barrier: _Barrier) -> lis
     except ExecutionError as late:  # so it does here, without what needs the lost values
         barrier.failures.append(late)
         cut.clear()  # the error holds it
-        return [cut_graph]
+        return [what]
     except Exception as error:
         _raise_interrupt()
         return _apart(error, cut, barrier)
 
 
-def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[Callable[[], _bindings.Graph]]:
+def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[_bindings.Cut]:
     """Takes notice of a graph's failure; gives what is left of it."""
     failure, parts = failures.of_graph(error, cut, barrier.name)
     if failure is not None:
         barrier.failures.append(failure)
-    return [part.cut for part in parts]
+    return parts
 
 
 def _raise_interrupt() -> None:

@@ -53,7 +53,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
                 if _bindings.has_pending(device):
-                    _barrier(partial(_bindings.Graph.of_device, device), cause)
+                    _barrier(_bindings.Cut.of_device(device), cause)
                     ran = True
                 if wait:
                     _wait(device)
@@ -81,13 +81,14 @@ def evaluate(
         give: The program may write over buffers that were given away.
         cause: What asks for it, as the analyses print it.
     """
+    donate = _bindings.Cut.Donate.GIVEN if give else _bindings.Cut.Donate.NOTHING
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
     failed: list[Exception] = []
     for device, group in by_device.items():
         try:
-            _barrier(partial(_bindings.Graph.of_tensors, group, give=give), cause, reading)
+            _barrier(_bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate), cause, reading)
             if wait:
                 _wait(device)
         except Exception as error:
@@ -135,7 +136,7 @@ def _wait(device: int) -> None:
 
 
 @untraced
-def _barrier(cut: Callable[[], _bindings.Graph], cause: str, reading: bool = False) -> None:
+def _barrier(cut: _bindings.Cut, cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
         _pipeline().run(cut, cause, reading)
@@ -163,11 +164,9 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
 
     def render() -> Any:
         cut = (
-            _bindings.Graph.of_tensors(list(tensors), live=False)
-            if tensors
-            else _bindings.Graph.of_device(_bindings.current_device(), barrier=False)
+            _bindings.Cut.of_tensors(list(tensors)) if tensors else _bindings.Cut.of_device(_bindings.current_device())
         )
-        return _pipeline().render(graph.describe(cut), form, _computed(tensors))
+        return _pipeline().render(graph.describe(cut.preview()), form, _computed(tensors))
 
     with _lock:
         return _pipeline().settled(render)
@@ -219,7 +218,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
     from torch_xla._core.lower import lowering
 
     def lower() -> Program:
-        cut = _bindings.Graph.of_tensors(list(tensors), live=False)
+        cut = _bindings.Cut.of_tensors(list(tensors)).preview()
         _pipeline().provide_fills(cut)
         described = graph.describe(cut)
         stage = lowering.lower(described, name, platform=platform).stage

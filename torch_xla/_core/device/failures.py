@@ -9,7 +9,7 @@ from torch_xla._core.device import memory
 from torch_xla._errors import ExecutionError, OutOfMemoryError
 
 
-def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Part]]:
+def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Cut]]:
     """Takes a graph apart that failed before its results were attached.
 
     Args:

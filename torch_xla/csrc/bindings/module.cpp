@@ -249,11 +249,6 @@ void bind_graph(py::module_& m) {
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
   py::class_<Graph>(m, "Graph")
-      .def_static(
-          "of_device",
-          [](int device, bool barrier) { return Graph::of_device(static_cast<c10::DeviceIndex>(device), barrier); },
-          py::arg("device"), py::arg("barrier") = true)
-      .def_static("of_tensors", &Graph::of_tensors, py::arg("tensors"), py::arg("live") = true, py::arg("give") = false)
       .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
@@ -316,13 +311,30 @@ void bind_graph(py::module_& m) {
       .def("halves", &Graph::halves)
       .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
            py::arg("failed_fills") = std::vector<size_t>());
-  py::class_<Part>(m, "Part").def("cut", &Part::cut);
+  py::class_<Cut> cut(m, "Cut");
+  py::enum_<Cut::Scope>(cut, "Scope")
+      .value("NEEDED", Cut::Scope::kNeeded)
+      .value("LIVE", Cut::Scope::kLive)
+      .value("PENDING", Cut::Scope::kPending);
+  py::enum_<Cut::Donate>(cut, "Donate")
+      .value("NOTHING", Cut::Donate::kNothing)
+      .value("GIVEN", Cut::Donate::kGiven)
+      .value("OVERWRITTEN", Cut::Donate::kOverwritten);
+  cut.def_static(
+         "of_device",
+         [](int device, uint64_t until) { return Cut::of_device(static_cast<c10::DeviceIndex>(device), until); },
+         py::arg("device"), py::arg("until") = Cut::kNow)
+      .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
+                  py::arg("donate") = Cut::Donate::kNothing)
+      .def("graph", &Cut::graph)
+      .def("preview", &Cut::preview);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   bind_graph(m);
+  m.def("node_sequence", &node_sequence);
   m.def("has_pending", [](int device) { return has_pending(static_cast<c10::DeviceIndex>(device)); });
   m.def("buffer_of", [](const at::Tensor& t) {
     auto* const buffer = buffer_of(t);

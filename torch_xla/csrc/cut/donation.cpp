@@ -1,7 +1,9 @@
 // Which buffers a program may write over: those of overwritten tensors, and those that were given away.
 #include <Python.h>
 
+#include "cut/cut.h"
 #include "cut/graph.h"
+#include "cut/reach.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/tensor_impl.h"
 
@@ -9,7 +11,7 @@ namespace torch_xla {
 
 // A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
 // it away, and no one else can still reach it.
-void Graph::find_donations(bool overwritten_too) {
+void Graph::find_donations(const Cut& cut) {
   const auto epoch = latest_epoch();
   successors.assign(leaves.size(), -1);
   Vector<bool> overwritten(leaves.size(), false);
@@ -42,7 +44,9 @@ void Graph::find_donations(bool overwritten_too) {
         s.value.node->pinned = true;  // still a tensor's value
       }
     }
-    if (overwritten_too && s.synced && !(s.synced == s.value)) {
+    // A failure gives a tensor its value at the last barrier back, which it must not have lost to an older graph.
+    const bool here = cut.donate == Cut::Donate::kOverwritten && s.value.node->sequence < cut.until;
+    if (here && s.synced && !(s.synced == s.value)) {
       const auto slot = slot_of(*s.synced.node);
       if (slot >= 0) {
         overwritten[slot] = true;

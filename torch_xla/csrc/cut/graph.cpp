@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/metric.h"
+#include "cut/reach.h"
 #include "ir/op_info.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placeholder.h"
@@ -17,244 +18,11 @@ namespace torch_xla {
 
 namespace {
 
-uint64_t epoch = 0;  // of the latest collection; under the recorder's lock
-
-// Marks everything `roots` need and returns the nodes of it that are to be computed. An explicit stack: a chain may be
-// a million nodes long.
-Vector<Node*> reach(Vector<Value>& roots) {
-  Vector<Node*> found;
-  Vector<Node*> stack;
-  const auto visit = [&](Value& value) {
-    resolve(value);
-    if (value.node->epoch != epoch) {
-      merge_clone(value);
-    }
-    auto* const node = value.node.get();
-    if (node->epoch != epoch) {
-      node->epoch = epoch;
-      node->references = 0;
-      node->output = false;
-      node->pinned = false;
-      if (!node->leaf()) {
-        stack.push_back(node);
-      }
-    }
-  };
-  for (auto& root : roots) {
-    visit(root);
-  }
-  while (!stack.empty()) {
-    auto* const node = stack.back();
-    stack.pop_back();
-    found.push_back(node);
-    for (auto& input : node->inputs) {
-      visit(input);
-    }
-  }
-  return found;
-}
-
-// Puts nodes in recording order. Their numbers are mostly dense, and each then finds its place without a comparison.
-void sort_by_sequence(Vector<Node*>& nodes) {
-  const auto earlier = [](const Node* a, const Node* b) { return a->sequence < b->sequence; };
-  if (nodes.empty()) {
-    return;
-  }
-  const auto [first, last] = std::minmax_element(nodes.begin(), nodes.end(), earlier);
-  const auto start = (*first)->sequence;
-  const auto span = (*last)->sequence - start + 1;
-  if (span > 8 * nodes.size()) {
-    std::sort(nodes.begin(), nodes.end(), earlier);
-    return;
-  }
-  Vector<Node*> places(span, nullptr);
-  for (auto* node : nodes) {
-    places[node->sequence - start] = node;
-  }
-  std::copy_if(places.begin(), places.end(), nodes.begin(), [](const Node* n) { return n != nullptr; });
-}
-
-// What comes from placeholders stays pending: it is there to be traced, and what else is pending must run.
-void leave_traced(Vector<Value>& roots) {
-  if (!any_placeholders()) {
-    return;
-  }
-  auto nodes = reach(roots);
-  sort_by_sequence(nodes);
-  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->pinned; };
-  for (auto* node : nodes) {
-    node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
-  }
-  roots.erase(std::remove_if(roots.begin(), roots.end(), traced), roots.end());
-  ++epoch;
-}
-
-// A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
-// has the same graph as the second.
-void fill_to_leaf(Storage& s) {
-  s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
-  s.synced = std::move(s.origin);
-  s.origin = {};
-}
-
-// Takes back what depends on the nodes and leaves for which `bad` holds: a tensor gets the value it had at the last
-// barrier, or says why it has none. `roots` are values beside those of tensors that the marks shall be right for. Wants
-// the recorder's lock; `old` is to be destroyed after it is gone.
-template <class Bad>
-void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
-               Vector<Value>& old) {
-  ++epoch;
-  auto all = roots;
-  for_each_storage(device, [&](Storage& s) {
-    resolve(s.value);
-    all.push_back(s.value);
-  });
-  auto nodes = reach(all);
-  sort_by_sequence(nodes);
-  const auto lost = [&](const Value& v) { return v.node->leaf() ? bad(*v.node) : v.node->pinned; };
-  for (auto* node : nodes) {
-    node->pinned = bad(*node) || std::any_of(node->inputs.begin(), node->inputs.end(), lost);
-  }
-  for (auto& root : roots) {
-    resolve(root);
-  }
-  roots.erase(std::remove_if(roots.begin(), roots.end(), lost), roots.end());
-  for_each_storage(device, [&](Storage& s) {
-    for (auto* held : {&s.origin, &s.synced}) {
-      if (*held && lost(*held)) {
-        old.push_back(std::exchange(*held, {}));
-      }
-    }
-    if (!lost(s.value)) {
-      return;
-    }
-    old.push_back(std::move(s.value));
-    if (s.synced) {
-      s.value = s.synced;
-    } else {
-      s.value = make_leaf(s.meta, nullptr);
-      s.value.node->error = std::make_unique<std::string>(error);
-    }
-    ++s.generation;
-  });
-  std::move(all.begin(), all.end(), std::back_inserter(old));
-}
-
-// What holds a leaf's values, perhaps among others.
-PyObject* held_in(const Node& leaf) {
-  if (leaf.buffer != nullptr || !leaf.source.defined()) {
-    return leaf.buffer;
-  }
-  if (const auto* const original = leaf.source->original()) {
-    return held_in(**original);
-  }
-  const auto* const pack = leaf.source->pack();
-  return pack != nullptr ? pack->buffer : nullptr;
-}
-
 // The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
 // did not fit into memory, is still to come.
 std::array<uint64_t, kMaxDevices> last_cut{};
 
 }  // namespace
-
-uint64_t latest_epoch() { return epoch; }
-
-Graph Graph::of_device(c10::DeviceIndex device, bool barrier) {
-  Graph graph;
-  graph.device = device;
-  const RecorderLock lock;
-  if (barrier) {
-    forget_views(device, graph.forgotten_);
-    graph.cut_at_ = node_sequence();
-  }
-  ++epoch;
-  Vector<Value> roots;
-  for_each_storage(device, [&](Storage& s) {
-    if (barrier && s.origin) {
-      fill_to_leaf(s);
-    }
-    resolve(s.value);
-    if (!s.value.node->leaf() || s.value.node->unfilled()) {
-      roots.push_back(s.value);
-    }
-  });
-  if (barrier) {
-    leave_traced(roots);
-  }
-  graph.collect(std::move(roots), barrier);
-  graph.find_donations(true);
-  if (graph.outputs.empty()) {
-    graph.settle();
-  }
-  return graph;
-}
-
-Graph Graph::of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool give) {
-  Graph graph;
-  const RecorderLock lock;
-  ++epoch;
-  Vector<Value> roots;
-  if (live && !tensors.empty()) {
-    forget_views(tensors.front().device().index(), graph.forgotten_);
-  }
-  for (const auto& t : tensors) {
-    TORCH_CHECK(is_xla(t), "[graph] got a tensor on ", t.device(), ", expected tensors on xla");
-    roots.push_back(impl_of(t)->alias.current());
-    graph.device = t.device().index();
-  }
-  reach(roots);
-  const auto reached = epoch;
-  if (!live) {
-    ++epoch;
-    graph.collect(std::move(roots), false);
-    return graph;
-  }
-  // Whatever else lives inside this subgraph (saved activations, parameters) would be computed again by the next graph.
-  for_each_storage(graph.device, [&](Storage& s) {
-    resolve(s.value);
-    if (s.value.node->epoch == reached && !s.value.node->leaf()) {
-      roots.push_back(s.value);
-    }
-  });
-  // A fill that lives on must be a leaf here as it will be at the barrier.
-  for_each_storage(graph.device, [&](Storage& s) {
-    if (s.origin && s.origin.node->epoch == reached) {
-      fill_to_leaf(s);
-    }
-  });
-  ++epoch;
-  graph.collect(std::move(roots), true);
-  if (give) {
-    graph.find_donations(false);
-  }
-  return graph;
-}
-
-void Graph::collect(Vector<Value> roots, bool runs) {
-  auto reached = reach(roots);
-  sort_by_sequence(reached);
-  nodes.reserve(reached.size());
-  for (uint32_t i = 0; i < reached.size(); ++i) {
-    reached[i]->slot = i;
-    nodes.push_back(NodePtr::reclaim_copy(reached[i]));
-  }
-  for (auto& root : roots) {
-    resolve(root);
-    if (root.node->leaf()) {
-      if (root.node->unfilled()) {
-        unused_fills_.push_back(root.node);
-      }
-    } else {
-      outputs.push_back(std::move(root));
-    }
-  }
-  std::sort(outputs.begin(), outputs.end(), [](const Value& a, const Value& b) {
-    return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
-  });
-  outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
-  number_leaves(runs);
-}
 
 const std::shared_ptr<const Sharing>& Graph::sharing() {
   if (sharing_ == nullptr) {
@@ -349,7 +117,7 @@ void Graph::attach(Vector<Result> results, bool shared) {
       leaf->source = std::move(results[i].source);
       leaf->place = results[i].place;
     }
-    ++epoch;
+    const auto epoch = next_epoch();
     for_each_storage(device, [&](Storage& s) {
       resolve(s.value);
       if (s.value.node->epoch == epoch && is_cloneable(*s.value.node)) {  // an older tensor has it
@@ -365,44 +133,6 @@ void Graph::attach(Vector<Result> results, bool shared) {
   clear();
 }
 
-Graph Part::cut() const {
-  Graph graph;
-  graph.device = device;
-  const RecorderLock lock;
-  ++epoch;
-  graph.collect(roots, true);
-  return graph;
-}
-
-std::vector<Part> Graph::abandon(const std::string& error, const std::vector<size_t>& failed_nodes,
-                                 const std::vector<size_t>& failed_fills) {
-  std::unordered_set<const Node*> bad;
-  const auto unfilled = fills();
-  for (const auto i : failed_nodes) {
-    bad.insert(nodes.at(i).get());
-  }
-  for (const auto i : failed_fills) {
-    bad.insert(unfilled.at(i).get());
-  }
-  const bool named = !bad.empty();
-  if (!named) {
-    std::transform(nodes.begin(), nodes.end(), std::inserter(bad, bad.end()), [](const NodePtr& n) { return n.get(); });
-  }
-  Part rest{device, outputs};
-  for (const auto& fill : unused_fills_) {
-    rest.roots.push_back({fill, 0});
-  }
-  Vector<Value> old;
-  {
-    const RecorderLock lock;
-    take_back(device, rest.roots, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
-  }
-  clear();
-  const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
-  return named && std::any_of(rest.roots.begin(), rest.roots.end(), pending) ? std::vector<Part>{std::move(rest)}
-                                                                             : std::vector<Part>();
-}
-
 void Graph::settle() {
   if (cut_at_ != 0) {
     last_cut[device] = cut_at_;
@@ -416,40 +146,6 @@ void Graph::clear() {
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();
-}
-
-std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
-  std::unordered_set<PyObject*> found;
-  Vector<Value> roots;  // destroyed after the lock is gone
-  const RecorderLock lock;
-  const auto add = [&](const Value& v) {
-    auto* const buffer = v && v.node->leaf() ? held_in(*v.node) : nullptr;
-    if (buffer != nullptr) {
-      found.insert(buffer);
-    }
-  };
-  ++epoch;
-  for_each_storage(device, [&](Storage& s) {
-    resolve(s.value);
-    add(s.synced);
-    roots.push_back(s.value);
-  });
-  for (const auto* const node : reach(roots)) {
-    std::for_each(node->inputs.begin(), node->inputs.end(), add);
-  }
-  std::for_each(roots.begin(), roots.end(), add);
-  for (auto* const buffer : found) {
-    Py_INCREF(buffer);
-  }
-  return {found.begin(), found.end()};
-}
-
-void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error) {
-  const std::unordered_set<PyObject*> failed(buffers.begin(), buffers.end());
-  Vector<Value> none;
-  Vector<Value> old;
-  const RecorderLock lock;
-  take_back(device, none, [&](const Node& n) { return n.leaf() && failed.count(held_in(n)) != 0; }, error, old);
 }
 
 bool is_lost(const at::Tensor& tensor) {

@@ -1,4 +1,4 @@
-// Cutting: the pending values of a device become a Graph with numbered leaves, a structural key and an output list.
+// A graph that was cut: numbered leaves, a structural key and an output list.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,28 +7,14 @@
 #include <vector>
 
 #include "cut/common_scalars.h"
+#include "cut/cut.h"
 #include "tensor/source.h"
 #include "tensor/storage.h"
 
 namespace torch_xla {
 
-class Graph;
-
-// Values that make a graph of their own once it is their turn: cutting another one changes the marks of what both have.
-struct Part {
-  c10::DeviceIndex device;
-  Vector<Value> roots;
-  Graph cut() const;
-};
-
 class Graph {
  public:
-  // Everything pending on a device; without `barrier` only to be looked at.
-  static Graph of_device(c10::DeviceIndex device, bool barrier = true);
-  // What these tensors need; with `live` also whatever else of that is still alive; with `give` the program gets the
-  // buffers that were given away.
-  static Graph of_tensors(const std::vector<at::Tensor>& tensors, bool live, bool give = false);
-
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
   ~Graph() = default;
@@ -72,20 +58,20 @@ class Graph {
   // Forgets what was cut, which stays pending.
   void clear();
   // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
-  std::vector<Part> halves() const;
+  std::vector<Cut> halves() const;
   // After a failure of these nodes and fills (by their positions), or of the graph as a whole where there are none:
   // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
   // what is left, if anything, and leaves the graph empty.
-  std::vector<Part> abandon(const std::string& error, const std::vector<size_t>& failed_nodes = {},
-                            const std::vector<size_t>& failed_fills = {});
+  std::vector<Cut> abandon(const std::string& error, const std::vector<size_t>& failed_nodes = {},
+                           const std::vector<size_t>& failed_fills = {});
 
  private:
-  friend struct Part;
-  Graph() = default;
+  friend struct Cut;
+  Graph(const Cut& cut, bool runs);
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
   void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs);
-  void find_donations(bool overwritten_too);
+  void find_donations(const Cut& cut);
   void take_given();
   void settle();
 
@@ -94,9 +80,6 @@ class Graph {
   Vector<Value> forgotten_;       // what views remembered, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
-
-// The collection that the marks of nodes belong to. Wants the recorder's lock.
-uint64_t latest_epoch();
 
 // Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
 // tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.

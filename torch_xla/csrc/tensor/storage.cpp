@@ -162,18 +162,23 @@ void ViewStep::remember(Value v, const Storage& storage) {
   }
 }
 
-void forget_views(c10::DeviceIndex device, Vector<Value>& garbage) {
+void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbage) {
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   for (auto* step = r.views[device]; step != nullptr;) {
     auto* const following = step->next;
-    garbage.push_back(std::move(step->value));
-    step->value = {};
-    step->previous = step->next = nullptr;
-    step->device.store(-1, std::memory_order_release);
+    if (step->value.node->sequence < until) {
+      garbage.push_back(std::move(step->value));
+      step->value = {};
+      (step->previous != nullptr ? step->previous->next : r.views[device]) = following;
+      if (following != nullptr) {
+        following->previous = step->previous;
+      }
+      step->previous = step->next = nullptr;
+      step->device.store(-1, std::memory_order_release);
+    }
     step = following;
   }
-  r.views[device] = nullptr;
 }
 
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {

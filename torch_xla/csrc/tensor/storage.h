@@ -86,8 +86,9 @@ struct ViewStep final : c10::intrusive_ptr_target {
 };
 using ViewPath = c10::intrusive_ptr<ViewStep>;
 
-// Takes back all values that views of a device remember; `garbage` is to be destroyed after the lock is gone.
-void forget_views(c10::DeviceIndex device, Vector<Value>& garbage);
+// Takes back what views of a device remember of before a node sequence; `garbage` is to be destroyed after the lock is
+// gone.
+void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbage);
 
 // What a tensor is: a storage and a path to it. All functions want the recorder's lock.
 struct Alias {

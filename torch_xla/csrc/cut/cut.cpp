@@ -1,0 +1,162 @@
+#include "cut/cut.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "cut/graph.h"
+#include "cut/reach.h"
+#include "tensor/placeholder.h"
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+// What comes from placeholders stays pending: it is there to be traced, and what else is pending must run.
+void leave_traced(Vector<Value>& roots) {
+  if (!any_placeholders()) {
+    return;
+  }
+  auto nodes = reach(roots);
+  sort_by_sequence(nodes);
+  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->pinned; };
+  for (auto* node : nodes) {
+    node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
+  }
+  roots.erase(std::remove_if(roots.begin(), roots.end(), traced), roots.end());
+  next_epoch();
+}
+
+// A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
+// has the same graph as the second.
+void fill_to_leaf(Storage& s) {
+  s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
+  s.synced = std::move(s.origin);
+  s.origin = {};
+}
+
+// What else of a graph is still alive (saved activations, parameters): the next graph would compute it again.
+void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
+  reach(roots);
+  const auto reached = latest_epoch();
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    if (s.value.node->epoch == reached && !s.value.node->leaf()) {
+      roots.push_back(s.value);
+    }
+  });
+  // A fill that lives on must be a leaf here as it will be at the barrier.
+  for_each_storage(device, [&](Storage& s) {
+    if (runs && s.origin && s.origin.node->epoch == reached) {
+      fill_to_leaf(s);
+    }
+  });
+  next_epoch();
+}
+
+// Puts what was recorded before `until`, and something recorded later needs, in the place of the latter.
+void go_back(uint64_t until, Vector<Value>& roots) {
+  const auto later = [&](const Value& v) { return v.node->sequence >= until; };
+  Vector<Value> crossing;
+  for (const auto* const node : reach(roots)) {
+    if (node->sequence >= until) {
+      std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(crossing),
+                   [&](const Value& v) { return !later(v) && (!v.node->leaf() || v.node->unfilled()); });
+    }
+  }
+  roots.erase(std::remove_if(roots.begin(), roots.end(), later), roots.end());
+  std::move(crossing.begin(), crossing.end(), std::back_inserter(roots));
+  next_epoch();
+}
+
+void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
+  for_each_storage(cut.device, [&](Storage& s) {
+    if (runs && s.origin && s.origin.node->sequence < cut.until) {
+      fill_to_leaf(s);
+    }
+    resolve(s.value);
+    if (!s.value.node->leaf() || s.value.node->unfilled()) {
+      roots.push_back(s.value);
+    }
+  });
+  if (runs) {
+    leave_traced(roots);
+  }
+  if (cut.until != Cut::kNow) {
+    go_back(cut.until, roots);
+  }
+}
+
+}  // namespace
+
+Cut Cut::of_device(c10::DeviceIndex device, uint64_t until) {
+  return {device, {}, {}, Scope::kPending, until, Donate::kOverwritten};
+}
+
+Cut Cut::of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate) {
+  for (const auto& t : tensors) {
+    TORCH_CHECK(is_xla(t), "[graph] got a tensor on ", t.device(), ", expected tensors on xla");
+  }
+  return {tensors.empty() ? c10::DeviceIndex{0} : tensors.back().device().index(), tensors, {}, scope, kNow, donate};
+}
+
+Graph Cut::graph() const { return {*this, true}; }
+
+Graph Cut::preview() const { return {*this, false}; }
+
+Graph::Graph(const Cut& cut, bool runs) : device(cut.device) {
+  const bool pending = cut.scope == Cut::Scope::kPending;
+  TORCH_CHECK(pending || cut.until == Cut::kNow,
+              "[graph] got until for chosen tensors, expected it for what is pending");
+  const RecorderLock lock;
+  if (runs && cut.scope != Cut::Scope::kNeeded) {
+    forget_views(device, cut.until, forgotten_);
+  }
+  if (runs && pending && cut.until == Cut::kNow) {
+    cut_at_ = node_sequence();
+  }
+  next_epoch();
+  auto roots = cut.values;
+  for (const auto& t : cut.tensors) {
+    roots.push_back(impl_of(t)->alias.current());
+  }
+  if (pending) {
+    add_pending(cut, runs, roots);
+  } else if (cut.scope == Cut::Scope::kLive) {
+    add_live(device, runs, roots);
+  }
+  collect(std::move(roots), runs);
+  if (cut.donate != Cut::Donate::kNothing) {
+    find_donations(cut);
+  }
+  if (outputs.empty()) {
+    settle();
+  }
+}
+
+void Graph::collect(Vector<Value> roots, bool runs) {
+  auto reached = reach(roots);
+  sort_by_sequence(reached);
+  nodes.reserve(reached.size());
+  for (uint32_t i = 0; i < reached.size(); ++i) {
+    reached[i]->slot = i;
+    nodes.push_back(NodePtr::reclaim_copy(reached[i]));
+  }
+  for (auto& root : roots) {
+    resolve(root);
+    if (root.node->leaf()) {
+      if (root.node->unfilled()) {
+        unused_fills_.push_back(root.node);
+      }
+    } else {
+      outputs.push_back(std::move(root));
+    }
+  }
+  std::sort(outputs.begin(), outputs.end(), [](const Value& a, const Value& b) {
+    return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
+  });
+  outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
+  number_leaves(runs);
+}
+
+}  // namespace torch_xla

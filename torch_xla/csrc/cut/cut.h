@@ -1,0 +1,45 @@
+// What a graph is to be made of.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "ir/node.h"
+
+namespace torch_xla {
+
+class Graph;
+
+struct Cut {
+  enum class Scope : uint8_t {
+    kNeeded,   // what the roots need
+    kLive,     // that too, and of what they need all that is still some tensor's value becomes a result
+    kPending,  // everything pending on the device
+  };
+  enum class Donate : uint8_t {
+    kNothing,
+    kGiven,        // buffers that were given away
+    kOverwritten,  // and those of overwritten tensors
+  };
+  static constexpr uint64_t kNow = std::numeric_limits<uint64_t>::max();
+
+  c10::DeviceIndex device = 0;
+  std::vector<at::Tensor> tensors{};  // the roots are the values of these,
+  Vector<Value> values{};             // and these
+  Scope scope = Scope::kNeeded;
+  uint64_t until = kNow;  // a node sequence: of what is pending, what was recorded before it
+  Donate donate = Donate::kNothing;
+
+  static Cut of_device(c10::DeviceIndex device, uint64_t until = kNow);
+  // The device is that of the tensors; without any it is the first.
+  static Cut of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate);
+
+  // The graph, to be run.
+  Graph graph() const;
+  // The graph as it stands, to be looked at: nothing is changed by it.
+  Graph preview() const;
+};
+
+}  // namespace torch_xla

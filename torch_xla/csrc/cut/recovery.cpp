@@ -1,0 +1,175 @@
+// After a failure: which tensors have no value any more, and what of a graph can still be run.
+#include <Python.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "cut/cut.h"
+#include "cut/graph.h"
+#include "cut/reach.h"
+
+namespace torch_xla {
+
+namespace {
+
+// Takes back what depends on the nodes and leaves for which `bad` holds: a tensor gets the value it had at the last
+// barrier, or says why it has none. `roots` are values beside those of tensors that the marks shall be right for. Wants
+// the recorder's lock; `old` is to be destroyed after it is gone.
+template <class Bad>
+void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
+               Vector<Value>& old) {
+  next_epoch();
+  auto all = roots;
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    all.push_back(s.value);
+  });
+  auto nodes = reach(all);
+  sort_by_sequence(nodes);
+  const auto lost = [&](const Value& v) { return v.node->leaf() ? bad(*v.node) : v.node->pinned; };
+  for (auto* node : nodes) {
+    node->pinned = bad(*node) || std::any_of(node->inputs.begin(), node->inputs.end(), lost);
+  }
+  for (auto& root : roots) {
+    resolve(root);
+  }
+  roots.erase(std::remove_if(roots.begin(), roots.end(), lost), roots.end());
+  for_each_storage(device, [&](Storage& s) {
+    for (auto* held : {&s.origin, &s.synced}) {
+      if (*held && lost(*held)) {
+        old.push_back(std::exchange(*held, {}));
+      }
+    }
+    if (!lost(s.value)) {
+      return;
+    }
+    old.push_back(std::move(s.value));
+    if (s.synced) {
+      s.value = s.synced;
+    } else {
+      s.value = make_leaf(s.meta, nullptr);
+      s.value.node->error = std::make_unique<std::string>(error);
+    }
+    ++s.generation;
+  });
+  std::move(all.begin(), all.end(), std::back_inserter(old));
+}
+
+// What holds a leaf's values, perhaps among others.
+PyObject* held_in(const Node& leaf) {
+  if (leaf.buffer != nullptr || !leaf.source.defined()) {
+    return leaf.buffer;
+  }
+  if (const auto* const original = leaf.source->original()) {
+    return held_in(**original);
+  }
+  const auto* const pack = leaf.source->pack();
+  return pack != nullptr ? pack->buffer : nullptr;
+}
+
+}  // namespace
+
+std::vector<Cut> Graph::abandon(const std::string& error, const std::vector<size_t>& failed_nodes,
+                                const std::vector<size_t>& failed_fills) {
+  std::unordered_set<const Node*> bad;
+  const auto unfilled = fills();
+  for (const auto i : failed_nodes) {
+    bad.insert(nodes.at(i).get());
+  }
+  for (const auto i : failed_fills) {
+    bad.insert(unfilled.at(i).get());
+  }
+  const bool named = !bad.empty();
+  if (!named) {
+    std::transform(nodes.begin(), nodes.end(), std::inserter(bad, bad.end()), [](const NodePtr& n) { return n.get(); });
+  }
+  Cut rest{device, {}, outputs};
+  for (const auto& fill : unused_fills_) {
+    rest.values.push_back({fill, 0});
+  }
+  Vector<Value> old;
+  {
+    const RecorderLock lock;
+    take_back(device, rest.values, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
+  }
+  clear();
+  const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
+  return named && std::any_of(rest.values.begin(), rest.values.end(), pending) ? std::vector<Cut>{std::move(rest)}
+                                                                               : std::vector<Cut>();
+}
+
+std::vector<Cut> Graph::halves() const {
+  // Per node one that it belongs together with, an earlier one or itself.
+  std::unordered_map<const Node*, size_t> position;
+  std::vector<size_t> leader(nodes.size());
+  const auto find = [&](size_t i) {
+    while (leader[i] != i) {
+      leader[i] = leader[leader[i]];
+      i = leader[i];
+    }
+    return i;
+  };
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    position[nodes[i].get()] = i;
+    leader[i] = i;
+    for (const auto& input : nodes[i]->inputs) {
+      if (const auto found = position.find(input.node.get()); found != position.end()) {
+        const auto [low, high] = std::minmax({find(found->second), find(i)});
+        leader[high] = low;
+      }
+    }
+  }
+  std::map<size_t, Vector<Value>> components;
+  for (const auto& output : outputs) {
+    components[find(position.at(output.node.get()))].push_back(output);
+  }
+  if (components.size() < 2) {
+    return {};
+  }
+  std::vector<Cut> halves{{device}, {device}};
+  size_t taken = 0;
+  for (auto& [unused, values] : components) {
+    auto& half = halves[taken++ < components.size() / 2 ? 0 : 1];
+    std::move(values.begin(), values.end(), std::back_inserter(half.values));
+  }
+  return halves;
+}
+
+std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
+  std::unordered_set<PyObject*> found;
+  Vector<Value> roots;  // destroyed after the lock is gone
+  const RecorderLock lock;
+  const auto add = [&](const Value& v) {
+    auto* const buffer = v && v.node->leaf() ? held_in(*v.node) : nullptr;
+    if (buffer != nullptr) {
+      found.insert(buffer);
+    }
+  };
+  next_epoch();
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    add(s.synced);
+    roots.push_back(s.value);
+  });
+  for (const auto* const node : reach(roots)) {
+    std::for_each(node->inputs.begin(), node->inputs.end(), add);
+  }
+  std::for_each(roots.begin(), roots.end(), add);
+  for (auto* const buffer : found) {
+    Py_INCREF(buffer);
+  }
+  return {found.begin(), found.end()};
+}
+
+void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error) {
+  const std::unordered_set<PyObject*> failed(buffers.begin(), buffers.end());
+  Vector<Value> none;
+  Vector<Value> old;
+  const RecorderLock lock;
+  take_back(device, none, [&](const Node& n) { return n.leaf() && failed.count(held_in(n)) != 0; }, error, old);
+}
+
+}  // namespace torch_xla
