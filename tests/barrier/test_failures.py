@@ -306,7 +306,8 @@ def failed(text: str) -> Any:
     """A token or buffer of a run that failed."""
 
     class Failed:
-        device = client.jax_device(0)
+        def devices(self) -> set[Any]:
+            return {client.jax_device(0)}
 
         def is_deleted(self) -> bool:
             return False

@@ -108,7 +108,8 @@ def test_a_program_that_runs_out_after_its_start() -> None:
     kept = torch.ones(29, 7).to("xla:1")
 
     class Failed:
-        device = client.jax_device(1)
+        def devices(self) -> set[object]:
+            return {client.jax_device(1)}
 
         def is_deleted(self) -> bool:
             return False

@@ -13,7 +13,6 @@ from probes import sampled
 import torch_xla
 from torch_xla import _bindings
 from torch_xla._core import sync
-from torch_xla._core.device import client
 from torch_xla.core import xla_model as xm
 
 
@@ -109,8 +108,6 @@ class TestWhatFailsLate:
         """A pending result, behind runs that fail once they are waited for."""
 
         class Failing:
-            device = client.jax_device(0)
-
             def __init__(self) -> None:
                 self.asked = 0
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import compiler
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import client
+from torch_xla._core.device import placement
 from torch_xla._core.lower import scopes
 from torch_xla.ops import dtypes, precision
 
@@ -163,10 +163,10 @@ def _identity() -> bytes:
 
 def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
-    target = client.jax_device(cut.device)
+    target = placement.of(cut.device)
     digest = hashlib.sha256(_identity())
     decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
-    digest.update(f"{decides} {target.platform} {target.device_kind}".encode())
+    digest.update(f"{decides} {target.platform} {target.hardware}".encode())
     if target.platform == "cpu":
         digest.update(_cpu_features())
     return _folder / f"{digest.hexdigest()}.xla"
@@ -208,10 +208,9 @@ def _load(cut: _bindings.Graph) -> Executable | None:
         return None
     from jaxlib import xla_client
 
-    target = client.jax_device(cut.device)
+    devices = placement.of(cut.device).devices
     try:
-        devices = xla_client.DeviceList((target,))
-        loaded = target.client.deserialize_executable(payload, devices)
+        loaded = devices[0].client.deserialize_executable(payload, xla_client.DeviceList(devices))
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None

@@ -12,7 +12,7 @@ import torch
 from torch_xla import _bindings, _metrics
 from torch_xla._core.compile import interruptible
 from torch_xla._core.compile.dispatch import starter
-from torch_xla._core.device import client
+from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.lower import lowering
 from torch_xla.ops.registry import Meta
@@ -67,7 +67,7 @@ def options() -> dict[str, str | bool | int | float]:
 def _options_for(device: int) -> dict[str, Any]:
     """The options of one compile: the user's, and on a CPU those that let barriers hold and round as PyTorch does."""
     own = dict(passed_options)
-    if client.jax_device(device).platform != "cpu":
+    if placement.of(device).platform != "cpu":
         return own
     disabled = ",".join([*filter(None, [str(own.get(_DISABLED, ""))]), _EXPANDER])
     return {_EXCESS: False, **own, _DISABLED: disabled}

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from torch_xla._core.device import client, jax_internals
+from torch_xla._core.device import jax_internals, placement
 from torch_xla._timeline import NOTHING
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
@@ -30,7 +30,7 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
         Takes the input buffers and gives the results, without waiting for them; or gives None, without having started
         anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
     """
-    sharding = client.sharding(device)
+    sharding = placement.of(device).sharding
     avals = [jax.core.ShapedArray(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in results]
     registry = jax_internals.dispatch_registry
     structure = registry.flatten((0,) * len(avals))[1]

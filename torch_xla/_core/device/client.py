@@ -205,11 +205,3 @@ def x64() -> AbstractContextManager[Any]:
     import jax
 
     return jax.enable_x64(True)
-
-
-@functools.cache
-def sharding(index: int) -> jax.sharding.SingleDeviceSharding:
-    """Where buffers of a device are, as JAX says it."""
-    import jax
-
-    return jax.sharding.SingleDeviceSharding(jax_device(index))

@@ -25,8 +25,8 @@ def pack(buffers: Sequence[Any]) -> Any:
     if all(buffer.is_ready() for buffer in buffers):
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with client.x64():
-            return jax.device_put(joined, buffers[0].device)
-    earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].device)
+            return jax.device_put(joined, buffers[0].sharding)
+    earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].sharding)
     with client.x64(), _compiling(earlier == 0):
         return _joined()(list(buffers))
 
@@ -36,12 +36,12 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     import jax
     import numpy as np
 
-    earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.device)
+    earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.sharding)
     if earlier == 0:
         # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
         transfer.finish(buffer)
         with client.x64():
-            return jax.device_put(_parts(np.array(buffer), shapes), buffer.device)
+            return jax.device_put(_parts(np.array(buffer), shapes), buffer.sharding)
     with client.x64(), _compiling(earlier == 1):
         return _split()(buffer, shapes)
 

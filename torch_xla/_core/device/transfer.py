@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla import _bindings, _metrics
-from torch_xla._core.device import client, failures, memory
+from torch_xla import _metrics
+from torch_xla._core.device import client, failures, memory, placement
 
 if TYPE_CHECKING:
     import jax
@@ -45,12 +45,14 @@ def put(array: Any, index: int) -> jax.Array:
 
     from torch_xla._core.device import jax_internals
 
-    device = client.jax_device(index)
+    place = placement.of(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
     with _metrics.timed("TransferToDeviceTime"):
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
-        return jax_internals.batched_device_put(aval, client.sharding(index), [array], [device], enable_x64=True)
+        return jax_internals.batched_device_put(
+            aval, place.sharding, [array] * len(place.local), list(place.local), enable_x64=True
+        )
 
 
 def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None) -> jax.Array:
@@ -126,11 +128,7 @@ def finish(started: Any, index: int | None = None) -> None:
     except Exception as error:
         if index is None and started.is_deleted():
             raise  # no program failed: it was given to one
-        raise failures.late(error, _index_of(started.device) if index is None else index) from error
-
-
-def _index_of(device: Any) -> int:
-    return next(index for index in range(_bindings.device_count()) if client.jax_device(index) == device)
+        raise failures.late(error, placement.index_of(started) if index is None else index) from error
 
 
 def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:

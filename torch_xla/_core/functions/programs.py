@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import client, transfer
+from torch_xla._core.device import client, placement, transfer
 from torch_xla._core.graph.library import XLA_LIB
 
 
@@ -225,7 +225,9 @@ def load_module(bytecode: bytes) -> LoadedModule:
     from jaxlib import xla_client
 
     index = _bindings.current_device()
-    device = client.jax_device(index)
+    devices = placement.of(index).devices
     with _metrics.timed("CompileTime"):
-        loaded = device.client.compile_and_load(bytecode, xla_client.DeviceList((device,)), xla_client.CompileOptions())
+        loaded = devices[0].client.compile_and_load(
+            bytecode, xla_client.DeviceList(devices), xla_client.CompileOptions()
+        )
     return LoadedModule(loaded, index)

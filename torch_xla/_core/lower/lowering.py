@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from jax.extend.mlir import ir
 
 from torch_xla import _config, _fallbacks, _metrics
-from torch_xla._core.device import client
+from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph, Node, Wire, fill_template
 from torch_xla._core.lower import scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
@@ -119,10 +119,10 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
-    own = host_kernel.used(to_run and client.jax_device(graph.device).platform == "cpu")
+    own = host_kernel.used(to_run and placement.of(graph.device).platform == "cpu")
     with client.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        sharding = client.sharding(graph.device)
+        sharding = placement.of(graph.device).sharding
         convention = Convention(graph, to_run)
         together = Plan(graph, places, convention.given, convention.wanted)
         needed = _needed(graph, {*convention.singles, *together.singles})

@@ -341,12 +341,16 @@ PYBIND11_MODULE(_C, m) {
     return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
   });
   m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
-  m.def("tensor_of",
-        [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
-          const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
-          return make_tensor(make_leaf(meta, py::object(buffer).release().ptr()), meta,
-                             static_cast<c10::DeviceIndex>(device));
-        });
+  m.def(
+      "tensor_of",
+      [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device,
+         uint32_t placement) {
+        const auto meta = contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+        auto leaf = make_leaf(meta, py::object(buffer).release().ptr());
+        leaf.node->placement = placement;
+        return make_tensor(std::move(leaf), meta, static_cast<c10::DeviceIndex>(device));
+      },
+      py::arg("buffer"), py::arg("sizes"), py::arg("dtype"), py::arg("device"), py::arg("placement") = 0);
   m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
     return make_placeholder(contiguous_meta(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type),
                             static_cast<c10::DeviceIndex>(device));

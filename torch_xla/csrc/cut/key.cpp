@@ -80,7 +80,7 @@ void Graph::number_leaves(bool runs) {
         leaves.push_back(input.node);
         key.mix(in.outs->value);
       }
-      key.mix(kLeafTag | in.slot);
+      key.mix(kLeafTag | static_cast<uint64_t>(in.placement) << 32 | in.slot);
     }
   }
   donated.assign(leaves.size(), false);

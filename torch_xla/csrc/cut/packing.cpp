@@ -99,9 +99,10 @@ void Packing::form(const Graph& graph) {
       continue;
     }
     const auto& [node, index] = graph.outputs[i];
-    const auto& before = graph.leaves[predecessors[i]]->outs->metas[0];
+    const auto& leaf = *graph.leaves[predecessors[i]];
+    const auto& before = leaf.outs->metas[0];
     const auto& after = node->meta(index);
-    if (before.value == after.value && small(before)) {
+    if (before.value == after.value && small(before) && leaf.placement == 0) {
       shapes.insert(after.value);
       auto role = roles.at(node->slot);
       role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);

@@ -133,6 +133,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   PyObject* buffer = nullptr;
   c10::intrusive_ptr<Source> source;  // where else its values are
   uint32_t place = 0;                 // which of the source's they are
+  uint32_t placement = 0;             // where the buffer is: on its device alone, or as a number says that Python knows
   Inputs inputs;
   std::unique_ptr<std::string> error;
   std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one

@@ -55,6 +55,7 @@ Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
   const auto* const first = original_of(*leaf.node);
   const auto original = first != nullptr ? *first : leaf.node;
   auto clone = make_leaf({leaf.node->outs, leaf.index}, nullptr);
+  clone.node->placement = leaf.node->placement;
   clone.node->source = c10::make_intrusive<LazyClone>(original, holder);
   if (original->clones == nullptr) {
     original->clones = std::make_unique<std::vector<c10::weak_intrusive_ptr<Node>>>();
