@@ -183,6 +183,7 @@ def on_xla(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.to("xla") for key, value in inputs.items()}
 
 
+@pytest.mark.host_compute("it pins the graphs of use, where a small read compiles none")
 @pytest.mark.parametrize(
     ("family", "options"),
     [

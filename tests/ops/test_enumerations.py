@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import graph
+from torch_xla._core.graph import graph
 from torch_xla.ops import registry
 
 BYTES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]

@@ -30,7 +30,7 @@ CASES: list[Any] = [
     (optim.Adamax, {}, 1),
     (optim.Adamax, {"foreach": True}, 1),
     pytest.param(optim.ASGD, {}, 1, marks=READING),
-    (optim.ASGD, {"foreach": True}, 1),
+    pytest.param(optim.ASGD, {"foreach": True}, 1, marks=READING),
     (optim.ASGD, {"capturable": True}, 1),
     pytest.param(optim.LBFGS, {"max_iter": 3, "history_size": 3}, 1, marks=READING),
     (optim.Muon, {}, 1),

@@ -312,6 +312,23 @@ void raise_if_refused(const OpInfo& info, Arguments arguments) {
 
 namespace {
 
+// Whether an index is a mask, whose values decide on shapes.
+bool masked(const OpInfo& info, Arguments arguments) {
+  const auto is_mask = [](const IValue& e) {
+    return e.isTensor() && e.toTensor().defined() &&
+           (e.toTensor().scalar_type() == at::kBool || e.toTensor().scalar_type() == at::kByte);
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.kinds[i] == ArgKind::OptTensorList && arguments[i].isList()) {
+      const auto elements = arguments[i].toListRef();
+      if (std::any_of(elements.begin(), elements.end(), is_mask)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 bool says_any(const std::string& text, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(), [&](const char* w) { return text.find(w) != std::string::npos; });
 }
@@ -382,7 +399,8 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
     const bool out = std::find(info.is_out.begin(), info.is_out.end(), true) != info.is_out.end();
     if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long"})) ||
         (!narrow && says_any(text, {"support", "implemented", "handles only"})) ||
-        says_any(text, {"shape mismatch", "must match", "dimension", "same shape", "same size", "same number of"})) {
+        (!masked(info, arguments) &&
+         says_any(text, {"shape mismatch", "must match", "dimension", "same shape", "same size", "same number of"}))) {
       throw;
     }
   }
@@ -391,7 +409,7 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
 void raise_if_kernel_refuses_shapes(const OpInfo& info, Arguments arguments, Arguments results) {
   constexpr size_t kBytes = size_t{1} << 16;
   if (info.seeded || info.view || info.name.rfind("aten.", 0) != 0 ||
-      info.name.find("_backward") != std::string::npos ||
+      info.name.find("_backward") != std::string::npos || masked(info, arguments) ||
       !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return;
   }
