@@ -28,7 +28,7 @@ class TestDescription:
         described = cut_of((x * 2.5 + y).sum(1))
         assert [node.op for node in described.nodes] == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sum.dim_IntList"]
         mul, add, total = described.nodes
-        assert mul.args == (Input(0), Number(0, 2.5))
+        assert mul.args == (Input(0), Number(0, 2.5, 1))
         assert mul.inputs == (Wire(leaf=True, slot=0, result=0),)
         assert add.args == (Input(0), Input(1), 1)
         assert add.inputs == (Wire(leaf=False, slot=0, result=0), Wire(leaf=True, slot=1, result=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import failures, memory, transfer
 from torch_xla._core.graph import graph, graph_text, verify
-from torch_xla._core.lower import lowering
+from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
@@ -62,26 +62,13 @@ def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
     waiting = [what]
     try:
         while waiting:
-            waiting[:1] = settled(_attempt, waiting[0], barrier)
+            waiting[:1] = numbers.settled(_attempt, waiting[0], barrier)
     except BaseException as raised:  # an interrupt, say, or a limit
         for failure in barrier.failures:
             raised.add_note(f"a failure before that: {failure}")
         barrier.failures.clear()
         raise
     raise_first(barrier.failures)
-
-
-def settled(attempt: Callable[..., R], *arguments: Any) -> R:
-    """What `attempt` gives, made again while an operator turns out to need its numbers as constants.
-
-    The graph must be cut again then: it has another key.
-    """
-    while True:
-        try:
-            return attempt(*arguments)
-        except StaticNumbers as static:
-            namespace, name, overload = static.op.split(".")
-            _bindings.set_static_numbers(f"{namespace}::{name}", "" if overload == "default" else overload)
 
 
 def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
@@ -113,7 +100,7 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if barrier.reading:
             loop_report.value_read(outputs, cut.device)
         return []
-    except (GraphLimitError, StaticNumbers):  # before anything ran: the graph stays pending
+    except (GraphLimitError, StaticNumbers, numbers.CutAgain):  # before anything ran: the graph stays pending
         raise
     except ExecutionError as late:  # so it does here, without what needs the lost values
         barrier.failures.append(late)
@@ -153,6 +140,9 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     with _timeline.span("look up"):
         executable = cache.find(cut)
     if executable is None:
+        numbers.compare(cut)
+        executable = cache.find(cut) or cache.load(cut)
+    if executable is None:
         executable = _compile(cut, cause, name)
     memory.before_run(executable, cut, name)
     debug_level.before_run(cut, cause, name)
@@ -160,6 +150,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
 
 
 def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
+    numbers.take_wanted()
     described = graph.describe(cut)
     if _config.XLA_VERIFY_GRAPHS.get():
         verify.verify(described)

@@ -169,7 +169,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
         return _pipeline().render(graph.describe(cut.preview()), form, _computed(tensors))
 
     with _lock:
-        return _pipeline().settled(render)
+        return _pipeline().numbers.settled(render)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
     with _lock:
-        return _pipeline().settled(lower)
+        return _pipeline().numbers.settled(lower)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

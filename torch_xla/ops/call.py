@@ -16,7 +16,7 @@ import torch
 
 from torch_xla import _fallbacks
 from torch_xla.ops import dtypes
-from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for
+from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for, varied_arguments
 
 _FAMILIES = (
     "activation",
@@ -52,6 +52,9 @@ _FAMILIES = (
     "special",
     "unary",
 )
+
+
+_taken: set[tuple[str, int]] = set()  # arguments that a lowering took as inputs after they had varied
 
 
 @functools.cache
@@ -110,11 +113,17 @@ def call(
     results: Any = host_kernel.attempt(op, args, kwargs, out)
     if results is not None:
         return _conform_all(name, results, out)
+    varied = varied_arguments(args, kwargs)
     try:
-        return _conform_all(name, _anywhere(op, args, kwargs, Context(name, tuple(out), seed)), out)
+        results = _conform_all(name, _anywhere(op, args, kwargs, Context(name, tuple(out), seed)), out)
+        _taken.update((name, argument) for argument in varied)
+        return results
     except StaticNumbers:
         raise
     except Exception as error:
+        if varied:  # perhaps because of them
+            new = tuple(argument for argument in varied if (name, argument) not in _taken)
+            raise StaticNumbers(name, new or varied) from error
         if all(meta is None or 0 in meta.shape for meta in out):
             return tuple(None if m is None else jnp.zeros(m.shape, dtypes.numpy_dtype(m.dtype)) for m in out)
         if seed is not None or not _has_cpu_kernel(op):

@@ -229,7 +229,7 @@ def _margins(
     return gap, hit, (rows / x.shape[1])[:, None]
 
 
-@lowers("aten.multi_margin_loss.default")
+@lowers("aten.multi_margin_loss.default", constants=("p",))
 def _multi_margin(
     ctx: Context, x: jax.Array, target: jax.Array, p: Any, margin: Any, weight: jax.Array | None, reduction: int
 ) -> jax.Array:
@@ -238,7 +238,7 @@ def _multi_margin(
     return _reduce(loss.reshape(target.shape), reduction)
 
 
-@lowers("aten.multi_margin_loss_backward.default")
+@lowers("aten.multi_margin_loss_backward.default", constants=("p",))
 def _multi_margin_backward(
     ctx: Context,
     grad: jax.Array,

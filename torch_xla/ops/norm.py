@@ -13,7 +13,7 @@ from jax import lax
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
 from torch_xla.ops.arithmetic import add, multiply, subtract, total
-from torch_xla.ops.registry import Context, Lifted, lowers
+from torch_xla.ops.registry import Context, Lifted, array_of, lowers
 
 MaybeArray = jax.Array | None
 Three = tuple[MaybeArray, MaybeArray, MaybeArray]
@@ -40,7 +40,7 @@ def _layer_norm(
     x = dtypes.widen(x)
     dims = tuple(range(x.ndim - len(shape), x.ndim))
     mean, variance = _moments(x, dims)
-    rstd = lax.rsqrt(add(variance, lax.full_like(variance, eps)))
+    rstd = lax.rsqrt(add(variance, jnp.full_like(variance, array_of(eps))))
     out = multiply(subtract(x, mean), rstd)
     if weight is not None:
         out = multiply(out, dtypes.widen(weight))
@@ -361,7 +361,7 @@ def _weight_norm_backward(
     return (g / norms) * (grad - v * (dot / jnp.square(norms))), dot / norms
 
 
-@lowers("aten.renorm.default")
+@lowers("aten.renorm.default", constants=("p",))
 def _renorm(ctx: Context, x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
     dims = tuple(d for d in range(x.ndim) if d != axis(dim, x.ndim))
     x = dtypes.widen(x)

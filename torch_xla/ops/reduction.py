@@ -12,7 +12,7 @@ from jax import lax
 
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.arithmetic import total
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Lifted, lowers
 
 Dims = int | Sequence[int] | None
 
@@ -251,9 +251,11 @@ def _std_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim
 # Norms.
 
 
-def _vector_norm(x: jax.Array, order: float, dim: Dims, keepdim: bool) -> jax.Array:
+def _vector_norm(x: jax.Array, order: float | Lifted, dim: Dims, keepdim: bool) -> jax.Array:
     dims = axes(x, dim)
     size = lax.abs(x)
+    if isinstance(order, Lifted):
+        return _norm_of_any_order(size, order.as_type(size), dims, keepdim)
     if order == math.inf:
         return jnp.max(size, axis=dims, keepdims=keepdim)
     if order == -math.inf:
@@ -269,24 +271,40 @@ def _vector_norm(x: jax.Array, order: float, dim: Dims, keepdim: bool) -> jax.Ar
     return lax.pow(total, jnp.full_like(total, 1.0 / order))
 
 
-@lowers("aten.linalg_vector_norm.default")
+def _norm_of_any_order(size: jax.Array, order: jax.Array, dims: tuple[int, ...], keepdim: bool) -> jax.Array:
+    total = jnp.sum(lax.pow(size, jnp.full_like(size, order)), axis=dims, keepdims=keepdim)
+    general = lax.pow(total, jnp.full_like(total, 1.0 / order))
+    count = jnp.sum((size != 0).astype(size.dtype), axis=dims, keepdims=keepdim)
+    greatest, least = jnp.max(size, axis=dims, keepdims=keepdim), jnp.min(size, axis=dims, keepdims=keepdim)
+    return jnp.where(
+        order == 0, count, jnp.where(order == jnp.inf, greatest, jnp.where(order == -jnp.inf, least, general))
+    )
+
+
+@lowers("aten.linalg_vector_norm.default", constants=("ord",))
 def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
     if dtype is not None:  # recorded as a number; the promised result is of this type, real where that is complex
         wanted = dtypes.opmath(ctx.meta.dtype)
         x = dtypes.cast(x, wanted.to_complex() if jnp.iscomplexobj(x) else wanted)
     else:
         x = dtypes.widen(x)
-    return _vector_norm(x, ctx.constant(order), dim, keepdim)
+    return _vector_norm(x, order, dim, keepdim)
 
 
-@lowers("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype", "aten.norm.ScalarOpt_dtype")
+@lowers(
+    "aten.norm.Scalar",
+    "aten.norm.ScalarOpt_dim",
+    "aten.norm.ScalarOpt_dim_dtype",
+    "aten.norm.ScalarOpt_dtype",
+    constants=("p",),
+)
 def _norm(
     ctx: Context, x: jax.Array, order: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:
     return _linalg_vector_norm(ctx, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
 
 
-@lowers("aten.dist.default")
+@lowers("aten.dist.default", constants=("p",))
 def _dist(ctx: Context, x: jax.Array, y: jax.Array, order: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
-    return _vector_norm(x - y, ctx.constant(order), None, False)
+    return _vector_norm(x - y, order, None, False)

@@ -7,8 +7,10 @@ results. Tensors arrive as JAX arrays, numbers as Python numbers or `Lifted`, ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,17 +35,105 @@ class Meta:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+class StaticNumbers(Exception):
+    """An operator cannot be lowered with numbers as inputs; record them as constants.
+
+    Attributes:
+        op: Name of the operator overload.
+        arguments: Positions of the arguments, or None for all.
+    """
+
+    def __init__(self, op: str, arguments: tuple[int, ...] | None = None) -> None:
+        super().__init__(op, arguments)
+        self.op = op
+        self.arguments = arguments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Lifted:
     """A Python number whose value is an input of the program, not a constant in it.
+
+    It takes part in arithmetic as the number would: with an array, whose type it takes as far as JAX's promotion lets a
+    Python number, and with other numbers. Whoever asks for its value raises `StaticNumbers`.
 
     Attributes:
         value: 0-d array (int64, float64, or complex128).
         kind: Python type of the number; PyTorch's promotion treats it as such a "wrapped number".
+        op: Name of the operator that it is given to, if its arguments may become constants.
+        argument: Position of the argument that it is, or that it is an element of.
+        varied: Whether it was a constant until it varied, and is one again where no rule can do without its value.
     """
 
     value: jax.Array
     kind: type
+    op: str = ""
+    argument: int | None = None
+    varied: bool = False
+
+    def as_type(self, array: Any) -> jax.Array:
+        """Its value as JAX would take the number beside an array."""
+        import jax.numpy as jnp
+
+        return self.value.astype(jnp.result_type(array, self.kind(0)))
+
+    def asked(self, *_: object) -> Any:
+        """Raises `StaticNumbers`: the program needs the value."""
+        raise StaticNumbers(self.op, None if self.argument is None else (self.argument,))
+
+    __bool__ = __int__ = __index__ = __float__ = __complex__ = __hash__ = asked
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __floor__ = __ceil__ = asked
+    __iter__ = __len__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = asked
+
+    def _combined(self, other: Any, function: Callable[[Any, Any], Any]) -> Any:
+        if isinstance(other, (Lifted, bool, int, float, complex)):
+            value = function(self.value, other.value if isinstance(other, Lifted) else other)
+            return replace(self, value=value, kind=type(value.dtype.type(0).item()))
+        return function(self.as_type(other), other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._combined(other, operator.add)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._combined(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._combined(other, lambda a, b: b - a)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._combined(other, operator.mul)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._combined(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._combined(other, lambda a, b: b / a)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._combined(other, operator.pow)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._combined(other, lambda a, b: b**a)
+
+    def __neg__(self) -> Lifted:
+        return replace(self, value=-self.value)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+def varied_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Positions of the arguments that are, or have, numbers that were constants until they varied."""
+    elements = itertools.chain.from_iterable(
+        x if isinstance(x, (list, tuple)) else (x,) for x in (*args, *kwargs.values())
+    )
+    return tuple(
+        sorted({x.argument for x in elements if isinstance(x, Lifted) and x.varied and x.argument is not None})
+    )
+
+
+def array_of(number: Any) -> Any:
+    """A number as JAX's functions take it: an array if it is lifted, else itself."""
+    return number.value if isinstance(number, Lifted) else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +163,7 @@ class Context:
         Raises:
             StaticNumbers: The number is lifted; the caller records it as a constant and lowers again.
         """
-        if isinstance(number, Lifted):
-            raise StaticNumbers(self.op)
-        return number
+        return number.asked() if isinstance(number, Lifted) else number
 
     def key(self) -> jax.Array:
         """A JAX random key that is unique for this operator call.
@@ -92,28 +180,19 @@ class Context:
         return jax.random.key(seed + offset * GOLDEN, impl="threefry2x32")
 
 
-class StaticNumbers(Exception):
-    """An operator cannot be lowered with its numbers as inputs; record them as constants.
-
-    Attributes:
-        op: Name of the operator overload.
-    """
-
-    def __init__(self, op: str) -> None:
-        super().__init__(op)
-        self.op = op
-
-
 Rule = Callable[..., Any]
 
 _RULES: dict[str, Rule] = {}
+_CONSTANTS: dict[str, tuple[str, ...]] = {}
 
 
-def lowers(*names: str) -> Callable[[Rule], Rule]:
+def lowers(*names: str, constants: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
     """Registers the decorated function as the rule of the named operator overloads.
 
     Args:
         *names: Overload names with namespace, such as ``"aten.add.Tensor"`` or ``"aten.relu.default"``.
+        constants: Arguments of type Scalar that XLA can do more with where it knows them, such as an exponent of 2.
+            They are inputs of a program only once they varied; all others are from the start.
 
     Raises:
         ValueError: An overload already has a rule.
@@ -125,6 +204,8 @@ def lowers(*names: str) -> Callable[[Rule], Rule]:
                 other = _RULES[name]
                 raise ValueError(f"[ops] {name} has two rules: {other.__module__}.{other.__name__} and {rule.__name__}")
             _RULES[name] = rule
+            if constants:
+                _CONSTANTS[name] = constants
         return rule
 
     return register
@@ -133,6 +214,11 @@ def lowers(*names: str) -> Callable[[Rule], Rule]:
 def rule_for(name: str) -> Rule | None:
     """The rule of an overload, or None."""
     return _RULES.get(name)
+
+
+def wanted_constants() -> dict[str, tuple[str, ...]]:
+    """The arguments that rules want as constants, by overload."""
+    return _CONSTANTS
 
 
 def rule_names() -> Iterator[str]:

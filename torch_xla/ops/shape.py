@@ -18,7 +18,7 @@ from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import axes, axis, clamp_slice, ints
-from torch_xla.ops.registry import Context, Lifted, lowers
+from torch_xla.ops.registry import Context, Lifted, array_of, lowers
 
 Arrays = tuple[jax.Array, ...]
 Offset = int | Lifted | None
@@ -436,9 +436,9 @@ def _roll(ctx: Context, x: jax.Array, shifts: Sequence[int], dims: Sequence[int]
     if x.size == 0:
         return x
     if not dims:
-        return jnp.reshape(jnp.roll(jnp.reshape(x, (-1,)), ints(shifts, 1)[0]), x.shape)
+        return jnp.reshape(jnp.roll(jnp.reshape(x, (-1,)), array_of(ints(shifts, 1)[0])), x.shape)
     for shift, dim in zip(ints(shifts, 1), axes(dims, x.ndim), strict=True):
-        x = jnp.roll(x, shift, dim) if x.ndim else x
+        x = jnp.roll(x, array_of(shift), dim) if x.ndim else x
     return x
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, array_of, lowers
 
 
 def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
@@ -75,7 +75,7 @@ def _kthvalue(ctx: Context, x: jax.Array, k: int, dim: int, keepdim: bool) -> tu
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim
-    return _ranked(x, jnp.full(_row_shape(x, dim), k - 1, jnp.int64), dim, keepdim)
+    return _ranked(x, jnp.full(_row_shape(x, dim), array_of(k - 1), jnp.int64), dim, keepdim)
 
 
 def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.Array, jax.Array]:

@@ -30,12 +30,6 @@ PACKS = """
 fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_matrix.KN
 """.split()
 
-# Their numbers shape the program (a norm of order 2 is a root of squares), so they are constants of it from the start.
-# Any other operator whose rule wants a constant says so at its first lowering.
-CONSTANT_NUMBERS = """
-dist linalg_vector_norm norm.Scalar norm.ScalarOpt_dim renorm multi_margin_loss
-""".split()
-
 # Operators that PyTorch has no Meta kernel for: the result is contiguous, with shape and type of this argument.
 SHAPED_LIKE = {
     "_ctc_loss_backward": 1,

@@ -78,15 +78,18 @@ def run(cut: _bindings.Graph) -> bool:
 
 
 def find(cut: _bindings.Graph) -> Executable | None:
-    """The executable of a graph, or None; counts what it found.
+    """The executable of a graph that is in memory, or None.
 
     Args:
         cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
             differ here, that is none for this graph.
     """
     known: Executable | None = _executables.find(cut, _settings())
-    if known is not None:
-        return known
+    return known
+
+
+def load(cut: _bindings.Graph) -> Executable | None:
+    """The executable of a graph from the disk, or None; counts what it found."""
     _initialize_from_environment()
     executable = _load(cut)
     if executable is not None:

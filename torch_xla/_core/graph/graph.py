@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +43,14 @@ class Number:
     Attributes:
         index: Position among the node's numbers.
         value: Value at the time of the cut; no part of the program.
+        argument: Position of the argument that it is, or that it is an element of.
+        varied: Whether it was a constant until it varied.
     """
 
     index: int
     value: int | float | complex
+    argument: int
+    varied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class Node:
     @property
     def waits(self) -> bool:
         """Whether the last input is one that only must be there."""
-        named = sum(isinstance(e, Input) for arg in self.args for e in (arg if isinstance(arg, list) else [arg]))
+        named = sum(isinstance(e, Input) for e in self._elements())
         return self.seeded and len(self.inputs) == named + 1
 
     @property
@@ -84,15 +89,20 @@ class Node:
         """Equal for nodes that do the same, with tensors and numbers of their own."""
         # `attrs` does not know which of the numbers are constants of this program.
         numbers = tuple(
-            type(a.value) if isinstance(a, Number) else a
-            for a in self.args
-            if isinstance(a, (Number, int, float, complex))
+            type(e.value) if isinstance(e, Number) else e
+            for e in self._elements()
+            if isinstance(e, (Number, int, float, complex))
         )
         return self.op, self.attrs, numbers
 
     def numbers(self) -> list[Number]:
         """The placeholders for numbers, in order."""
-        return [arg for arg in self.args if isinstance(arg, Number)]
+        return [e for e in self._elements() if isinstance(e, Number)]
+
+    def _elements(self) -> Iterator[Any]:
+        """Its arguments, and the elements of those that are lists."""
+        for arg in self.args:
+            yield from arg if isinstance(arg, list) else [arg]
 
     def number_inputs(self) -> list[Number | None]:
         """What it takes from the vectors of numbers, in order: its numbers, then None for seed and offset."""
@@ -148,7 +158,7 @@ def describe(cut: _bindings.Graph) -> Graph:
 
 def _node(
     op: str,
-    args: list[tuple[str, int, Any]],
+    args: list[tuple[str, Any, Any]],
     inputs: list[tuple[bool, int, int]],
     outs: list[Any],
     seeded: bool,
@@ -157,9 +167,9 @@ def _node(
     scope: str | None,
 ) -> Node:
     next_input = _counter(Input)
-    numbers = 0
+    next_number = _counter(lambda index: functools.partial(Number, index))
     template: list[Any] = []
-    for kind, count, value in args:
+    for position, (kind, count, value) in enumerate(args):
         if kind == "input":
             template.append(next_input())
         elif kind == "inputs":
@@ -167,8 +177,10 @@ def _node(
         elif kind == "optional_inputs":
             template.append([next_input() if value >> i & 1 else None for i in range(count)])
         elif kind == "number":
-            template.append(Number(numbers, value))
-            numbers += 1
+            template.append(next_number()(value, position, bool(count)))
+        elif kind == "numbers":
+            elements = zip(count, value, strict=True)
+            template.append([next_number()(e, position, True) if is_number else e for is_number, e in elements])
         else:
             template.append(value)
     metas = tuple(None if meta is None else Meta(*meta) for meta in outs)
@@ -200,7 +212,7 @@ def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any
             return tensors[arg.index]
         if isinstance(arg, Number):
             return number(arg)
-        if isinstance(arg, list) and any(isinstance(e, Input) for e in arg):
+        if isinstance(arg, list) and any(isinstance(e, (Input, Number)) for e in arg):
             return [fill(e) for e in arg]
         return arg
 

@@ -21,7 +21,7 @@ from jax.extend.mlir import ir
 
 from torch_xla import _config, _fallbacks, _metrics
 from torch_xla._core.device import client, placement
-from torch_xla._core.graph.graph import Graph, Node, Wire, fill_template
+from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
 from torch_xla._core.lower import scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
@@ -278,7 +278,10 @@ def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
     op = find_overload(node.op)
 
     def rule(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
-        values = fill_template(node, tensors, lambda n: Lifted(numbers[n.index], type(n.value)))
+        def lifted(n: Number) -> Lifted:
+            return Lifted(numbers[n.index], type(n.value), node.op, n.argument, n.varied)
+
+        values = fill_template(node, tensors, lifted)
         return call(op, *separate(op, values), node.outs, seed)
 
     return rule

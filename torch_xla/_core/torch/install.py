@@ -58,9 +58,6 @@ def install() -> None:
     _bindings.record_whole(whole.names())
     _bindings.keep_on_host([f"aten::{name}" for name in whole.READS_MEMORY])
     _bindings.refuse_packing([f"aten::{name}" for name in whole.PACKS])
-    for name in whole.CONSTANT_NUMBERS:
-        op, _, overload = name.partition(".")
-        _bindings.set_static_numbers(f"aten::{op}", overload)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(
         _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())

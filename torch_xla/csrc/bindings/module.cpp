@@ -71,9 +71,27 @@ py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema
   return torch::jit::toPyObject(value);
 }
 
-// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. `constant` says
-// that it is no number of the program.
-py::object describe_arg(const Arg& arg, const c10::FunctionSchema& schema, size_t position, bool constant) {
+// The numbers of a graph in order, which say what of an argument is one.
+class NumberReader {
+ public:
+  explicit NumberReader(const Vector<NumberSlot>& numbers) : next_(numbers.begin()), end_(numbers.end()) {}
+  bool take(const Node& node, uint32_t position, uint32_t element) {
+    const bool found =
+        next_ != end_ && next_->node == node.slot && next_->position == position && next_->element == element;
+    next_ += found ? 1 : 0;
+    return found;
+  }
+  void skip(size_t count) { next_ += count; }
+
+ private:
+  Vector<NumberSlot>::const_iterator next_;
+  Vector<NumberSlot>::const_iterator end_;
+};
+
+// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. Of a number the
+// count tells whether it was a constant before it varied, and of a list of them which elements are numbers.
+py::object describe_arg(const Node& node, uint32_t position, NumberReader& numbers) {
+  const auto& arg = node.args[position];
   switch (arg.kind) {
     case Arg::Kind::Input:
       return py::make_tuple("input", 1, py::none());
@@ -81,32 +99,35 @@ py::object describe_arg(const Arg& arg, const c10::FunctionSchema& schema, size_
       return py::make_tuple("inputs", arg.count, py::none());
     case Arg::Kind::OptInputs:
       return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
+    case Arg::Kind::Attr:
+      break;
     case Arg::Kind::Number:
     case Arg::Kind::Adaptive:
     case Arg::Kind::Integer:
-      if (!constant) {
-        return py::make_tuple("number", 1, torch::jit::toPyObject(arg.value));
+      if (arg.value.isList()) {
+        py::list flags;
+        for (uint32_t e = 0; e < arg.value.toListRef().size(); ++e) {
+          flags.append(numbers.take(node, position, e));
+        }
+        return py::make_tuple("numbers", flags, torch::jit::toPyObject(arg.value));
       }
-      break;
-    case Arg::Kind::Attr:
-      break;
+      if (numbers.take(node, position, 0)) {
+        const bool varied = arg.kind == Arg::Kind::Adaptive || node.op->policy(position) != NumberPolicy::Input;
+        return py::make_tuple("number", varied, torch::jit::toPyObject(arg.value));
+      }
   }
-  return py::make_tuple("attr", 0, describe_constant(arg.value, schema, position));
+  return py::make_tuple("attr", 0, describe_constant(arg.value, node.op->op.schema(), position));
 }
 
 py::list describe_nodes(const Graph& graph) {
   py::list nodes;
-  auto number = graph.numbers.begin();
+  NumberReader numbers(graph.numbers);
   for (const auto& node : graph.nodes) {
     py::list args;
     for (uint32_t i = 0; i < node->args.size(); ++i) {
-      const auto& arg = node->args[i];
-      const bool constant =
-          !is_number(arg) || number == graph.numbers.end() || number->node != node->slot || number->position != i;
-      args.append(describe_arg(arg, node->op->op.schema(), i, constant));
-      number += constant ? 0 : 1;
+      args.append(describe_arg(*node, i, numbers));
     }
-    number += node->seeded ? std::size(node->seed) : 0;
+    numbers.skip(node->seeded ? std::size(node->seed) : 0);
     py::list inputs;
     for (const auto& input : node->inputs) {
       inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
@@ -307,6 +328,7 @@ void bind_graph(py::module_& m) {
              }
              g.attach(std::move(results), true);
            })
+      .def("constants_vary", &Graph::constants_vary)
       .def("clear", &Graph::clear)
       .def("halves", &Graph::halves)
       .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
@@ -423,8 +445,13 @@ PYBIND11_MODULE(_C, m) {
     return py::make_tuple(describe_frame(line), loading);
   });
   m.def("add_skipped_prefix", &add_skipped_prefix);
-  m.def("set_static_numbers", [](const std::string& name, const std::string& overload) {
-    op_info(name.c_str(), overload.c_str()).static_numbers = true;
+  m.def("demote_numbers", [](const std::string& name, const std::string& overload, const std::vector<size_t>& places) {
+    auto& info = op_info(name.c_str(), overload.c_str());
+    bool changed = false;
+    for (const auto place : places) {
+      changed = info.demote(place) || changed;
+    }
+    return changed;
   });
   m.def("record_whole", &record_whole);
   m.def("keep_on_host", &keep_on_host);

@@ -14,7 +14,8 @@ namespace torch_xla {
 // the recorder's lock.
 void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs);
 
-// Forgets what varied.
+// Forgets what varied, and what was compiled.
 void forget_varying();
+void forget_constants();
 
 }  // namespace torch_xla

@@ -34,7 +34,7 @@ Sharing::Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& rol
   std::unordered_map<Hash, Class, HashHasher> classes;
   const auto class_of = [&](const NumberSlot& n) -> Class& {
     auto hash = roles.at(n.node);
-    hash.mix(static_cast<uint64_t>(n.position));
+    hash.mix(static_cast<uint64_t>(n.position) << 32 | n.element);
     hash.mix(n.number.real());
     return classes[hash];
   };

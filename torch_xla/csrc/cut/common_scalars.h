@@ -20,6 +20,7 @@ struct NumberSlot {
   c10::complex<double> number;
   uint32_t node = 0;                             // whose argument it is
   uint32_t position = 0;                         // which one
+  uint32_t element = 0;                          // which of a list
   static constexpr uint32_t kSeed = UINT32_MAX;  // none of its arguments: its seed, or the offset
 
   uint64_t bits() const;  // of an integer or a float

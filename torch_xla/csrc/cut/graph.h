@@ -21,6 +21,7 @@ class Graph {
 
   c10::DeviceIndex device = 0;
   Hash key;
+  Hash same_as;                // the key of a graph that is the same, by `constants_vary`
   Vector<NodePtr> nodes;       // in recording order
   Vector<NodePtr> leaves;      // in order of first use
   Vector<bool> donated;        // per leaf: no one needs its buffer after the run
@@ -35,6 +36,10 @@ class Graph {
   // hold.
   const std::shared_ptr<const Sharing>& sharing();
   bool share_as(const std::shared_ptr<const Sharing>& known);
+
+  // Whether it is a graph that was compiled before but for some constants, which vary from now on: it is to be cut
+  // again. Remembers it otherwise.
+  bool constants_vary();
 
   // Leaves that still need a buffer, filled with one number each.
   Vector<NodePtr> fills() const;
@@ -70,6 +75,7 @@ class Graph {
   Graph(const Cut& cut, bool runs);
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
+  void add_numbers(const Node& node, uint32_t position);
   void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs);
   void find_donations(const Cut& cut);
   void take_given();

@@ -11,6 +11,7 @@ namespace torch_xla {
 namespace {
 
 constexpr uint64_t kLeafTag = uint64_t{1} << 63;
+constexpr uint64_t kSeedTag = ~uint64_t{0};
 
 // Operator, constants and results of a call. The three hashes are good already, and this needs no chain of products.
 Hash call_hash(const Node& node) {
@@ -25,45 +26,62 @@ Hash call_hash(const Node& node) {
 
 }  // namespace
 
+namespace {
+
+// What turned out to be needed as a constant becomes one, as it is in calls recorded since.
+void settle_constants(Node& node) {
+  bool changed = false;
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    if (node.args[i].kind == Arg::Kind::Adaptive && node.op->policy(i) == NumberPolicy::Constant) {
+      node.args[i].kind = Arg::Kind::Attr;
+      node.args[i].count = 0;
+      changed = true;
+    }
+  }
+  if (changed) {
+    rehash_args(node);
+  }
+}
+
+}  // namespace
+
 void Graph::number_leaves(bool runs) {
   Vector<size_t> adaptive;  // which numbers are
   Vector<bool> vary;        // those that are no constants in any program
   // Without their lengths, the end of one list could be read as the start of the next.
   key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
+    if (node->numbered) {
+      settle_constants(*node);
+    }
     key.mix(call_hash(*node));
-    const bool constant = node->numbered && node->op->static_numbers.load(std::memory_order_relaxed);
-    for (size_t i = 0; node->numbered && i < node->args.size(); ++i) {
+    for (uint32_t i = 0; node->numbered && i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
       if (!is_number(arg)) {
         continue;
       }
-      if (constant) {
+      const auto policy = node->op->policy(i);
+      const bool tracked = arg.kind != Arg::Kind::Number ||
+                           (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node->op->element);
+      if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
         hash_attr(key, arg.value);
         continue;
       }
-      if (arg.kind != Arg::Kind::Number) {
-        adaptive.push_back(numbers.size());
-        vary.push_back(arg.kind == Arg::Kind::Integer && !is_special_number(arg.value));
+      const auto first = numbers.size();
+      add_numbers(*node, i);
+      if (tracked) {
+        const bool varies = arg.count != 0 || (arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries &&
+                                               !is_special_number(arg.value));
+        for (auto place = first; place < numbers.size(); ++place) {
+          adaptive.push_back(place);
+          vary.push_back(varies);
+        }
       }
-      NumberSlot slot;
-      slot.node = node->slot;
-      slot.position = static_cast<uint32_t>(i);
-      if (arg.value.isInt()) {
-        slot.type = NumberSlot::Type::Int;
-        slot.integer = arg.value.toInt();
-      } else if (arg.value.isDouble()) {
-        slot.type = NumberSlot::Type::Float;
-        slot.number = arg.value.toDouble();
-      } else {
-        slot.type = NumberSlot::Type::Complex;
-        slot.number = arg.value.toComplexDouble();
-      }
-      numbers.push_back(slot);
     }
     if (node->seeded) {
+      key.mix(kSeedTag);
       for (const auto word : node->seed) {
-        numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed});
+        numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
     }
     for (const auto& input : node->inputs) {
@@ -94,6 +112,33 @@ void Graph::number_leaves(bool runs) {
   key.mix(static_cast<uint64_t>(device));
   if (!adaptive.empty()) {
     settle_adaptive(adaptive, std::move(vary), runs);
+  }
+}
+
+void Graph::add_numbers(const Node& node, uint32_t position) {
+  NumberSlot slot;
+  slot.node = node.slot;
+  slot.position = position;
+  const auto add = [&](const c10::IValue& value) {
+    if (value.isInt()) {
+      slot.type = NumberSlot::Type::Int;
+      slot.integer = value.toInt();
+    } else if (value.isDouble()) {
+      slot.type = NumberSlot::Type::Float;
+      slot.number = value.toDouble();
+    } else {
+      slot.type = NumberSlot::Type::Complex;
+      slot.number = value.toComplexDouble();
+    }
+    numbers.push_back(slot);
+    ++slot.element;
+  };
+  const auto& value = node.args[position].value;
+  if (value.isList()) {
+    const auto list = value.toListRef();
+    std::for_each(list.begin(), list.end(), add);
+  } else {
+    add(value);
   }
 }
 

@@ -173,7 +173,22 @@ void hash_arg(Hash& hash, const Arg& arg) {
   if (arg.kind == Arg::Kind::Attr || arg.kind == Arg::Kind::OptInputs) {
     hash_attr(hash, arg.value);
   } else if (is_number(arg)) {
-    hash.mix(static_cast<uint64_t>(arg.value.isInt() ? 1 : arg.value.isDouble() ? 2 : 3));
+    const bool list = arg.value.isList();
+    hash.mix(static_cast<uint64_t>(list ? arg.value.toListRef().size() : 0) << 8 |
+             static_cast<uint64_t>(arg.value.isInt()       ? 1
+                                   : arg.value.isDouble()  ? 2
+                                   : !list                 ? 3
+                                   : arg.value.isIntList() ? 4
+                                                           : 5));
+  }
+}
+
+void rehash_args(Node& node) {
+  node.attrs = Hash();
+  for (auto arg : node.args) {
+    arg.count = is_number(arg) ? 0 : arg.count;  // whether it varies is no part of it
+    hash_arg(node.attrs, arg);
+    node.numbered = node.numbered || is_number(arg);
   }
 }
 

@@ -81,7 +81,7 @@ struct Arg {
     Inputs,     // the next `count` inputs, a list
     OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
     Number,     // `value` is an input of the program, not a constant
-    Adaptive,   // so is this, where it varies; see adaptive.h
+    Adaptive,   // so is this, or each element of it, where it varies; `count` says that it does
     Integer,    // so is this, where it varies or never was special
   };
   Kind kind = Kind::Attr;
@@ -166,6 +166,10 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs);
 // As above, where the caller has hashed the arguments already (see `hash_arg`).
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs);
 void hash_arg(Hash& hash, const Arg& arg);
+// Hashes the arguments of a node anew, some of which are of another kind since. Wants the recorder's lock.
+void rehash_args(Node& node);
+// Whether a value is a whole or floating-point number, or a list of them.
+inline bool is_numeric(const c10::IValue& v) { return v.isInt() || v.isDouble() || v.isIntList() || v.isDoubleList(); }
 // The sequence number the next node will get.
 uint64_t node_sequence();
 // The meta of one result by itself. Wants the recorder's lock if there are others; so do the next two.

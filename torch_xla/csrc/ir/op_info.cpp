@@ -91,35 +91,17 @@ Form form_of(const std::string& name) {
   return found == forms.end() ? Form::Plain : found->second;
 }
 
-// Numbers that loops count up, or that follow a schedule, and that XLA can do more with where they are constants.
-uint32_t adaptive_numbers(const std::string& name) {
-  static const std::unordered_map<std::string, uint32_t> positions{
-      {"aten.select.int", 0b100},
-      {"aten.select_backward.default", 0b1000},
-      {"aten.slice.Tensor", 0b1100},
-      {"aten.slice_backward.default", 0b11000},
-      {"aten.tril.default", 0b10},
-      {"aten.triu.default", 0b10},
-      {"aten.arange.start_step", 0b11},
-      {"aten.linspace.default", 0b11},
-      {"aten.bernoulli.p", 0b10},
-      {"aten._native_batch_norm_legit_functional.default", 0b1000000},
-      {"aten._batch_norm_with_update_functional.default", 0b100000},
-      {"aten.uniform.default", 0b110},
-      {"aten.normal_functional.default", 0b110},
-      {"aten.random.to", 0b10},
-      {"aten.random.from", 0b110},
-      {"aten.exponential.default", 0b10},
-      {"aten.cauchy.default", 0b110},
-      {"aten.log_normal.default", 0b110},
-      {"aten.pow.Tensor_Scalar", 0b10},
-      {"aten.smooth_l1_loss.default", 0b1000},
-      {"aten.smooth_l1_loss_backward.default", 0b10000},
-      {"aten.huber_loss.default", 0b1000},
-      {"aten.huber_loss_backward.default", 0b10000},
-  };
-  const auto found = positions.find(name);
-  return found == positions.end() ? 0 : found->second;
+// Whether an argument is a whole or floating-point number, or a list of them, and neither an enumeration nor a Scalar.
+bool is_plain_number(const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    type = optional->getElementType();
+  }
+  if (const auto list = type->cast<c10::ListType>()) {
+    type = list->getElementType();
+  }
+  return type->kind() == c10::TypeKind::IntType || type->kind() == c10::TypeKind::SymIntType ||
+         type->kind() == c10::TypeKind::FloatType;
 }
 
 bool writes(const c10::FunctionSchema& schema) {
@@ -243,10 +225,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
   name.replace(name.find("::"), 2, ".");
   hash.mix(std::string_view(name));
-  adaptive = adaptive_numbers(name);
   if (name == "aten.select.int") {
+    element = 2;
     element_rank = 1;
   } else if (name == "aten.select_backward.default") {
+    element = 3;
     element_rank = 0;
   }
   std::vector<const c10::Argument*> written_arguments;
@@ -281,6 +264,15 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     }
     return_writes.push_back(which);
   }
+  policies_ = std::make_unique<std::atomic<NumberPolicy>[]>(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const bool scalar = kinds[i] == ArgKind::Number || kinds[i] == ArgKind::Tensor;  // which a number may stand for
+    const bool plain = name.rfind("aten.", 0) == 0 && (is_plain_number(schema.arguments()[i]) || scalar);
+    policies_[i] = scalar && has_tensor             ? NumberPolicy::Input
+                   : !plain                         ? NumberPolicy::Constant
+                   : static_cast<int>(i) == element ? NumberPolicy::UntilVaries
+                                                    : NumberPolicy::UntilSeenToVary;
+  }
   form = form_of(name);
   doubt = find_doubt == nullptr ? nullptr : find_doubt(name);
   inplace_view = handle.hasTag(at::Tag::inplace_view);
@@ -293,7 +285,6 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
       order_as_returned();
     }
     seeded = seeded || (functional != nullptr && functional->seeded);
-    adaptive = functional != nullptr ? functional->adaptive : 0;
   }
 }
 
@@ -320,6 +311,20 @@ void OpInfo::order_as_returned() {
     if (which >= 0) {
       which = static_cast<int8_t>(std::find(order.begin(), order.end(), which) - order.begin());
     }
+  }
+}
+
+bool OpInfo::demote(size_t argument) {
+  switch (policy(argument)) {
+    case NumberPolicy::Input:
+      policies_[argument] = NumberPolicy::UntilVaries;
+      return true;
+    case NumberPolicy::UntilVaries:
+    case NumberPolicy::UntilSeenToVary:
+      policies_[argument] = NumberPolicy::Constant;
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,15 @@ enum class Form : uint8_t {
   GroupedProduct,    // its arguments tell the result's shape
 };
 
+// What becomes of a number that an operator is given. Every change of it costs a compile, or less where the program is
+// not compiled yet.
+enum class NumberPolicy : uint8_t {
+  Input,            // of the program, whatever its value
+  UntilVaries,      // a constant in each program, until it differs from that of a program that is alike in all else
+  UntilSeenToVary,  // likewise, and it has not differed in any program yet: nothing is done for it until then
+  Constant,         // the operator cannot be lowered without its value
+};
+
 enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
 
 struct OpInfo {
@@ -44,26 +54,37 @@ struct OpInfo {
   bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;        // draws random numbers
   int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
-  uint32_t adaptive = 0;      // bit per argument: a number that is a constant of the program until it varies
-  int element_rank = -1;      // dimensions of the first argument where such a number tells an element of a vector
+  int element = -1;           // position of an index of the first argument, or of its gradient,
+  int element_rank = -1;      // and how many dimensions that has where the index tells an element of a vector
   bool needs_host = false;    // result shapes or Python values depend on data
   bool has_tensor = false;
-  bool has_indices = false;                 // takes a list of optional tensors
-  std::vector<int8_t> defaults;             // per argument: 0 or 1 where that is its default, such as alpha's, or -1
-  Doubt doubt = nullptr;                    // calls that its Meta kernel accepts and its CPU kernel may not
-  OpInfo* functional = nullptr;             // the operator the node stands for, where this one writes
-  int functional_extra = 0;                 // optional arguments that operator has beyond this one's
-  std::atomic<bool> static_numbers{false};  // numbers are part of the program
-  std::atomic<uint64_t> calls{0};           // how often it was recorded
+  bool has_indices = false;        // takes a list of optional tensors
+  std::vector<int8_t> defaults;    // per argument: 0 or 1 where that is its default, such as alpha's, or -1
+  Doubt doubt = nullptr;           // calls that its Meta kernel accepts and its CPU kernel may not
+  OpInfo* functional = nullptr;    // the operator the node stands for, where this one writes
+  int functional_extra = 0;        // optional arguments that operator has beyond this one's
+  std::atomic<uint64_t> calls{0};  // how often it was recorded
 
-  // Whether an argument's bit in `adaptive` is set; what comes after the last bit never is.
-  bool is_adaptive(size_t argument) const { return argument < 32 && (adaptive >> argument & 1) != 0; }
+  // Of an argument of the operator that the node stands for.
+  NumberPolicy policy(size_t argument) const {
+    return argument < kinds.size() ? policies_[argument].load(std::memory_order_relaxed) : NumberPolicy::Constant;
+  }
+  // It has varied somewhere.
+  void note_variation(size_t argument) {
+    auto expected = NumberPolicy::UntilSeenToVary;
+    policies_[argument].compare_exchange_strong(expected, NumberPolicy::UntilVaries);
+  }
+  // It cannot be lowered so: an input becomes a constant until it varies, and that a constant. False where it is one.
+  bool demote(size_t argument);
+  // The operator that nodes stand for.
+  const OpInfo& recorded() const { return functional != nullptr ? *functional : *this; }
 
   // Whether all it gives are inputs it wrote in place, as `_fused_sgd_`.
   bool only_writes_inputs() const;
 
  private:
   void order_as_returned();
+  std::unique_ptr<std::atomic<NumberPolicy>[]> policies_;
 };
 
 // Says where doubts come from (record/eager_checks.cpp, when the extension is loaded).

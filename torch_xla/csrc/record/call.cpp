@@ -109,6 +109,7 @@ void Call::collect() {
   }
   key = info.hash;
   phase = current_phase();
+  const auto& numbers_of = info.recorded();
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     const auto& v = arguments[i];
     // The functional form of an out= call has no such argument, but shapes are checked against it.
@@ -116,8 +117,8 @@ void Call::collect() {
     const size_t kept_args = args.size();
     const size_t kept_inputs = inputs.size();
     const Hash kept_attrs = attrs;
-    if (info.is_adaptive(i) && (v.isInt() || v.isDouble())) {
-      add_adaptive(v);
+    if (numbers_of.policy(i) == NumberPolicy::UntilVaries && is_numeric(v)) {
+      add_adaptive(i, v);
     } else {
       add(i, v);
     }
@@ -204,9 +205,9 @@ void Call::add_number(const IValue& v, bool is_default) {
   push({kind, 0, v});
 }
 
-void Call::add_adaptive(const IValue& v) {
+void Call::add_adaptive(size_t i, const IValue& v) {
   const auto& self = arguments[0];
-  push(adaptive_arg(info, self.isTensor() ? self.toTensor().dim() : 0, v));
+  push(adaptive_arg(info, i, self.isTensor() ? self.toTensor().dim() : 0, v));
   hash_attr(key, v);  // shapes and a view's offset depend on it
 }
 

@@ -14,8 +14,9 @@ namespace torch_xla {
 
 // A number that is a constant of the program until it varies; which element of a vector is meant varies from the start,
 // because loops read or write another in each step: a timestep of a schedule, a loss in a list of them.
-inline Arg adaptive_arg(const OpInfo& op, int64_t rank, c10::IValue number) {
-  return {rank == op.element_rank ? Arg::Kind::Number : Arg::Kind::Adaptive, 0, std::move(number)};
+inline Arg adaptive_arg(const OpInfo& op, size_t argument, int64_t rank, c10::IValue number) {
+  return {static_cast<int>(argument) == op.element && rank == op.element_rank ? Arg::Kind::Number : Arg::Kind::Adaptive,
+          0, std::move(number)};
 }
 
 class Call {
@@ -52,7 +53,7 @@ class Call {
   void push(Arg arg);
   void add_input(const at::Tensor& t);
   void add_number(const c10::IValue& v, bool is_default = false);
-  void add_adaptive(const c10::IValue& v);
+  void add_adaptive(size_t i, const c10::IValue& v);
   void add_tensor(const at::Tensor& t);
   void add(size_t i, const c10::IValue& v);
 

@@ -103,10 +103,10 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   int64_t start = 0;
   for (uint32_t i = 0; i < metas->metas.size(); ++i) {
     const auto piece = single({metas, i});
-    Args args{input_arg(), dim, adaptive_arg(op, rank, start)};
+    Args args{input_arg(), dim, adaptive_arg(op, 2, rank, start)};
     start += rows ? 1 : piece->metas[0].sizes[d];
     if (!rows) {
-      args.push_back(adaptive_arg(op, rank, start));
+      args.push_back(adaptive_arg(op, 3, rank, start));
       args.push_back(attr(int64_t{1}));
     }
     const auto node = make_node(op, Args(args), Inputs(call.inputs), piece);

@@ -18,6 +18,13 @@ const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t se
 
 py::object ExecutableCache::find(Graph& graph, uint64_t settings) {
   const auto* entry = look_up(graph, settings);
+  if (entry == nullptr && !(graph.same_as == Hash())) {
+    const auto same = index_.find({graph.same_as, settings});
+    if (same != index_.end()) {
+      add(graph, settings, same->second->executable, same->second->program);
+      entry = look_up(graph, settings);
+    }
+  }
   return entry != nullptr ? entry->executable : py::none();
 }
 
@@ -55,6 +62,7 @@ void ExecutableCache::drop(size_t count) {
 void ExecutableCache::clear() {
   drop(size());
   forget_varying();
+  forget_constants();
 }
 
 py::list ExecutableCache::values() const {

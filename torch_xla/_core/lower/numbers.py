@@ -1,0 +1,76 @@
+"""Which numbers are inputs of a program and which are constants: what is found out on the way to a program.
+
+The recorder decides at the cut, from what is known of each argument of each operator (`NumberPolicy`). A graph of which
+more is known by then is cut again: it has another key.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch_xla import _bindings
+from torch_xla._errors import message
+from torch_xla.ops.registry import StaticNumbers, wanted_constants
+
+R = TypeVar("R")
+
+
+class CutAgain(Exception):
+    """More is known of a graph's numbers than when it was cut."""
+
+
+def settled(attempt: Callable[..., R], *arguments: Any) -> R:
+    """What `attempt`, which cuts a graph, gives; made again as long as more is found out of its numbers."""
+    while True:
+        try:
+            return attempt(*arguments)
+        except CutAgain:
+            continue
+        except StaticNumbers as static:
+            if not _demote(static.op, static.arguments):
+                text = f"{static.op} asked for numbers that are constants already"
+                raise RuntimeError(message("lower", f"got a rule that {text}", do="report it")) from static
+
+
+def compare(cut: _bindings.Graph) -> None:
+    """Compares a graph that has no program yet with those that have one.
+
+    Raises:
+        CutAgain: It differs from one in constants alone, which are inputs from now on where that is possible.
+    """
+    if cut.constants_vary():
+        raise CutAgain
+
+
+def take_wanted() -> None:
+    """Has recorded as constants what rules want so, once the rules are imported.
+
+    Raises:
+        CutAgain: That was not known yet.
+    """
+    if _take_wanted.cache_info().currsize == 0 and _take_wanted():
+        raise CutAgain
+
+
+@functools.cache
+def _take_wanted() -> bool:
+    from torch_xla.ops.call import find_overload, load_rules
+
+    load_rules()
+    changed = False
+    for op, names in wanted_constants().items():
+        places = tuple(i for i, a in enumerate(find_overload(op)._schema.arguments) if a.name in names)
+        changed = _demote(op, places) or changed
+    return changed
+
+
+def _demote(op: str, arguments: tuple[int, ...] | None) -> bool:
+    """Has arguments of an operator, all if none are named, recorded as constants. Whether that changes anything."""
+    from torch_xla.ops.call import find_overload
+
+    namespace, name, overload = op.split(".")
+    if arguments is None:
+        arguments = tuple(range(len(find_overload(op)._schema.arguments)))
+    return _bindings.demote_numbers(f"{namespace}::{name}", "" if overload == "default" else overload, arguments)

@@ -1,0 +1,170 @@
+// Constants that turn out to vary: graphs that are to be compiled are compared with earlier ones that are alike in all
+// but numbers. While nothing is compiled, nothing is compared.
+#include <tuple>
+#include <unordered_map>
+
+#include "cut/adaptive.h"
+#include "cut/graph.h"
+#include "ir/op_info.h"
+
+namespace torch_xla {
+
+namespace {
+
+// How many constants are remembered, 8 bytes each; beyond them a graph costs a compile more when it comes again.
+constexpr size_t kConstants = size_t{1} << 22;
+
+struct Earlier {
+  Hash key;
+  size_t inputs;  // among its numbers
+  Vector<uint64_t> constants;
+};
+
+struct Compiled {
+  std::unordered_map<Hash, Earlier, HashHasher> graphs;  // the first of each kind, by what else the graph is
+  size_t count = 0;                                      // of their constants
+};
+
+Compiled& compiled() {
+  static auto* const graphs = new Compiled();
+  return *graphs;
+}
+
+// Whether an argument is a constant of which it is not known whether it varies.
+bool may_vary(const Node& node, size_t position) {
+  const auto& arg = node.args[position];
+  const auto policy = node.op->policy(position);
+  return arg.kind == Arg::Kind::Attr && is_numeric(arg.value) && node.op->redefined == 0 &&
+         (policy == NumberPolicy::UntilSeenToVary || policy == NumberPolicy::UntilVaries);
+}
+
+// A constant of a graph: an argument of a node, or an element of one.
+struct Place {
+  uint32_t node;
+  uint32_t position;
+  uint32_t element;
+};
+
+struct Constants {
+  Vector<uint64_t> bits;
+  Vector<Place> places;
+
+  void add(Place place, const c10::IValue& value) {
+    NumberSlot slot;
+    slot.type = value.isInt() ? NumberSlot::Type::Int : NumberSlot::Type::Float;
+    if (value.isInt()) {
+      slot.integer = value.toInt();
+    } else {
+      slot.number = value.toDouble();
+    }
+    bits.push_back(slot.bits());
+    places.push_back(place);
+  }
+};
+
+// The key of all graphs that differ in such constants only.
+Hash key_without_constants(const Graph& graph, Constants& constants) {
+  Hash key;
+  for (const auto& node : graph.nodes) {
+    key.mix(node->op->hash);
+    key.mix(node->outs->value);
+    key.mix(static_cast<uint64_t>(node->seeded));
+    for (uint32_t i = 0; i < node->args.size(); ++i) {
+      const auto& arg = node->args[i];
+      const bool input = arg.kind == Arg::Kind::Number && node->op->policy(i) == NumberPolicy::Input;
+      if (input || !(is_number(arg) || may_vary(*node, i)) || arg.value.isComplexDouble()) {
+        hash_arg(key, arg);
+        continue;
+      }
+      // An operator of which more is known is recorded in another way than before.
+      hash_arg(key, {Arg::Kind::Adaptive, 0, arg.value});
+      if (arg.value.isList()) {
+        uint32_t element = 0;
+        for (const auto& value : arg.value.toListRef()) {
+          constants.add({node->slot, i, element++}, value);
+        }
+      } else {
+        constants.add({node->slot, i, 0}, arg.value);
+      }
+    }
+    for (const auto& input : node->inputs) {
+      key.mix(static_cast<uint64_t>(input.node->leaf()) << 63 | static_cast<uint64_t>(input.node->slot) << 16 |
+              input.index);
+    }
+  }
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    key.mix(graph.leaves[i]->outs->value);
+    key.mix(static_cast<uint64_t>(graph.leaves[i]->placement));
+    key.mix(graph.donated[i] ? static_cast<uint64_t>(graph.successors[i] + 2) : uint64_t{0});
+  }
+  for (const auto& output : graph.outputs) {
+    key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+  }
+  key.mix(static_cast<uint64_t>(graph.device));
+  return key;
+}
+
+// Has the next cut find a number where there was a constant.
+void make_adaptive(Node& node, size_t position) {
+  node.args[position].kind = Arg::Kind::Adaptive;
+  rehash_args(node);
+}
+
+}  // namespace
+
+bool Graph::constants_vary() {
+  const RecorderLock lock;
+  Constants own;
+  const auto rest = key_without_constants(*this, own);
+  auto& known = compiled();
+  if (known.count > kConstants) {
+    known = {};
+  }
+  const auto [found, fresh] = known.graphs.emplace(rest, Earlier{key, numbers.size(), own.bits});
+  if (fresh) {
+    known.count += own.bits.size();
+    return false;
+  }
+  const auto& first = found->second;
+  if (first.constants == own.bits && first.inputs == numbers.size()) {
+    same_as = first.key;
+    return false;
+  }
+  bool any = false;
+  auto input = numbers.begin();
+  for (size_t k = 0; k < own.bits.size(); ++k) {
+    const auto& place = own.places[k];
+    const auto before = [&](const NumberSlot& n) {
+      return std::tie(n.node, n.position, n.element) < std::tie(place.node, place.position, place.element);
+    };
+    while (input != numbers.end() && before(*input)) {
+      ++input;
+    }
+    const bool is_input = input != numbers.end() && input->node == place.node && input->position == place.position &&
+                          input->element == place.element;
+    if (own.bits[k] == first.constants[k] || is_input) {
+      continue;
+    }
+    auto& node = *nodes[place.node];
+    auto& op = *node.op;
+    if (op.policy(place.position) == NumberPolicy::Constant) {
+      continue;
+    }
+    any = true;
+    op.note_variation(place.position);
+    for (const auto& other : nodes) {
+      if (other->op == &op && may_vary(*other, place.position)) {
+        make_adaptive(*other, place.position);
+      }
+    }
+    node.args[place.position].count = 1;
+  }
+  return any;
+}
+
+void forget_constants() {
+  const RecorderLock lock;
+  compiled() = {};
+}
+
+}  // namespace torch_xla
