@@ -16,14 +16,32 @@ from torch_xla.ops import fallback
 from torch_xla.ops.decompositions import asked, bind
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 
+SCALARS = ("number", "Optional[number]", "List[number]")
+NUMBERS = {
+    form.format(kind) for kind in ("int", "float") for form in ("{}", "Optional[{}]", "List[{}]", "Optional[List[{}]]")
+} | {*SCALARS}
 
-def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: Any) -> list[torch.Tensor | None]:
+
+def scalars(op: torch._ops.OpOverload) -> frozenset[int]:
+    """Positions of the arguments whose numbers are inputs of a program from the start."""
+    return frozenset(i for i, a in enumerate(op._schema.arguments) if str(a.type) in SCALARS)
+
+
+def numbers(op: torch._ops.OpOverload) -> frozenset[int]:
+    """Positions of the arguments whose numbers may be inputs of a program, if they vary."""
+    return frozenset(i for i, a in enumerate(op._schema.arguments) if str(a.real_type) in NUMBERS)
+
+
+def lower(
+    op: torch._ops.OpOverload, *args: Any, lift: frozenset[int] | None = None, **kwargs: Any
+) -> list[torch.Tensor | None]:
     """Runs `op` through its lowering; tensors in, tensors out.
 
     Args:
         op: Operator overload, for example ``torch.ops.aten.add.Tensor``.
         *args: Arguments as PyTorch takes them, CPU tensors.
-        lift: Pass `Scalar` arguments as program inputs, the way the recorder does.
+        lift: Arguments whose numbers are inputs of the program; by default those of type Scalar, the way the recorder
+            has it. Those that no program can be made with are constants.
         **kwargs: Keyword arguments.
     """
     meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
@@ -39,33 +57,30 @@ def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: An
     flat = [y for x in flat for y in (x if isinstance(x, (tuple, list)) else [x])]
     outs = [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in flat]
     positional, keywords = bind(op, args, kwargs)
-    numeric = {a.name for a in op._schema.arguments if str(a.type) in ("number", "Optional[number]", "List[number]")}
+    lift = scalars(op) if lift is None else lift
+    varied = not lift <= scalars(op)
+    places = {a.name: i for i, a in enumerate(op._schema.arguments)}
     names = [a.name for a in op._schema.arguments if not a.kwarg_only]
     seeded = torch.Tag.nondeterministic_seeded in op.tags
     with jax.enable_x64(True):
         arrays: list[Any] = []
 
-        def slot(x: Any, number: bool) -> Any:
+        def slot(x: Any, place: int) -> Any:
             if isinstance(x, torch.Tensor):
                 arrays.append(jnp.asarray(fallback.to_numpy(x)))
                 return ("array", len(arrays) - 1)
-            # Numbers 0 and 1 that are Python ints stay constants; so do bools.
-            if (
-                number
-                and lift
-                and isinstance(x, (int, float, complex))
-                and not isinstance(x, bool)
-                and not (isinstance(x, int) and x in (0, 1))
-            ):
+            # Scalars 0 and 1 that are Python ints stay constants; so do bools.
+            special = isinstance(x, bool) or (not varied and isinstance(x, int) and x in (0, 1))
+            if place in lift and isinstance(x, (int, float, complex)) and not special:
                 arrays.append(jnp.asarray(x, dtype={int: np.int64, float: np.float64, complex: np.complex128}[type(x)]))
-                return ("lifted", len(arrays) - 1, type(x))
+                return ("lifted", len(arrays) - 1, type(x), place)
             if isinstance(x, (list, tuple)):
-                return [slot(e, number) for e in x]
+                return [slot(e, place) for e in x]
             return ("plain", x)
 
         template = (
-            [slot(a, n in numeric) for a, n in zip(positional, names, strict=True)],
-            {k: slot(v, k in numeric) for k, v in keywords.items()},
+            [slot(a, places[n]) for a, n in zip(positional, names, strict=True)],
+            {k: slot(v, places[k]) for k, v in keywords.items()},
         )
 
         def program(values: list[Any], seed: Any) -> Any:
@@ -74,7 +89,7 @@ def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: An
                     return [fill(e) for e in x]
                 if x[0] == "array":
                     return values[x[1]]
-                return Lifted(values[x[1]], x[2]) if x[0] == "lifted" else x[1]
+                return Lifted(values[x[1]], x[2], str(op), x[3], varied) if x[0] == "lifted" else x[1]
 
             return call_module.call(
                 op, [fill(a) for a in template[0]], {k: fill(v) for k, v in template[1].items()}, outs, seed
@@ -83,8 +98,10 @@ def lower(op: torch._ops.OpOverload, *args: Any, lift: bool = True, **kwargs: An
         seed = (jnp.asarray(7, jnp.int64), jnp.asarray(3, jnp.int64)) if seeded else None
         try:
             values = jax.jit(program)(arrays, seed)
-        except StaticNumbers:
-            return lower(op, *args, lift=False, **kwargs)
+        except StaticNumbers as static:
+            rest = lift.difference(lift if static.arguments is None else static.arguments)
+            assert rest != lift, f"{op} asks for {static.arguments}, which it has"
+            return lower(op, *args, lift=rest, **kwargs)
         return [
             None if m is None else fallback.from_numpy(np.asarray(v), m.dtype)
             for v, m in zip(values, outs, strict=True)
@@ -107,9 +124,10 @@ def compare(
     expected = op(*args, **kwargs)
     expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
     expected = [y for x in expected for y in (x if isinstance(x, (tuple, list)) else [x])]
-    got = lower(op, *args, **kwargs)
-    assert len(got) == len(expected)
-    for ours, theirs in zip(got, expected, strict=True):
-        if ours is None:
-            continue
-        torch.testing.assert_close(ours, theirs.detach(), rtol=rtol, atol=atol, check_stride=False, equal_nan=True)
+    for lift in {scalars(op), numbers(op)}:
+        got = lower(op, *args, lift=lift, **kwargs)
+        assert len(got) == len(expected)
+        for ours, theirs in zip(got, expected, strict=True):
+            if ours is None:
+                continue
+            torch.testing.assert_close(ours, theirs.detach(), rtol=rtol, atol=atol, check_stride=False, equal_nan=True)
