@@ -28,7 +28,7 @@ from torch_xla.debug import metrics
 from torch_xla.ops import call, decompositions, fallback, host_kernel
 from torch_xla.ops.call import way_of
 
-_ON_CPU = r"(on|1D) (the )?CPU|CPU tensor"
+_ON_CPU = r"(?i)(on|1D) (the )?CPU|CPU tensor"
 KIND = "overload"  # of a job
 
 

@@ -100,6 +100,7 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "negative slope, after another slope": lambda d: [
         torch.nn.functional.leaky_relu_(_line(d).requires_grad_() * 1, slope).sum().backward() for slope in (0.5, -0.5)
     ],
+    "a type that the kernel of the host lacks": lambda d: L.ldl_factor(_ones(d, BF16)),
     "an assertion": lambda d: torch._assert_async(_line(d)[0], "said"),
     "an assertion of several": lambda d: torch._assert_async(_line(d)),
     "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),

@@ -391,11 +391,14 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   const bool wider = integer && info.name.rfind("aten.histc.", 0) == 0;
   const bool draws =
       info.seeded && std::find(info.kinds.begin(), info.kinds.end(), ArgKind::Generator) == info.kinds.end();
+  // The program would call the CPU kernel, which has fewer 16-bit types than XLA.
+  const bool called =
+      narrow && !backward && !is_lowered(info.functional != nullptr ? info.functional->name : info.name);
   const bool runs = !draws && !wider && info.name.rfind("aten.", 0) == 0 &&
-                    (has_kernel || ((mixed || unusual) && !info.view &&
+                    (has_kernel || ((mixed || unusual || called) && !info.view &&
                                     info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)));
   // Floating-point types are mixed seldom, and mostly by mistake.
-  if (!runs || bytes > (mixed && !integer ? kSmall : kBytes) || !(empty || mixed || (unusual && !narrow))) {
+  if (!runs || bytes > (mixed && !integer ? kSmall : kBytes) || !(empty || mixed || called || (unusual && !narrow))) {
     return;
   }
   // A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
@@ -415,7 +418,7 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
     }
     // Not of an operator that is left to other devices: it lacks more than a type. XLA has all kernels in 16 bits.
     const bool lacks = says("not implemented for '");
-    const bool in_16_bits = narrow && (!lacks || says("'BFloat16'") || says("'Half'"));
+    const bool in_16_bits = narrow && !called && (!lacks || says("'BFloat16'") || says("'Half'"));
     if (!in_16_bits && (lacks || (has_kernel && !backward))) {
       throw;
     }
