@@ -101,6 +101,9 @@ REFUSED: dict[str, Callable[[str], Any]] = {
         torch.nn.functional.leaky_relu_(_line(d).requires_grad_() * 1, slope).sum().backward() for slope in (0.5, -0.5)
     ],
     "a type that the kernel of the host lacks": lambda d: L.ldl_factor(_ones(d, BF16)),
+    "dropout of integers": lambda d: torch.native_dropout(_ones(d, torch.int64), 0.5, True),
+    "dropout of more than all": lambda d: torch.native_dropout(_line(d), 2.0, True),
+    "any of half precision, into integers": lambda d: torch.any(_ones(d, BF16), out=_ones(d, torch.int64, 1)[0]),
     "an assertion": lambda d: torch._assert_async(_line(d)[0], "said"),
     "an assertion of several": lambda d: torch._assert_async(_line(d)),
     "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),

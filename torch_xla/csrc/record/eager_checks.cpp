@@ -108,6 +108,10 @@ bool doubtful_bags(Arguments a) {
   return false;
 }
 
+bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
+
+bool doubtful_dropout(Arguments a) { return any_integer(a) || no_probability(a[1]); }
+
 // A result that was written in place does not tell what the input was.
 bool lost_sign(Arguments a) { return a[3].toBool() && a[2].toScalar().toDouble() < 0; }
 
@@ -142,8 +146,6 @@ bool doubtful_range(int64_t low, int64_t high, at::ScalarType type) {
   const int64_t above = narrow ? int64_t{1} << (is_signed ? bits - 1 : bits) : 0;
   return low >= high || (narrow && (high > above || low < (is_signed ? -above : 0)));
 }
-
-bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
 
 bool without_pivots(Arguments a) { return !a[1].toBool(); }
 
@@ -305,6 +307,7 @@ Doubt doubt_about(const std::string& name) {
       {"aten._embedding_bag", &doubtful_bags},
       {"aten._embedding_bag_forward_only", &doubtful_bags},
       {"aten.leaky_relu_backward", &lost_sign},
+      {"aten.native_dropout", &doubtful_dropout},
   };
   const auto found = table->find(name);
   if (found != table->end()) {
@@ -436,7 +439,7 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
     }
     // The kernel ran on zeros, which it may refuse as values.
     const bool out = std::find(info.is_out.begin(), info.is_out.end(), true) != info.is_out.end();
-    if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long"})) ||
+    if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long", "for result"})) ||
         (!narrow && says_any(text, {"support", "implemented", "handles only", "dtype", "Unknown", "can't be cast"})) ||
         (!masked(info, arguments) &&
          says_any(text, {"shape mismatch", "must match", "dimension", "same shape", "same size", "same number of"}))) {
