@@ -159,29 +159,31 @@ def _raised(op: torch._ops.OpOverload, error: Exception) -> str:
 
 def _run(name: str, cases: list[Run]) -> set[str]:
     """Records all calls and computes them by one barrier, or by one each where that fails; the operators of cuts."""
-
-    def record(case: Run) -> None:
-        case.got = _attempt(name, case, None)
-        if case.got.error is not None and case.want.error is None and re.search(_ON_CPU, str(case.got.error)):
-            # Some arguments are on the CPU whatever the device: lengths, lists of numbers, bounds.
-            others = (_attempt(name, case, k) for k, v in case.call.items() if isinstance(v, Spec))
-            case.got = next((o for o in others if o.error is None), case.got)
-
     for case in cases:
-        record(case)
+        case.got = _recorded(name, case)
     cuts = _host_ops()
     try:
         _compute(cases)
     except Exception:
         attempt(torch_xla.sync)  # what the failed program left pending
         for case in cases:
-            record(case)
+            case.got = _recorded(name, case)
             try:
                 _compute([case])
             except Exception as error:
                 attempt(torch_xla.sync)
                 case.got = Outcome(error=RuntimeError(f"at the barrier: {error}"))
     return cuts
+
+
+def _recorded(name: str, case: Case) -> Outcome:
+    got = _attempt(name, case, None)
+    if got.error is not None and re.search(_ON_CPU, str(got.error)):
+        # Some arguments are on the CPU whatever the device: lengths, lists of numbers, bounds.
+        others = [_attempt(name, case, k) for k, v in case.call.items() if isinstance(v, Spec)]
+        refused = (o for o in others if not re.search(_ON_CPU, str(o.error)))
+        got = next((o for o in others if o.error is None), next(refused, got) if case.want.error else got)
+    return got
 
 
 def _attempt(name: str, case: Case, host: str | None) -> Outcome:
@@ -261,7 +263,7 @@ def _check_refused(name: str, refused: list[Case], result: Result) -> None:
         want, call = case.want, case.call
         if want.error is None:
             continue
-        got = attempt(lambda c=case: apply(name, c, arguments_on(name, c, "xla"), [], False))
+        got = _recorded(name, case)
         text = difference(label(name), want, Outcome(error=got.error) if got.error else Outcome(0))
         done = attempt(torch_xla.sync)
         if text is None and done.error is not None:
