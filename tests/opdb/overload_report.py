@@ -109,7 +109,7 @@ def text(results: Results) -> str:
     lines += [
         "### Lowerings that raised",
         "",
-        "Of arguments that no caller gives, or of results without elements; the CPU kernel computes them instead.",
+        "The program calls the CPU kernel instead, or there is nothing to compute.",
         "",
     ]
     raised = sorted({text for r in results for text in r.get("raised", ())})
