@@ -26,11 +26,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120, help="seconds a job may take")
     parser.add_argument("--optimize", action="store_true", help="compile as users do; takes half as long again")
-    parser.add_argument("--results", type=Path, default=_ROOT / "build/opdb/results.jsonl")
+    parser.add_argument("--results", type=Path, help="file of results; else one in build/opdb")
     parser.add_argument("--report", type=Path, default=_ROOT / "docs/op-coverage.md")
     parser.add_argument("--failures", type=Path, help="file for {operator: {dtype/kind: message}}")
     parser.add_argument("--no-run", action="store_true", help="only write the report of the results kept")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.results is None:
+        args.results = _ROOT / "build/opdb" / ("overloads.jsonl" if args.overloads else "results.jsonl")
+    return args
 
 
 def load(path: Path) -> dict[cases.Job, dict[str, Any]]:
@@ -41,12 +44,17 @@ def load(path: Path) -> dict[cases.Job, dict[str, Any]]:
     return {cases.Job(r["op"], r["dtype"], r["kind"]): r for r in found}
 
 
+def updated(old: str, part: str, overloads_run: bool) -> str:
+    """The report with one of its two parts replaced: each run has the results of one of them only."""
+    database, heading, rest = old.partition(overload_report.HEADING)
+    return database.rstrip() + "\n\n" + part if overloads_run else part + (f"\n{heading}{rest}" if heading else "")
+
+
 def main() -> int:
     """Runs the command; 1 if a job failed."""
     args = _arguments()
     jobs = overloads.jobs(args.ops) if args.overloads else cases.jobs(args.ops, args.dtypes, args.kinds)
-    kept = args.results.with_stem("overloads") if args.overloads else args.results
-    results = load(kept)
+    results = load(args.results)
     if args.only == "failed":
         jobs = [j for j in jobs if j in results and results[j]["status"] in report.BAD]
     elif args.only == "missing":
@@ -54,7 +62,7 @@ def main() -> int:
     if not args.no_run:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         with (
-            kept.open("a") as file,
+            args.results.open("a") as file,
             tqdm(total=len(jobs), unit="job", disable=not sys.stderr.isatty()) as progress,
         ):
 
@@ -70,11 +78,10 @@ def main() -> int:
             runner.run(jobs, args.workers, args.limit, {} if args.optimize else _FAST_COMPILE, done)
     if args.failures:
         args.failures.write_text(json.dumps(report.failures(results.values()), indent=1))
-    main_results = load(args.results)
-    overload_results = load(args.results.with_stem("overloads"))
-    text = report.text(main_results.values()) + overload_report.text(overload_results.values())
+    part = (overload_report if args.overloads else report).text(results.values())
     args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text(text)
+    old = args.report.read_text() if args.report.exists() else ""
+    args.report.write_text(updated(old, part, args.overloads))
     print((overload_report if args.overloads else report).summary(results.values()))
     return int(any(results[j]["status"] in report.BAD for j in jobs if j in results))
 

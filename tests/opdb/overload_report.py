@@ -9,6 +9,8 @@ from typing import Any
 
 from opdb.schema_inputs import overload, written
 
+HEADING = "## All overloads of aten\n"  # where this part of the report begins
+
 Results = Collection[dict[str, Any]]
 
 OUTCOMES = {
@@ -66,23 +68,20 @@ def _cell(value: str) -> str:
 
 def text(results: Results) -> str:
     """The part as Markdown."""
-    if not results:
-        return ""
     results = sorted(results, key=lambda r: r["op"])
     forms = ("functional", "in place", "out=")
     by_form = Counter((r["status"], _form(r["op"])) for r in results)
-    calls = sum(r.get("accepted", 0) for r in results)
     lines = [
-        "",
-        "## All overloads of aten",
-        "",
+        HEADING,
         f"Each of the {len(results)} overloads that PyTorch's dispatcher knows, with arguments made from its schema:",
         "by trial on the CPU, sets that its kernel accepts and sets that it refuses. Results, what is in the arguments",
         "afterwards, which of them a result shares memory with, and gradients by one tensor at a time are compared",
         "with the CPU's; what it refuses must be refused with the same type of exception, at the same line. Everything",
-        f"is compiled. {calls} calls were accepted, {sum(r.get('refused', 0) for r in results)} refused, and",
-        f"{sum(r.get('gradients', 0) for r in results)} gradients compared, by",
-        f"{sum(r.get('compiled', 0) for r in results)} programs.",
+        "is compiled. Written by `make test-overloads`; `make test` checks a fixed sample.",
+        "",
+        f"{sum(r.get('accepted', 0) for r in results)} calls were accepted, "
+        f"{sum(r.get('refused', 0) for r in results)} refused, and {sum(r.get('gradients', 0) for r in results)} "
+        f"gradients compared, by {sum(r.get('compiled', 0) for r in results)} programs.",
         "",
         *_table(
             ["outcome", "", *forms, "all"],
@@ -107,7 +106,15 @@ def text(results: Results) -> str:
     for status in ("callback", "cut"):
         names = [f"`{r['op'].removeprefix('aten.')}`" for r in results if r["status"] == status]
         lines += [f"*{status}*: {', '.join(names)}", ""]
-    lines += ["### Differences that are accepted", ""]
+    lines += [
+        "### Lowerings that raised",
+        "",
+        "The program calls the CPU kernel instead, or there is nothing to compute.",
+        "",
+    ]
+    raised = sorted({text for r in results for text in r.get("raised", ())})
+    lines += _table(["operator", "raised"], [_cell(t).split(": ", 1) for t in raised]) if raised else ["None."]
+    lines += ["", "### Differences that are accepted", ""]
     known: dict[str, set[str]] = {}
     for r in results:
         for reason in r.get("known", ()):
@@ -118,6 +125,6 @@ def text(results: Results) -> str:
     )
     lines += ["", "### Overloads that differ", ""]
     bad = [r for r in results if r["status"] in ("fail", "crash", "hang")]
-    rows = [[r["op"].removeprefix("aten."), r["status"], _cell(r["messages"][0][:240])] for r in bad]
+    rows = [[r["op"].removeprefix("aten."), r["status"], _cell(" ".join(r["messages"])[:240])] for r in bad]
     lines += _table(["overload", "", "what differs"], rows) if rows else ["None."]
     return "\n".join(lines) + "\n"

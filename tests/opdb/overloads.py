@@ -18,17 +18,17 @@ from opdb.cases import Job
 from opdb.compare import Outcome, attempt, devices_wrong, difference
 from opdb.samples import tensors_of
 from opdb.schema_cases import Case, apply, arguments_on, label, loose, specs
-from opdb.schema_inputs import Call, Spec, functional, names, overload
+from opdb.schema_inputs import Call, Spec, names, overload
 from opdb.search import Searcher
 from torch_xla import _XLAC
 from torch_xla._core.compile import cache
 from torch_xla._core.lower import lowering
 from torch_xla._core.run import host_evaluation
 from torch_xla.debug import metrics
-from torch_xla.ops import decompositions, fallback, host_kernel
+from torch_xla.ops import call, decompositions, fallback, host_kernel
 from torch_xla.ops.call import way_of
 
-_ON_CPU = r"(on|1D) (the )?CPU|CPU tensor"
+_ON_CPU = r"(?i)(on|1D) (the )?CPU|CPU tensor"
 KIND = "overload"  # of a job
 
 
@@ -53,6 +53,7 @@ class Result:
         wording: Errors of the right type that say something else than the CPU's.
         way: How an overload that failed is lowered.
         known: Reasons of differences that are accepted.
+        raised: What lowerings raised where the program calls the CPU kernel instead, or there is nothing to compute.
     """
 
     op: str
@@ -68,12 +69,13 @@ class Result:
     wording: list[str] = field(default_factory=list)
     way: str = ""
     known: list[str] = field(default_factory=list)
+    raised: list[str] = field(default_factory=list)
 
-    def note(self, text: str | None, call: str) -> None:
+    def note(self, text: str | None, called: str) -> None:
         """Takes notice of a difference."""
         if text is None:
             return
-        text = f"{text} [{call}]"
+        text = f"{text} [{called}]"
         reason = skips.accepted(self.op, text)
         if reason is None:
             self.messages.append(text)
@@ -124,12 +126,15 @@ def check(name: str) -> Result:
         mock.patch.object(host_kernel, "register", lambda: False),  # rules are what other devices have
         mock.patch.object(decompositions, "run", wraps=decompositions.run) as decomposed,
         mock.patch.object(fallback, "run", wraps=fallback.run) as called,
+        mock.patch.object(call, "passed_over") as passed_over,
     ):
         cuts = _run(name, cases)
+        result.raised = sorted({_raised(*c.args) for c in passed_over.call_args_list})
         callbacks = [str(c.args[0]._schema.name) for c in called.call_args_list]
     result.compiled = metrics.counter_value("UncachedCompile") or 0
     recorded = {n for n in metrics.counter_names() if n.startswith("xla::")}
-    cases = [c for c in cases if not _other_layout(c)]
+    sparse = {id(c.call) for c in cases if c.leaf < 0 and _other_layout(c)}
+    cases = [c for c in cases if not (_other_layout(c) or id(c.call) in sparse and c.got.error is not None)]
     other_layout = bool(found.cases) and not cases
     for case in cases:
         result.note(_compare(name, case), _shown(case.call, case.leaf))
@@ -148,31 +153,37 @@ def check(name: str) -> Result:
     return result
 
 
+def _raised(op: torch._ops.OpOverload, error: Exception) -> str:
+    return f"{op}, by {way_of(str(op))}: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
 def _run(name: str, cases: list[Run]) -> set[str]:
     """Records all calls and computes them by one barrier, or by one each where that fails; the operators of cuts."""
-
-    def record(case: Run) -> None:
-        case.got = _attempt(name, case, None)
-        if case.got.error is not None and case.want.error is None and re.search(_ON_CPU, str(case.got.error)):
-            # Some arguments are on the CPU whatever the device: lengths, lists of numbers, bounds.
-            others = (_attempt(name, case, k) for k, v in case.call.items() if isinstance(v, Spec))
-            case.got = next((o for o in others if o.error is None), case.got)
-
     for case in cases:
-        record(case)
+        case.got = _recorded(name, case)
     cuts = _host_ops()
     try:
         _compute(cases)
     except Exception:
         attempt(torch_xla.sync)  # what the failed program left pending
         for case in cases:
-            record(case)
+            case.got = _recorded(name, case)
             try:
                 _compute([case])
             except Exception as error:
                 attempt(torch_xla.sync)
                 case.got = Outcome(error=RuntimeError(f"at the barrier: {error}"))
     return cuts
+
+
+def _recorded(name: str, case: Case) -> Outcome:
+    got = _attempt(name, case, None)
+    if got.error is not None and re.search(_ON_CPU, str(got.error)):
+        # Some arguments are on the CPU whatever the device: lengths, lists of numbers, bounds.
+        others = [_attempt(name, case, k) for k, v in case.call.items() if isinstance(v, Spec)]
+        refused = (o for o in others if not re.search(_ON_CPU, str(o.error)))
+        got = next((o for o in others if o.error is None), next(refused, got) if case.want.error else got)
+    return got
 
 
 def _attempt(name: str, case: Case, host: str | None) -> Outcome:
@@ -240,10 +251,10 @@ def _way(name: str, recorded: set[str], cuts: set[str], callbacks: list[str], de
         return "cut"
     if callbacks:
         return "callback"
-    base = functional(overload(name)) or overload(name)
-    own = f"xla::{base._schema.name.removeprefix('aten::')}"
-    if own in recorded:
-        return {"rule": "lowered", "decomposition": "decomposed"}.get(way_of(str(base)), "callback")
+    own = f"xla::{overload(name)._schema.name.removeprefix('aten::')}"
+    rules = own in recorded or own.removesuffix("_") in recorded
+    if rules and not decomposed:
+        return "lowered"
     return "decomposed" if recorded else "recorder"
 
 
@@ -252,7 +263,7 @@ def _check_refused(name: str, refused: list[Case], result: Result) -> None:
         want, call = case.want, case.call
         if want.error is None:
             continue
-        got = attempt(lambda c=case: apply(name, c, arguments_on(name, c, "xla"), [], False))
+        got = _recorded(name, case)
         text = difference(label(name), want, Outcome(error=got.error) if got.error else Outcome(0))
         done = attempt(torch_xla.sync)
         if text is None and done.error is not None:

@@ -118,7 +118,8 @@ def arguments_on(name: str, case: Case, device: str, host: str | None = None) ->
     arguments = copy(made, device)
     if host is not None:
         arguments[host] = made[host]
-    if device != "cpu":
+    elsewhere = arguments.get("device", device) is None and not specs(case.call)  # on the default device
+    if device != "cpu" and not elsewhere:
         for key, value in arguments.items():
             if isinstance(value, torch.Generator):
                 arguments[key] = torch.Generator(device).manual_seed(5)

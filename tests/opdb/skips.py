@@ -83,8 +83,14 @@ class Difference:
 
 DIFFERENCES = (
     Difference(
+        r"aten\.(.*sparse|_spdiags).*",
+        r"raised NotImplementedError: (\[layout\]|Could not run 'new_compressed_tensor').*; CPU raises",
+        "the device has no sparse tensors: it says that before the CPU kernel's own objections",
+    ),
+    Difference(
         r".*",
-        r"CPU raises .*(ZeroDivision|index .*out of (range|bounds)|out of bounds|probabilit|Poisson rate|must be in the"
+        r"CPU raises .*(ZeroDivision|tried to access index|not in the valid range|should be between 0 and 1"
+        r"|index .*out of (range|bounds)|out of bounds|probabilit|Poisson rate|must be in the"
         r" range \[0, 1\]|elements of std|p_in|Class values|\|pivot\||Lengths|lengths|non-negative|single nonzero value"
         r"|LinAlgError|singular|sum to|sum of)",
         "values are not read when a call is recorded",
@@ -106,7 +112,8 @@ DIFFERENCES = (
     ),
     Difference(
         r"aten\.(_fused_(adam|adamw|sgd|adagrad)_?|_amp_.*|_fused_moving_avg_obs_fq_helper.*)\..*",
-        r"Scalar|n_tensors|1-element|int tensor|barrier after it",
+        r"Scalar|cannot be converted|n_tensors|1-element|int tensor|barrier after it|at the barrier"
+        r"|fused_\w+_kernel\" not implemented for '(Bool|Long|ComplexFloat)'",
         "arguments of fused optimizer steps, scalers and observers are their callers' own, which never differ so",
     ),
     Difference(
@@ -134,15 +141,15 @@ DIFFERENCES = (
         "the CPU kernel rounds weights to 16 bits: the last bit of 8 differs",
     ),
     Difference(
-        r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_nested_compute_contiguous_strides_offsets)\..*",
+        r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_saturate_weight_to_fp16|_reshape_from_tensor|_nested_compute_contiguous_strides_offsets)\..*",
         r"share memory|derivative",
         "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round",
     ),
     Difference(r"aten\.get_device\..*", r"", "it tells the device"),
     Difference(
-        r"aten\.(_to_cpu|_shape_as_tensor|_pad_packed_sequence|_make_per_(tensor|channel)_quantized_tensor"
+        r"aten\.(_to_cpu|_shape_as_tensor|_test_ambiguous_defaults|fbgemm_pack_gemm_matrix_fp16|_pad_packed_sequence|_make_per_(tensor|channel)_quantized_tensor"
         r"|_pack_padded_sequence.*)\..*",
-        r"on cpu|1D CPU|must be|Unsupported qscheme",
+        r"on cpu|1D CPU|must be|Unsupported qscheme|its result is packed",
         "what is on the CPU whatever the device",
     ),
     Difference(
@@ -168,6 +175,140 @@ DIFFERENCES = (
     ),
     Difference(
         r"aten\.addbmm_\..*", r"", "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses"
+    ),
+    Difference(
+        r".*",
+        r"CPU raises NotImplementedError: (Could not run 'aten::|convolution_(backward_)?overrideable"
+        r"|_scaled_dot_product_fused_attention_overrideable)",
+        "PyTorch has no kernel of it for the CPU, whatever the arguments",
+    ),
+    Difference(
+        r"aten\._propagate_xla_data\..*", r"should only be called by XLA", "the operator is made for this device alone"
+    ),
+    Difference(
+        r"aten\._?embedding_bag(_forward_only)?\..*",
+        r"raised ValueError: (input|offsets) has to be a 1D Tensor",
+        "of indices and offsets of other dimensions the CPU kernel writes beside its tensors; functions of torch.nn"
+        " refuse or reshape them",
+    ),
+    Difference(
+        r"aten\._embedding_bag(_forward_only)?\..*",
+        r"result\[[123]\]: shape",
+        "what only its backward reads has elements where that needs it, and the CPU kernel and its Meta kernel differ",
+    ),
+    Difference(
+        r"aten\.(reflection|replication)_pad[123]d_backward\..*",
+        r"not close|not equal|too many values",
+        "of more dimensions than its forward takes the CPU kernel reads beside its tensors",
+    ),
+    Difference(
+        r"aten\._pdist_(forward|backward)\..*",
+        r"not close",
+        "of a matrix alone; of more dimensions the CPU reads beside it",
+    ),
+    Difference(
+        r"aten\._standard_gamma_grad\..*", r"not close.*nan", "of values that are not positive it is not defined"
+    ),
+    Difference(r"aten\.binomial\..*", r"not close.*nan", "of counts and probabilities out of range it is not defined"),
+    Difference(
+        r"aten\.(binary_cross_entropy|huber_loss)_backward\..*",
+        r"shape|expanded size|at the barrier",
+        "of shapes that its forward operator refuses, or does not give, the CPU kernel writes beside its result",
+    ),
+    Difference(
+        r"aten\.native_layer_norm_backward\..*",
+        r"result\[\d\]: shape|Mismatch in shape|at the barrier",
+        "its statistics have a size for each row, as the forward operator gives them",
+    ),
+    Difference(
+        r"aten\.(linspace|logspace)\.(Tensor|Scalar)_.*",
+        r"a result is on cpu",
+        "without a device the result is on the default one, on every device",
+    ),
+    Difference(
+        r"aten\.block_diag\.out", r"device cpu.*tensors=\[\]", "of no tensors the result is on the default device"
+    ),
+    Difference(
+        r"aten\.(scaled_dot_product_attention|_scaled_mm_v2)\..*",
+        r"raised .*(cannot be multiplied|fp8 or fp4).*\[0, ",
+        "of tensors without elements the CPU does not look at the others",
+    ),
+    Difference(
+        r"aten\.(mkldnn_.*|to_mkldnn)\..*",
+        r"itensor_view_from_dense|mkldnn layout",
+        "it takes or gives tensors of the CPU alone",
+    ),
+    Difference(
+        r"aten\._local_scalar_dense\..*",
+        r"elements cannot be converted",
+        "of several elements the CPU kernel gives the first; item() asks for one",
+    ),
+    Difference(
+        r"aten\.(_gather_sparse_backward|_embedding_bag_sparse_backward|embedding(_sparse)?_backward)\..*",
+        r"attribute 'layout'|\[layout\]|Dimension out of range|same number of dimensions"
+        r"|EmbeddingDenseBackwardBackward0",
+        "the device has no sparse tensors: such gradients are dense, or refused",
+    ),
+    Difference(
+        r"aten\.(_embedding_bag|unfold)_backward\..*",
+        r"Dimension out of range|narrow\(\)|result: shape",
+        "the gradient has the dimensions that the forward operator gives",
+    ),
+    Difference(
+        r"aten\.(lstm|gru|rnn_\w+)\..*",
+        r"raised RuntimeError: Expected .*; CPU raises IndexError",
+        "of weights that are no layer's each device looks at another part first",
+    ),
+    Difference(
+        r"aten\.ctc_loss\..*",
+        r"nan.*targets=complex64",
+        "of complex numbers, cut to negative integers, as labels the CPU kernel reads beside its tensors",
+    ),
+    Difference(
+        r"aten\._(log_)?softmax_backward_data\..*",
+        r"dtype.*input_dtype=",
+        "`input_dtype` is the type that the forward operator had",
+    ),
+    Difference(
+        r"aten\.ldexp\..*",
+        r"'Bool'",
+        "PyTorch takes it apart for this device, and its parts take booleans on the CPU too",
+    ),
+    Difference(
+        r"aten\.histc\..*", r"'(Long|Bool)'", "kernels of other devices take integers too, and libraries give them some"
+    ),
+    Difference(
+        r"aten\.max_pool1d\..*",
+        r"'Long'",
+        "the pool of two dimensions that it is made of takes integers on the CPU too",
+    ),
+    Difference(
+        r"aten\.group_norm\..*",
+        r"tensor does not have a device",
+        "an internal error of the CPU's gradient by a bias without a weight, of no elements",
+    ),
+    Difference(
+        r"aten\.as_strided_scatter\..*",
+        r"not (close|equal)",
+        "of elements that overlap, which is written last is not defined",
+    ),
+    Difference(
+        r"aten\._fft_c2c\.out",
+        r"can't be cast.*dim=\[\]",
+        "without dimensions the CPU kernel copies, whatever the type of what it writes",
+    ),
+    Difference(
+        r"aten\.mse_loss_backward\..*", r"bfloat16", "of mixed types the CPU kernel rounds to 16 bits on the way"
+    ),
+    Difference(
+        r"aten\.quantize_per_tensor\..*",
+        r"Quantize only works on Float|barrier after it|must be Tensor, not list",
+        "quantized tensors are the CPU's: its kernel refuses when it runs",
+    ),
+    Difference(
+        r"aten\._scaled_dot_product_flash_attention_for_cpu\..*",
+        r"Accept only 4 dims|expected scalar type",
+        "scaled_dot_product_attention calls it with what goes together, and makes no such call for this device",
     ),
 )
 

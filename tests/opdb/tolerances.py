@@ -41,7 +41,7 @@ class Wider:
 
 WIDER = (
     Wider(
-        r"linalg\..*|cholesky.*|svd.*|pinverse|logdet|lu.*|ormqr|.*pca_lowrank|.*svd_lowrank|matrix_exp",
+        r"linalg\..*|cholesky.*|triangular_solve|svd.*|pinverse|logdet|lu.*|ormqr|.*pca_lowrank|.*svd_lowrank|matrix_exp",
         20,
         "the condition number of the sample multiplies rounding",
         normwise=True,
@@ -71,7 +71,7 @@ WIDER = (
     ),
     Wider(
         r"fft\..*|i?stft|(nn\.functional\.)?(conv.*|interpolate.*|.*linear|grid_sample)|_upsample.*|grid_sampler.*"
-        r"|.*(mm|mv|matmul|bmm)|einsum|tensordot|inner|cov|corrcoef|.*attention.*",
+        r"|.*(mm|mv|matmul|bmm)|einsum|kron|tensordot|inner|cov|corrcoef|.*attention.*",
         1,
         "sums in another order round relative to the largest term",
         normwise=True,
@@ -114,7 +114,7 @@ LOOSE = (
         "each device has its own stream of random numbers",
     ),
     Loose(
-        r"(nn\.functional\.)?grid_sample(r_[23]d)?|nn\.functional\.(nll_loss|instance_norm)|matrix_exp|atanh",
+        r"(nn\.functional\.)?grid_sample(r(_[23]d)?)?|nn\.functional\.(nll_loss|instance_norm)|(linalg\.)?matrix_exp|atanh",
         "wide",
         "the CPU kernel rounds each intermediate value to 16 bits, down to positions and to NaN",
     ),

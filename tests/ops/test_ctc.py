@@ -33,6 +33,15 @@ def test_empty_targets():
     torch.testing.assert_close(lower(A._ctc_loss.default, LOG_PROBS, targets, INPUTS, [0, 0, 0], 0, False)[0], loss)
 
 
+def test_no_input():
+    args = (LOG_PROBS, PADDED, [0, 0, 7], [0, 1, 2], 0, False)
+    loss, alpha = A._ctc_loss(*args)
+    torch.testing.assert_close(lower(A._ctc_loss.default, *args)[0], loss)
+    args = (torch.ones(3), LOG_PROBS, PADDED, [0, 0, 7], [0, 1, 2], loss, alpha, 0, True)
+    (slope,) = lower(A._ctc_loss_backward.default, *args)
+    torch.testing.assert_close(slope, A._ctc_loss_backward(*args), rtol=1e-4, atol=1e-5)
+
+
 def test_another_blank():
     targets = torch.tensor([[0, 1, 0], [2, 0, 0], [3, 3, 0]])
     loss, _ = A._ctc_loss(LOG_PROBS, targets, INPUTS, LENGTHS, 4, False)

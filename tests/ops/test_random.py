@@ -127,6 +127,12 @@ def test_dropout(dtype):
     torch.testing.assert_close(lower(A.native_dropout_backward.default, LIKE.to(dtype), mask, 1 / 0.75)[0], kept)
 
 
+def test_dropout_of_complex_numbers():
+    kept, mask = torch.native_dropout(torch.ones(200, dtype=torch.complex64, device="xla"), 0.5, None)
+    assert 50 < mask.sum().item() < 150
+    assert torch.equal(kept.cpu(), mask.cpu() * torch.tensor(2.0, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("p, train, expected", [(0.5, False, 1.0), (1.0, True, 0.0), (0.0, True, 1.0)])
 def test_dropout_without_chance(p, train, expected):
     kept, mask = lower(A.native_dropout.default, LIKE, p, train)

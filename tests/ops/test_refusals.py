@@ -84,6 +84,28 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "complex factor of a product": lambda d: _line(d).addcmul(_line(d), _line(d), value=1j),
     "complex factor of a quotient": lambda d: _line(d).addcdiv_(_line(d), _line(d), value=1j),
     "complex weight": lambda d: torch.lerp(_line(d), _line(d), 1j),
+    "complex deviations": lambda d: torch.normal(0.5, _ones(d, torch.complex64)),
+    "counts and probabilities of other shapes": lambda d: torch.binomial(_line(d), _line(d)[:4]),
+    "logits in integers": lambda d: _ones(d, torch.int64).logit_(),
+    "any, into integers": lambda d: torch.any(_line(d), (0,), out=_ones(d, torch.int64, 1)[0]),
+    "norms of integer embeddings": lambda d: torch.embedding_renorm_(
+        _ones(d, torch.int64), torch.zeros(2, dtype=torch.int64, device=d), 0.5, 2.0
+    ),
+    "loss of integer targets, backward": lambda d: torch.nn.functional.huber_loss(
+        _line(d).requires_grad_(), _ones(d, torch.int64, 6)
+    ).backward(),
+    "in place and with a lost sign": lambda d: (
+        torch.nn.functional.leaky_relu_(_line(d).requires_grad_() * 1, -1.0).sum().backward()
+    ),
+    "negative slope, after another slope": lambda d: [
+        torch.nn.functional.leaky_relu_(_line(d).requires_grad_() * 1, slope).sum().backward() for slope in (0.5, -0.5)
+    ],
+    "a type that the kernel of the host lacks": lambda d: L.ldl_factor(_ones(d, BF16)),
+    "dropout of integers": lambda d: torch.native_dropout(_ones(d, torch.int64), 0.5, True),
+    "dropout of more than all": lambda d: torch.native_dropout(_line(d), 2.0, True),
+    "any of half precision, into integers": lambda d: torch.any(_ones(d, BF16), out=_ones(d, torch.int64, 1)[0]),
+    "an assertion": lambda d: torch._assert_async(_line(d)[0], "said"),
+    "an assertion of several": lambda d: torch._assert_async(_line(d)),
     "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),
 }
 
@@ -112,6 +134,12 @@ ACCEPTED: dict[str, Callable[[str], Any]] = {
     )[0],
     "shift of booleans": lambda d: _ones(d, torch.bool) << 1,
     "complex factor of complex numbers": lambda d: (x := _ones(d, torch.complex64)).addcmul(x, x, value=1j),
+    "solution into nothing": lambda d: L.solve_ex(
+        torch.eye(3, device=d) * 2, _ones(d, F32), check_errors=True, out=(_empty(d, 0), _empty(d, 0).int())
+    )[0],
+    "nansum over all": lambda d: _ones(d, F32).nansum([]),
+    "nansum of nothing": lambda d: _empty(d, 0, 3).nansum([]),
+    "an assertion that holds": lambda d: torch._assert_async(_line(d)[1], "said") or _line(d),
     "ceil of half precision": lambda d: _ones(d, torch.float16).ceil(),
 }
 
@@ -119,6 +147,32 @@ ACCEPTED: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_accepted_as_on_cpu(call):
     torch.testing.assert_close(call("xla").cpu(), call("cpu"), equal_nan=True)
+
+
+OUT: dict[str, Callable[..., Any]] = {
+    "matmul": lambda x, out: torch.matmul(x, x, out=out),
+    "linear": lambda x, out: torch.ops.aten.linear.out(x, x, out=out),
+    "kron": lambda x, out: torch.kron(x, x[:1, :1], out=out),
+}
+
+
+@pytest.mark.parametrize("call", OUT.values(), ids=OUT.keys())
+def test_out_has_no_gradient(call):
+    for device in ("cpu", "xla"):
+        x, out = _ones(device, F32).requires_grad_(), torch.empty(3, 3, device=device)
+        with pytest.raises(RuntimeError, match="arguments don't support automatic differentiation"):
+            call(x, out)
+        with torch.no_grad():
+            call(x, out)
+    assert torch.equal(out.cpu(), call(_ones("cpu", F32), torch.empty(3, 3)))
+
+
+def test_bags_of_other_dimensions_are_refused():
+    weight, index = torch.ones(3, 3, device="xla"), torch.zeros(3, 3, dtype=torch.int64, device="xla")
+    with pytest.raises(ValueError, match="input has to be a 1D Tensor, but got Tensor of dimension 2"):
+        torch.embedding_bag(weight, index, index[0])
+    with pytest.raises(ValueError, match="offsets has to be a 1D Tensor, but got Tensor of dimension 2"):
+        torch.embedding_bag(weight, index[0], index)
 
 
 def test_the_generator_of_the_host_is_not_drawn_from():

@@ -58,6 +58,12 @@ def test_smooth(name, n, factor, align):
     check(getattr(A, f"{name}_backward").default, grad, size, list(x.shape), align, *[None] * n, **TOL)
 
 
+@pytest.mark.parametrize(("name", "n"), [("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3), ("bicubic2d", 2)])
+def test_a_scale_that_changes_no_size(name, n):
+    x = torch.randn(2, 3, *[3] * (n - 1), 2)
+    check(getattr(A, f"upsample_{name}").default, x, list(x.shape[2:]), False, *[1.3] * n, **TOL)
+
+
 def test_half_types_interpolate_in_float():
     x = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16)
     check(A.upsample_bilinear2d.default, x, [7, 7], False, None, None, rtol=2e-2, atol=2e-2)

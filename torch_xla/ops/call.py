@@ -124,13 +124,19 @@ def call(
         if varied:  # perhaps because of them
             new = tuple(argument for argument in varied if (name, argument) not in _taken)
             raise StaticNumbers(name, new or varied) from error
-        if all(meta is None or 0 in meta.shape for meta in out):
-            return tuple(None if m is None else jnp.zeros(m.shape, dtypes.numpy_dtype(m.dtype)) for m in out)
-        if seed is not None or not _has_cpu_kernel(op):
+        empty = all(meta is None or 0 in meta.shape for meta in out)
+        if not empty and (seed is not None or not _has_cpu_kernel(op)):
             raise
+        passed_over(op, error)
+        if empty:
+            return tuple(None if m is None else jnp.zeros(m.shape, dtypes.numpy_dtype(m.dtype)) for m in out)
         # A kernel takes arguments that no rule was written for, such as shapes that only it reconciles.
         _fallbacks.inside_graph(op._schema.name, f"its lowering raised {type(error).__name__}: {error}")
         return _conform_all(name, fallback.run(op, args, kwargs, out), out)
+
+
+def passed_over(op: torch._ops.OpOverload, error: Exception) -> None:
+    """A lowering raised, and the results come from elsewhere; tests replace this, so that none of it is hidden."""
 
 
 def _has_cpu_kernel(op: torch._ops.OpOverload) -> bool:

@@ -65,7 +65,9 @@ def _forward(
     at_blank = jnp.take_along_axis(last, ends[:, None], axis=1)[:, 0]
     at_label = jnp.take_along_axis(last, jnp.maximum(ends - 1, 0)[:, None], axis=1)[:, 0]
     at_label = jnp.where(ends > 0, at_label, _NEVER)
-    return -jnp.logaddexp(at_blank, at_label), alphas
+    loss = -jnp.logaddexp(at_blank, at_label)
+    # Of no input, the empty target alone is possible.
+    return jnp.where(jnp.asarray(input_lengths) > 0, loss, jnp.where(ends > 0, -_NEVER, jnp.zeros_like(loss))), alphas
 
 
 @lowers("aten._ctc_loss.default", "aten._ctc_loss.Tensor", "xla.ctc_loss.default")

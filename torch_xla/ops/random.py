@@ -184,7 +184,8 @@ def _native_dropout(ctx: Context, x: jax.Array, p: float, train: bool | None) ->
         return x, jnp.ones(x.shape, bool)
     if p == 1:
         return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
-    keep = _unit(ctx) < 1.0 - p  # the draw of `bernoulli`, which dropout is made of where nothing traces it
+    real = jnp.finfo(_wide(ctx)).dtype
+    keep = _unit(ctx, real) < 1.0 - p  # the draw of `bernoulli`, which dropout is made of where nothing traces it
     return jnp.where(keep, dtypes.widen(x) * (1.0 / (1.0 - p)), 0), keep
 
 

@@ -15,7 +15,7 @@ OPERATORS = """
 _unsafe_view linear native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum
 repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward
-_grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values
+_grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values any.dims_out all.dims_out
 kaiser_window kaiser_window.periodic kaiser_window.beta conj_physical.out conj_physical_
 """.split()
 
@@ -23,6 +23,11 @@ kaiser_window kaiser_window.periodic kaiser_window.beta conj_physical.out conj_p
 READS_MEMORY = """
 _reshape_from_tensor choose_qparams_optimized _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
 range.out_ _saturate_weight_to_fp16 fbgemm_linear_quantize_weight _lazy_clone
+""".split()
+
+# They give nothing that a program would be run for.
+ASSERTS = """
+_assert_async _assert_async.msg _functional_assert_async.msg
 """.split()
 
 # Their results hold addresses of the host, for CPU kernels to follow.

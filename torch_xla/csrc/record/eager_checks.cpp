@@ -90,6 +90,31 @@ bool complex_for_real(Arguments a) {
          std::any_of(a.begin(), a.end(), [](const IValue& v) { return v.isComplexDouble(); });
 }
 
+// PyTorch's Meta kernels take the shape of the first tensor.
+bool integer_or_of_other_shape(Arguments a) {
+  return any_integer(a) || a[0].toTensor().sizes() != a[1].toTensor().sizes();
+}
+
+bool any_but_real(Arguments a) {
+  return any_type(a, [](at::ScalarType type) { return !at::isFloatingType(type); });
+}
+
+// Of other indices and offsets the CPU kernel writes beside its tensors; functions of torch.nn make them so.
+bool doubtful_bags(Arguments a) {
+  for (const auto position : {1, 2}) {
+    TORCH_CHECK_VALUE(a[position].toTensor().dim() == 1, position == 1 ? "input" : "offsets",
+                      " has to be a 1D Tensor, but got Tensor of dimension ", a[position].toTensor().dim());
+  }
+  return false;
+}
+
+bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
+
+bool doubtful_dropout(Arguments a) { return any_integer(a) || no_probability(a[1]); }
+
+// A result that was written in place does not tell what the input was.
+bool lost_sign(Arguments a) { return a[3].toBool() && a[2].toScalar().toDouble() < 0; }
+
 bool doubtful_index(Arguments a) { return no_index(a[2].toTensor()); }
 
 // Masks must have the sizes of the dimensions that they stand for.
@@ -121,8 +146,6 @@ bool doubtful_range(int64_t low, int64_t high, at::ScalarType type) {
   const int64_t above = narrow ? int64_t{1} << (is_signed ? bits - 1 : bits) : 0;
   return low >= high || (narrow && (high > above || low < (is_signed ? -above : 0)));
 }
-
-bool no_probability(const IValue& p) { return !(p.toDouble() >= 0 && p.toDouble() <= 1); }
 
 bool without_pivots(Arguments a) { return !a[1].toBool(); }
 
@@ -264,10 +287,11 @@ Doubt doubt_about(const std::string& name) {
       {"aten.addcmul", &complex_for_real},
       {"aten.addcdiv", &complex_for_real},
       {"aten.lerp", &complex_for_real},
-      {"aten.normal", &any_integer},
+      {"aten.normal", &any_but_real},
       {"aten.poisson", &any_integer},
-      {"aten.binomial", &any_integer},
-      {"aten.rrelu_with_noise", &any_integer},
+      {"aten.binomial", &integer_or_of_other_shape},
+      {"aten.rrelu_with_noise", &integer_or_of_other_shape},
+      {"aten.rrelu_with_noise_functional", &integer_or_of_other_shape},
       {"aten.bitwise_and", &any_float},
       {"aten.bitwise_or", &any_float},
       {"aten.bitwise_xor", &any_float},
@@ -280,6 +304,10 @@ Doubt doubt_about(const std::string& name) {
       {"aten.index_fill", &doubtful_index},
       {"aten.index_copy", &doubtful_index},
       {"aten.index_reduce", &doubtful_index},
+      {"aten._embedding_bag", &doubtful_bags},
+      {"aten._embedding_bag_forward_only", &doubtful_bags},
+      {"aten.leaky_relu_backward", &lost_sign},
+      {"aten.native_dropout", &doubtful_dropout},
   };
   const auto found = table->find(name);
   if (found != table->end()) {
@@ -336,10 +364,7 @@ bool says_any(const std::string& text, std::initializer_list<const char*> words)
 }  // namespace
 
 void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
-  // A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
-  if (info.name.find("_backward") != std::string::npos) {
-    return;
-  }
+  const bool backward = info.name.find("_backward") != std::string::npos;
   constexpr size_t kBytes = size_t{1} << 16;
   size_t bytes = 0;
   bool empty = false;
@@ -355,7 +380,7 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
     for_each_tensor(v, [&](const at::Tensor& t) {
       const auto type = t.scalar_type();
       bytes += is_xla(t) ? t.storage().nbytes() : 0;
-      empty = empty || t.numel() == 0;
+      empty = empty || (t.numel() == 0 && !info.is_out[i]);
       narrow = narrow || (t.element_size() < 4 && at::isFloatingType(type));
       integer = integer || at::isIntegralType(type, true);
       unusual = unusual || integer || at::isComplexType(type);
@@ -369,11 +394,18 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
   const bool wider = integer && info.name.rfind("aten.histc.", 0) == 0;
   const bool draws =
       info.seeded && std::find(info.kinds.begin(), info.kinds.end(), ArgKind::Generator) == info.kinds.end();
+  // The program would call the CPU kernel, which has fewer 16-bit types than XLA.
+  const bool called =
+      narrow && !backward && !is_lowered(info.functional != nullptr ? info.functional->name : info.name);
   const bool runs = !draws && !wider && info.name.rfind("aten.", 0) == 0 &&
-                    (has_kernel || ((mixed || unusual) && !info.view &&
+                    (has_kernel || ((mixed || unusual || called) && !info.view &&
                                     info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)));
   // Floating-point types are mixed seldom, and mostly by mistake.
-  if (!runs || bytes > (mixed && !integer ? kSmall : kBytes) || !(empty || mixed || (unusual && !narrow))) {
+  if (!runs || bytes > (mixed && !integer ? kSmall : kBytes) || !(empty || mixed || called || (unusual && !narrow))) {
+    return;
+  }
+  // A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
+  if (backward && (narrow || empty)) {
     return;
   }
   std::string text;
@@ -387,18 +419,28 @@ void raise_if_kernel_refuses(const OpInfo& info, Arguments arguments) {
         is_lowered(info.functional != nullptr ? info.functional->name : info.name)) {
       return;
     }
-    // Not of an operator that is left to other devices: it lacks more than a type.
-    if (!narrow && (has_kernel || says("not implemented for '"))) {
+    // Not of an operator that is left to other devices: it lacks more than a type. XLA has all kernels in 16 bits.
+    const bool lacks = says("not implemented for '");
+    const bool in_16_bits = narrow && !called && (!lacks || says("'BFloat16'") || says("'Half'"));
+    if (!in_16_bits && (lacks || (has_kernel && !backward))) {
       throw;
     }
   } catch (const c10::IndexError&) {
-    throw;  // zeros are indices wherever there is an element
+    if (!backward) {
+      throw;  // zeros are indices wherever there is an element
+    }
   } catch (const c10::Error& error) {
     text = error.what_without_backtrace();
+    if (backward) {
+      if (says_any(text, {"Found dtype", "expected scalar type"})) {
+        throw;
+      }
+      return;
+    }
     // The kernel ran on zeros, which it may refuse as values.
     const bool out = std::find(info.is_out.begin(), info.is_out.end(), true) != info.is_out.end();
-    if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long"})) ||
-        (!narrow && says_any(text, {"support", "implemented", "handles only"})) ||
+    if (empty || ((mixed || out) && says_any(text, {"type", "a long tensor", "must be long", "for result"})) ||
+        (!narrow && says_any(text, {"support", "implemented", "handles only", "dtype", "Unknown", "can't be cast"})) ||
         (!masked(info, arguments) &&
          says_any(text, {"shape mismatch", "must match", "dimension", "same shape", "same size", "same number of"}))) {
       throw;
@@ -443,7 +485,7 @@ void raise_if_kernel_refuses_shapes(const OpInfo& info, Arguments arguments, Arg
   } catch (const c10::Error& error) {
     // The kernel ran on zeros, which it may refuse as values.
     if (says_any(error.what_without_backtrace(),
-                 {"size", "shape", "dimension", "type", "support", "must be positive"})) {
+                 {"size", "shape", "dimension", "type", "support", "must be positive", "Unknown"})) {
       throw;
     }
   }

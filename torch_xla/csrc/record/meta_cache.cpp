@@ -223,6 +223,13 @@ bool take_layouts(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
   return true;
 }
 
+// Whether an argument is an empty list of dimensions that stands for all, which not all Meta kernels know.
+bool all_dims(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t i) {
+  const auto& declared = info.op.schema().arguments()[i];
+  return arguments[i].isIntList() && arguments[i].toIntList().empty() && declared.N() == 1 &&
+         declared.real_type()->kind() == c10::TypeKind::OptionalType;
+}
+
 bool is_aten(const OpInfo& info) { return info.name.rfind("aten.", 0) == 0; }
 
 // Which results a backward operator is asked for (`output_mask`, `grad_input_mask`); some Meta kernels promise them
@@ -355,8 +362,9 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   check_dtype_arguments(info, arguments);
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
-  for (const auto& v : arguments) {
-    stack.push_back(twin_argument(v, &meta_twin, c10::DeviceType::Meta));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    stack.push_back(all_dims(info, arguments, i) ? c10::IValue()
+                                                 : twin_argument(arguments[i], &meta_twin, c10::DeviceType::Meta));
   }
   std::vector<c10::IValue> given(stack.begin(), stack.end());
   {

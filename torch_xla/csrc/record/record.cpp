@@ -397,7 +397,17 @@ void raise_for_packing(const c10::OperatorHandle& op, Stack* /*stack*/) {
 
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
   const FrameScope frame;
-  run_on_host(op_info(op), stack, "PyTorch's kernel for all devices reads memory itself");
+  run_on_host(op_info(op), stack, "its kernel reads memory itself");
+}
+
+// PyTorch says this in what it takes such an operator apart into.
+void record_out(const c10::OperatorHandle& op, Stack* stack) {
+  for (const auto& v : torch::jit::last(*stack, op.schema().arguments().size())) {
+    TORCH_CHECK(!c10::GradMode::is_enabled() || !v.isTensor() || !v.toTensor().requires_grad(), op.schema().name(),
+                "(): functions with out=... arguments don't support automatic differentiation, but one of the ",
+                "arguments requires grad.");
+  }
+  record(op, stack);
 }
 
 }  // namespace
@@ -405,7 +415,9 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
 void record_whole(const std::vector<std::string>& names) {
   for (const auto& name : names) {
     if (unboxed_kernels().count(name) == 0) {
-      register_kernel(name, c10::BoxedKernel::makeFromFunction<&record>());
+      register_kernel(name, name.size() > 4 && name.compare(name.size() - 4, 4, ".out") == 0
+                                ? c10::BoxedKernel::makeFromFunction<&record_out>()
+                                : c10::BoxedKernel::makeFromFunction<&record>());
     }
   }
 }
