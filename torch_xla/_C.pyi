@@ -1,4 +1,4 @@
-"""Signatures of the native recorder; `csrc/bindings.cpp` defines them."""
+"""Signatures of the native recorder; `csrc/bindings/` defines them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +36,29 @@ class Program:
     def __init__(self, graph: Graph, waits: bool) -> None: ...
     @property
     def run(self) -> Callable[..., tuple[Any, ...] | None]: ...
+    def bind(
+        self, inputs: Sequence[torch.Tensor], numbers: Sequence[complex], results: Sequence[torch.Tensor]
+    ) -> Binding:
+        """Arguments of a run that nothing was cut for.
+
+        Args:
+            inputs: Per input of the program a tensor that has its value.
+            numbers: Its scalars and seeds.
+            results: Per output the tensor that it becomes the value of; no view.
+
+        Raises:
+            RuntimeError: They are not what the program was compiled for.
+        """
+
+class Binding:
+    """What one run takes and gives, without a graph."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    # As `Graph.execute`.
+    def execute(self) -> Any: ...
 
 class ExecutableCache:
     """Executables by graph and settings, in order of use.

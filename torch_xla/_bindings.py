@@ -6,6 +6,7 @@ import torch  # noqa: F401  # the extension links against its libraries
 
 import torch_xla._C as _C
 
+Binding = _C.Binding
 Cut = _C.Cut
 Graph = _C.Graph
 Packing = _C.Packing

@@ -17,6 +17,7 @@
 #include "record/meta_cache.h"
 #include "record/record.h"
 #include "record/unboxed.h"
+#include "run/binding.h"
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
 #include "run/program.h"
@@ -188,6 +189,27 @@ void provide_fills(const Graph& graph, const std::vector<py::object>& buffers) {
   }
 }
 
+// Numbers of Python in the places of those that a program was compiled with.
+std::unique_ptr<Binding> bind(std::shared_ptr<Program> program, const std::vector<at::Tensor>& inputs,
+                              const py::list& numbers, std::vector<at::Tensor> results) {
+  auto slots = program->numbers;
+  TORCH_CHECK(slots.size() == numbers.size(), "[run] got ", numbers.size(), " numbers, expected ", slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const py::handle number = numbers[i];
+    switch (slots[i].type) {
+      case NumberSlot::Type::Int:
+        slots[i].integer = number.cast<int64_t>();
+        break;
+      case NumberSlot::Type::Float:
+        slots[i].number = number.cast<double>();
+        break;
+      case NumberSlot::Type::Complex:
+        slots[i].number = number.cast<std::complex<double>>();
+    }
+  }
+  return std::make_unique<Binding>(std::move(program), inputs, std::move(slots), std::move(results));
+}
+
 std::string hex(const Hash& hash) {
   char text[33];
   std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(hash.hi),
@@ -257,6 +279,7 @@ void bind_graph(py::module_& m) {
       .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
+      .def("bind", &bind, py::arg("inputs"), py::arg("numbers"), py::arg("results"))
       .def_readwrite("starter", &Program::starter)
       .def_property_readonly("run", &Program::run);
   py::class_<ExecutableCache>(m, "ExecutableCache")
@@ -269,6 +292,10 @@ void bind_graph(py::module_& m) {
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
+  py::class_<Binding>(m, "Binding")
+      .def_property_readonly("key", [](Binding& b) { return hex(b.program().key); })
+      .def_property_readonly("device", [](const Binding& b) { return static_cast<int>(b.device); })
+      .def("execute", [](Binding& b) { return execute(b, b.program()); });
   py::class_<Graph>(m, "Graph")
       .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
@@ -316,17 +343,17 @@ void bind_graph(py::module_& m) {
       .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def("provide_fills", &provide_fills)
-      .def("execute", &execute)
+      .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
       .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
       .def_property_readonly("fits_host", &Graph::fits_host)
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
       .def("attach_shared",
            [](Graph& g, const std::vector<py::object>& buffers) {
-             Vector<Graph::Result> results(buffers.size());
+             Vector<Arguments::Result> results(buffers.size());
              for (size_t i = 0; i < buffers.size(); ++i) {
                results[i].buffer = py::object(buffers[i]).release().ptr();
              }
-             g.attach(std::move(results), true);
+             g.attach_shared(std::move(results));
            })
       .def("constants_vary", &Graph::constants_vary)
       .def("clear", &Graph::clear)

@@ -104,7 +104,8 @@ Graph Cut::graph() const { return {*this, true}; }
 
 Graph Cut::preview() const { return {*this, false}; }
 
-Graph::Graph(const Cut& cut, bool runs) : device(cut.device) {
+Graph::Graph(const Cut& cut, bool runs) {
+  device = cut.device;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] got until for chosen tensors, expected it for what is pending");

@@ -1,4 +1,4 @@
-// A graph that was cut: numbered leaves, a structural key and an output list.
+// A graph that was cut: what its program is, and the arguments of the run that it was cut for.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -6,31 +6,30 @@
 #include <string>
 #include <vector>
 
-#include "cut/common_scalars.h"
+#include "cut/arguments.h"
 #include "cut/cut.h"
-#include "tensor/source.h"
 #include "tensor/storage.h"
 
 namespace torch_xla {
 
-class Graph {
- public:
-  Graph(Graph&&) = default;
-  Graph& operator=(Graph&&) = default;
-  ~Graph() = default;
-
-  c10::DeviceIndex device = 0;
+// What a program is, whatever runs bind to it.
+struct Structure {
   Hash key;
   Hash same_as;                // the key of a graph that is the same, by `constants_vary`
   Vector<NodePtr> nodes;       // in recording order
-  Vector<NodePtr> leaves;      // in order of first use
+  Vector<Value> outputs;       // in recording order
   Vector<bool> donated;        // per leaf: no one needs its buffer after the run
   Vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
-  Vector<Value> outputs;       // in recording order
-  Vector<NumberSlot> numbers;
 
   // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
   std::vector<Hash> roles() const;
+};
+
+class Graph final : public Structure, public Arguments {
+ public:
+  Graph(Graph&&) = default;
+  Graph& operator=(Graph&&) = default;
+  ~Graph() override = default;
 
   // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
   // hold.
@@ -51,15 +50,9 @@ class Graph {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
-  // Where an output's value is: a buffer of its own (a new reference, stolen) or a place of a source.
-  struct Result {
-    PyObject* buffer = nullptr;
-    c10::intrusive_ptr<Source> source;
-    uint32_t place = 0;
-  };
-  // Gives the results to the tensors and leaves the graph empty. `shared` buffers are held by someone else too and are
-  // never donated.
-  void attach(Vector<Result> results, bool shared = false);
+  // Leaves the graph empty. Shared buffers are held by someone else too and are never donated.
+  void attach(Vector<Result> results) override { attach(std::move(results), false); }
+  void attach_shared(Vector<Result> results) { attach(std::move(results), true); }
   // Forgets what was cut, which stays pending.
   void clear();
   // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
@@ -73,6 +66,7 @@ class Graph {
  private:
   friend struct Cut;
   Graph(const Cut& cut, bool runs);
+  void attach(Vector<Result> results, bool shared);
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
   void add_numbers(const Node& node, uint32_t position);

@@ -161,7 +161,7 @@ void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, boo
   numbers.erase(std::remove_if(numbers.begin(), numbers.end(), is_constant), numbers.end());
 }
 
-std::vector<Hash> Graph::roles() const {
+std::vector<Hash> Structure::roles() const {
   std::vector<Hash> roles;
   roles.reserve(nodes.size());
   for (const auto& node : nodes) {

@@ -28,46 +28,10 @@ bool small(const Meta& meta) {
   return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
 }
 
-// What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
-// that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
-// barriers' lock, so none is between here and the results.
-void keep_held(const Graph& graph, const std::vector<Packing::Place>& leaves, std::vector<py::object>& buffers) {
-  constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
-  std::vector<PyObject*> held;
-  std::vector<size_t> places;
-  const auto look_at = [&](size_t place) {
-    if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
-      held.push_back(buffers[place].ptr());
-      places.push_back(place);
-    }
-  };
-  size_t place = 0;
-  for (uint32_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i].pack >= 0) {
-      continue;
-    }
-    if (graph.donated[i]) {
-      look_at(place);
-    }
-    ++place;
-  }
-  for (; place < buffers.size(); ++place) {
-    look_at(place);  // a pack's members are all donated
-  }
-  if (held.empty()) {
-    return;
-  }
-  static auto& copied = metric("HeldBufferCopies");
-  copied.add(static_cast<double>(held.size()), "count");
-  const auto copies = copy(held);
-  for (size_t i = 0; i < places.size(); ++i) {
-    buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
-  }
-}
-
 }  // namespace
 
-Packing::Packing(const Graph& graph) : leaves(graph.leaves.size()), results(graph.outputs.size()) {
+Packing::Packing(const Graph& graph)
+    : leaves(graph.leaves.size()), results(graph.outputs.size()), donated(graph.donated) {
   form(graph);
   uint32_t single = 0;
   for (auto& place : leaves) {
@@ -170,12 +134,49 @@ void Packing::close(const Graph& graph, Members& pack, size_t least) {
   packs.push_back(std::exchange(pack, {}));
 }
 
-std::vector<py::object> Packing::gather(const Graph& graph) const {
-  fetch_clones(clones_to_fetch(graph.leaves, graph.donated));
+// What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
+// that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
+// barriers' lock, so none is between here and the results.
+void Packing::keep_held(std::vector<py::object>& buffers) const {
+  constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
+  std::vector<PyObject*> held;
+  std::vector<size_t> places;
+  const auto look_at = [&](size_t place) {
+    if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
+      held.push_back(buffers[place].ptr());
+      places.push_back(place);
+    }
+  };
+  size_t place = 0;
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].pack >= 0) {
+      continue;
+    }
+    if (donated[i]) {
+      look_at(place);
+    }
+    ++place;
+  }
+  for (; place < buffers.size(); ++place) {
+    look_at(place);  // a pack's members are all donated
+  }
+  if (held.empty()) {
+    return;
+  }
+  static auto& copied = metric("HeldBufferCopies");
+  copied.add(static_cast<double>(held.size()), "count");
+  const auto copies = copy(held);
+  for (size_t i = 0; i < places.size(); ++i) {
+    buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
+  }
+}
+
+std::vector<py::object> Packing::gather(const Arguments& arguments) const {
+  fetch_clones(clones_to_fetch(arguments.leaves, donated));
   std::vector<py::object> buffers;
   buffers.reserve(leaves.size());
   const auto own = [&](uint32_t slot) {
-    const auto& leaf = graph.leaves[slot];
+    const auto& leaf = arguments.leaves[slot];
     fetch_buffer(leaf);
     TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
     return leaf->buffer;
@@ -189,9 +190,9 @@ std::vector<py::object> Packing::gather(const Graph& graph) const {
     if (members.empty()) {
       continue;
     }
-    const auto& source = graph.leaves[members[0]]->source;
+    const auto& source = arguments.leaves[members[0]]->source;
     const auto* held = source.defined() ? source->pack() : nullptr;
-    if (held != nullptr && held->holds(graph.leaves, members)) {
+    if (held != nullptr && held->holds(arguments.leaves, members)) {
       buffers.push_back(py::reinterpret_borrow<py::object>(held->buffer));
       continue;
     }
@@ -201,8 +202,26 @@ std::vector<py::object> Packing::gather(const Graph& graph) const {
     }
     buffers.push_back(py::reinterpret_steal<py::object>(pack(parts)));
   }
-  keep_held(graph, leaves, buffers);
+  keep_held(buffers);
   return buffers;
+}
+
+Vector<Arguments::Result> Packing::results_of(const py::tuple& given) const {
+  const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))); };
+  std::vector<c10::intrusive_ptr<Pack>> made;
+  for (size_t k = 0; k < packs.size(); ++k) {
+    made.push_back(c10::make_intrusive<Pack>(array(k), layouts[k]));
+  }
+  Vector<Arguments::Result> found;
+  found.reserve(results.size());
+  for (const auto& place : results) {
+    if (place.pack >= 0) {
+      found.push_back({nullptr, made[place.pack], place.index});
+    } else {
+      found.push_back({array(made.size() + place.index)});
+    }
+  }
+  return found;
 }
 
 }  // namespace torch_xla

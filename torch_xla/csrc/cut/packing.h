@@ -28,14 +28,18 @@ class Packing {
   std::vector<std::shared_ptr<const Pack::Layout>> layouts;
   std::vector<Place> leaves;   // per leaf
   std::vector<Place> results;  // per output
+  const Vector<bool> donated;  // per leaf
 
   // The program's buffers: single leaves, then packs. Wants the GIL, not the recorder's lock.
-  std::vector<py::object> gather(const Graph& graph) const;
+  std::vector<py::object> gather(const Arguments& arguments) const;
+  // What a run gave, packs first, as one result per output.
+  Vector<Arguments::Result> results_of(const py::tuple& given) const;
 
  private:
   void form(const Graph& graph);
   // Makes a pack of what was collected, if it is `least` or more.
   void close(const Graph& graph, Members& pack, size_t least);
+  void keep_held(std::vector<py::object>& buffers) const;
 };
 
 }  // namespace torch_xla

@@ -43,26 +43,23 @@ py::tuple start(const py::object& run, const py::tuple& arguments) {
   TORCH_CHECK(false, "[run] JAX did not start a program that it was told how to start; please report this");
 }
 
-// Gives the results to the tensors; the last is the token, which stays.
-void attach(Graph& graph, const Packing& packing, const py::tuple& results) {
-  const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i))); };
-  std::vector<c10::intrusive_ptr<Pack>> packs;
-  for (size_t k = 0; k < packing.packs.size(); ++k) {
-    packs.push_back(c10::make_intrusive<Pack>(array(k), packing.layouts[k]));
-  }
-  Vector<Graph::Result> found;
-  found.reserve(graph.outputs.size());
-  for (const auto& place : packing.results) {
-    if (place.pack >= 0) {
-      found.push_back({nullptr, packs[place.pack], place.index});
-    } else {
-      found.push_back({array(packs.size() + place.index)});
-    }
-  }
-  graph.attach(std::move(found));
-}
-
 }  // namespace
+
+Program::Program(Graph& graph, bool waits)
+    : key(graph.key),
+      device(graph.device),
+      packing(graph),
+      sharing(graph.sharing()),
+      successors(graph.successors),
+      numbers(graph.numbers),
+      waits(waits) {
+  for (const auto& leaf : graph.leaves) {
+    inputs.push_back({leaf->meta(0).value, leaf->placement});
+  }
+  for (const auto& [node, index] : graph.outputs) {
+    outputs.push_back({node->meta(index).value});
+  }
+}
 
 const py::object& Program::run() {
   if (!run_) {
@@ -71,8 +68,8 @@ const py::object& Program::run() {
   return run_;
 }
 
-std::vector<py::object> Program::numbers(const Graph& graph) {
-  const auto vectors = sharing->pack(graph.numbers);
+std::vector<py::object> Program::number_buffers(const Arguments& arguments) {
+  const auto vectors = sharing->pack(arguments.numbers);
   std::vector<py::object> buffers;
   const auto add = [&](Sent& sent, const auto& vector) {
     if (vector.empty()) {
@@ -81,7 +78,7 @@ std::vector<py::object> Program::numbers(const Graph& graph) {
     const std::string_view bytes(reinterpret_cast<const char*>(vector.data()), vector.size() * sizeof(vector[0]));
     if (!sent.buffer || sent.bytes != bytes) {
       const py::array array(static_cast<py::ssize_t>(vector.size()), vector.data());
-      sent.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), graph.device));
+      sent.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), arguments.device));
       sent.bytes = bytes;
     }
     buffers.push_back(sent.buffer);
@@ -135,37 +132,37 @@ void set_eager_operation(bool on) { eager_operation = on; }
 
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
-py::object execute(Graph& graph, Program& program) {
-  wait_for_runs(graph.device, kRunsAhead - 1);
+py::object execute(Arguments& arguments, Program& program) {
+  wait_for_runs(arguments.device, kRunsAhead - 1);
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
   try {
-    const auto numbers = program.numbers(graph);
+    const auto numbers = program.number_buffers(arguments);
     std::vector<py::object> buffers;
     {
       const Timed timed(gathering_time());
-      buffers = program.packing.gather(graph);
+      buffers = program.packing.gather(arguments);
     }
-    py::tuple arguments(buffers.size() + numbers.size());
+    py::tuple passed(buffers.size() + numbers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
-      arguments[i] = std::move(buffers[i]);
+      passed[i] = std::move(buffers[i]);
     }
     for (size_t i = 0; i < numbers.size(); ++i) {
-      arguments[buffers.size() + i] = numbers[i];
+      passed[buffers.size() + i] = numbers[i];
     }
-    const py::tuple results = start(program.run(), arguments);
+    const py::tuple results = start(program.run(), passed);
     token = results[results.size() - 1];
     if (program.waits) {
       block(token);
     }
     const Timed timed(attaching_time());
-    attach(graph, program.packing, results);
+    arguments.attach(program.packing.results_of(results));
   } catch (...) {  // an interrupt, say
     program.renew();
     throw;
   }
-  add_run(graph.device, token);
+  add_run(arguments.device, token);
   return token;
 }
 

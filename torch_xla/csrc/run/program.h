@@ -12,13 +12,26 @@
 
 namespace torch_xla {
 
-// What a run needs to know of a compiled graph.
+// What a run needs to know of a compiled graph, and all that `Arguments` must agree with.
 class Program {
  public:
-  Program(Graph& graph, bool waits) : packing(graph), sharing(graph.sharing()), waits(waits) {}
+  Program(Graph& graph, bool waits);
 
+  // A tensor that it takes or gives.
+  struct Type {
+    Hash value;  // shape and dtype
+    uint32_t placement = 0;
+    bool operator==(const Type&) const = default;
+  };
+
+  const Hash key;
+  const c10::DeviceIndex device;
   const Packing packing;
   const std::shared_ptr<const Sharing> sharing;
+  const Vector<int32_t> successors;  // as the graph's
+  Vector<Type> inputs;
+  Vector<Type> outputs;
+  Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;    // for a run before its results count, because a host callback in it can fail
   py::object starter;  // makes `run`
 
@@ -27,8 +40,8 @@ class Program {
   // Has that made anew: the first is of no use any more where JAX could not be told how to start the program.
   void renew() { run_ = {}; }
 
-  // The buffers of the graph's numbers; those of the latest run, where the numbers did not change.
-  std::vector<py::object> numbers(const Graph& graph);
+  // The buffers of a run's numbers; those of the latest run, where the numbers did not change.
+  std::vector<py::object> number_buffers(const Arguments& arguments);
 
  private:
   struct Sent {
@@ -39,9 +52,9 @@ class Program {
   py::object run_;
 };
 
-// Starts a program on the buffers of a graph and gives its results to the tensors, without waiting for them unless it
-// `waits`. Returns the token of the run.
-py::object execute(Graph& graph, Program& program);
+// Starts a program on its arguments and gives its results to their tensors, without waiting for them unless it `waits`.
+// Returns the token of the run.
+py::object execute(Arguments& arguments, Program& program);
 
 // Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
 constexpr size_t kRunsAhead = 2;

@@ -1,0 +1,33 @@
+// What one run binds to a program. A cut gives it along with the program's structure (`Graph`); who knows the program
+// can name it without a cut (`run/binding.h`).
+#pragma once
+#include "cut/common_scalars.h"
+#include "tensor/source.h"
+
+namespace torch_xla {
+
+class Arguments {
+ public:
+  // Where a result is: a buffer of its own (a new reference, stolen) or a place of a source.
+  struct Result {
+    PyObject* buffer = nullptr;
+    c10::intrusive_ptr<Source> source;
+    uint32_t place = 0;
+  };
+
+  virtual ~Arguments() = default;
+
+  c10::DeviceIndex device = 0;
+  Vector<NodePtr> leaves;      // per input of the program
+  Vector<NumberSlot> numbers;  // scalars and seeds
+
+  // Gives the results of the run, one per output of the program, to the tensors that wait for them.
+  virtual void attach(Vector<Result> results) = 0;
+
+ protected:
+  Arguments() = default;
+  Arguments(Arguments&&) = default;
+  Arguments& operator=(Arguments&&) = default;
+};
+
+}  // namespace torch_xla
