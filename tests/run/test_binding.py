@@ -43,10 +43,12 @@ def _program_of(weight: torch.Tensor, gradient: torch.Tensor) -> _bindings.Progr
 
 def test_other_tensors_and_numbers(program: _bindings.Program) -> None:
     weight, gradient = tensors(10.0, 3.0)
-    compiled, recorded = _metrics.counter("UncachedCompile"), _bindings.node_sequence()
+    compiled, recorded = _metrics.counter("UncachedCompile"), _bindings.op_counts()
+    graphs = _bindings.metric("TensorsGraphSize")
     for _ in range(3):
         program.bind([weight, gradient], [-0.5], [weight]).execute()
-    assert _bindings.node_sequence() == recorded
+    assert _bindings.op_counts() == recorded
+    assert _bindings.metric("TensorsGraphSize") == graphs
     assert not _bindings.has_pending(0)
     assert weight.cpu().unique().tolist() == [5.5]
     assert gradient.cpu().unique().tolist() == [3.0]
@@ -94,14 +96,14 @@ def test_a_call_that_reads_the_old_value_is_pending(program: _bindings.Program) 
 
 
 def test_small_tensors_that_travel_together() -> None:
-    weights = tensors(*range(6), size=8)
+    weights = tensors(*map(float, range(6)), size=8)
     for _ in range(3):
         for weight in weights:
             weight.mul_(2.0)
         torch_xla.sync()
     program = latest_program()
     assert [len(leaves) for leaves, _ in program.packing.packs] == [6]
-    others = tensors(*range(6), size=8)
+    others = tensors(*map(float, range(6)), size=8)
     for _ in range(2):
         program.bind(others, [3.0] * 6, others).execute()
     assert [other[0].item() for other in others] == [9.0 * i for i in range(6)]
@@ -125,7 +127,7 @@ def test_seeds() -> None:
     for offset in range(2):
         torch_xla.manual_seed(11 + offset)
         numbers = _bindings.rng_state(0)
-        program.bind([], [0.0, 1.0, *numbers], [x]).execute()
+        program.bind([x], list(numbers), [x]).execute()
         found.append(x.cpu())
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert not torch.equal(found[0], found[1])
