@@ -99,6 +99,9 @@ class Cut:
         GIVEN: Cut.Donate  # those that were given away
         OVERWRITTEN: Cut.Donate  # and those of overwritten tensors
 
+    # Whether it was cut before, and the graph did not run: the next has the same nodes.
+    again: bool
+
     # `until` is a node sequence: only what was recorded before it.
     @staticmethod
     def of_device(device: int, until: int = ...) -> Cut: ...

@@ -61,6 +61,15 @@ def test_two_graphs(name: str, x: torch.Tensor, compiles: Counting) -> None:
         matches(ours, step(x, number))
 
 
+def test_views_that_are_read(x: torch.Tensor) -> None:
+    """A graph that is cut again has the same nodes, or what is found out about their numbers is lost each time."""
+    for dim in (0, 1, 0):
+        y = torch.ones(1, 1, 4).to("xla").squeeze(dim)
+        torch_xla.sync()
+        assert y.cpu().shape == (1, 4)
+        assert y[0].cpu().tolist() == [1.0] * 4
+
+
 STRUCTURAL: dict[str, tuple[Step, Sequence[Any]]] = {
     "sum": (lambda x, d: x.sum(d), (0, 1, 2)),
     "sum of two": (lambda x, d: x.sum(d), ((0, 1), (1, 2), (0, 2))),

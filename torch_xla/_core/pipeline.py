@@ -100,7 +100,10 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if barrier.reading:
             loop_report.value_read(outputs, cut.device)
         return []
-    except (GraphLimitError, StaticNumbers, numbers.CutAgain):  # before anything ran: the graph stays pending
+    except GraphLimitError:  # before anything ran: the graph stays pending
+        raise
+    except (StaticNumbers, numbers.CutAgain):
+        what.again = True
         raise
     except ExecutionError as late:  # so it does here, without what needs the lost values
         barrier.failures.append(late)

@@ -17,13 +17,16 @@ from torch_xla.ops.registry import StaticNumbers, wanted_constants
 R = TypeVar("R")
 
 
+_ROUNDS = 1000  # each finds out about one operator at least
+
+
 class CutAgain(Exception):
     """More is known of a graph's numbers than when it was cut."""
 
 
 def settled(attempt: Callable[..., R], *arguments: Any) -> R:
     """What `attempt`, which cuts a graph, gives; made again as long as more is found out of its numbers."""
-    while True:
+    for _ in range(_ROUNDS):
         try:
             return attempt(*arguments)
         except CutAgain:
@@ -32,6 +35,7 @@ def settled(attempt: Callable[..., R], *arguments: Any) -> R:
             if not _demote(static.op, static.arguments):
                 text = f"{static.op} asked for numbers that are constants already"
                 raise RuntimeError(message("lower", f"got a rule that {text}", do="report it")) from static
+    raise RuntimeError(message("lower", f"got a graph whose numbers differ after {_ROUNDS} cuts", do="report it"))
 
 
 def compare(cut: _bindings.Graph) -> None:

@@ -110,7 +110,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] got until for chosen tensors, expected it for what is pending");
   const RecorderLock lock;
-  if (runs && cut.scope != Cut::Scope::kNeeded) {
+  if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);
   }
   if (runs && pending && cut.until == Cut::kNow) {

@@ -31,6 +31,9 @@ struct Cut {
   Scope scope = Scope::kNeeded;
   uint64_t until = kNow;  // a node sequence: of what is pending, what was recorded before it
   Donate donate = Donate::kNothing;
+  // Whether it was cut before, and the graph did not run: views keep what they remember since, so that the next has the
+  // same nodes. New ones would not know what was found out about the numbers of those.
+  bool again = false;
 
   static Cut of_device(c10::DeviceIndex device, uint64_t until = kNow);
   // The device is that of the tensors; without any it is the first.

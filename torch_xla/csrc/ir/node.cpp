@@ -169,7 +169,9 @@ void resolve(Value& value) {
 }
 
 void hash_arg(Hash& hash, const Arg& arg) {
-  hash.mix(static_cast<uint64_t>(arg.kind) << 32 | arg.count);
+  // What a number becomes is told by the policy, which may change before the cut.
+  const auto kind = is_number(arg) ? Arg::Kind::Number : arg.kind;
+  hash.mix(static_cast<uint64_t>(kind) << 32 | arg.count);
   if (arg.kind == Arg::Kind::Attr || arg.kind == Arg::Kind::OptInputs) {
     hash_attr(hash, arg.value);
   } else if (is_number(arg)) {

@@ -1,0 +1,279 @@
+#include "cut/graph.h"
+
+#include <pybind11/numpy.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include "bindings/bindings.h"
+#include "bindings/describe.h"
+#include "cut/packing.h"
+#include "ir/op_info.h"
+#include "run/program.h"
+
+namespace torch_xla {
+
+namespace {
+
+// A constant as PyTorch's Python functions take it. What is an enumeration in Python is a whole number here, and only
+// the schema tells.
+py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema& schema, size_t position) {
+  if (value.isInt() && position < schema.arguments().size()) {
+    auto type = schema.arguments()[position].real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) {
+      type = optional->getElementType();
+    }
+    const auto object = [](auto* found) {
+      return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(found));
+    };
+    switch (type->kind()) {
+      case c10::TypeKind::ScalarTypeType:
+        return dtype_object(value.toScalarType());
+      case c10::TypeKind::LayoutType:
+        return object(torch::getTHPLayout(value.toLayout()));
+      case c10::TypeKind::MemoryFormatType:
+        return object(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+      default:
+        break;
+    }
+  }
+  return torch::jit::toPyObject(value);
+}
+
+// The numbers of a graph in order, which say what of an argument is one.
+class NumberReader {
+ public:
+  explicit NumberReader(const Vector<NumberSlot>& numbers) : next_(numbers.begin()), end_(numbers.end()) {}
+  bool take(const Node& node, uint32_t position, uint32_t element) {
+    const bool found =
+        next_ != end_ && next_->node == node.slot && next_->position == position && next_->element == element;
+    next_ += found ? 1 : 0;
+    return found;
+  }
+  void skip(size_t count) { next_ += count; }
+
+ private:
+  Vector<NumberSlot>::const_iterator next_;
+  Vector<NumberSlot>::const_iterator end_;
+};
+
+// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. Of a number the
+// count tells whether it was a constant before it varied, and of a list of them which elements are numbers.
+py::object describe_arg(const Node& node, uint32_t position, NumberReader& numbers) {
+  const auto& arg = node.args[position];
+  switch (arg.kind) {
+    case Arg::Kind::Input:
+      return py::make_tuple("input", 1, py::none());
+    case Arg::Kind::Inputs:
+      return py::make_tuple("inputs", arg.count, py::none());
+    case Arg::Kind::OptInputs:
+      return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
+    case Arg::Kind::Attr:
+      break;
+    case Arg::Kind::Number:
+    case Arg::Kind::Adaptive:
+    case Arg::Kind::Integer:
+      if (arg.value.isList()) {
+        py::list flags;
+        for (uint32_t e = 0; e < arg.value.toListRef().size(); ++e) {
+          flags.append(numbers.take(node, position, e));
+        }
+        return py::make_tuple("numbers", flags, torch::jit::toPyObject(arg.value));
+      }
+      if (numbers.take(node, position, 0)) {
+        const bool varied = arg.kind == Arg::Kind::Adaptive || node.op->policy(position) != NumberPolicy::Input;
+        return py::make_tuple("number", varied, torch::jit::toPyObject(arg.value));
+      }
+  }
+  return py::make_tuple("attr", 0, describe_constant(arg.value, node.op->op.schema(), position));
+}
+
+py::list describe_nodes(const Graph& graph) {
+  py::list nodes;
+  NumberReader numbers(graph.numbers);
+  for (const auto& node : graph.nodes) {
+    py::list args;
+    for (uint32_t i = 0; i < node->args.size(); ++i) {
+      args.append(describe_arg(*node, i, numbers));
+    }
+    numbers.skip(node->seeded ? std::size(node->seed) : 0);
+    py::list inputs;
+    for (const auto& input : node->inputs) {
+      inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
+    }
+    py::list outs;
+    for (const auto& meta : node->outs->metas) {
+      outs.append(describe_meta(meta));
+    }
+    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, describe_frame(node->frame),
+                                py::make_tuple(node->attrs.hi, node->attrs.lo), describe_frame(node->scope)));
+  }
+  return nodes;
+}
+
+py::list leaf_locations(const Graph& graph) {
+  py::list locations;
+  for (const auto& leaf : graph.leaves) {
+    auto location = locate(leaf);
+    TORCH_CHECK(location.buffer != nullptr, "[run] input ", locations.size(), " has no buffer");
+    Py_INCREF(location.buffer);
+    locations.append(describe_location(location));
+  }
+  return locations;
+}
+
+// The numbers of the graph as one vector per type: float64, int64, complex128.
+py::tuple packed_numbers(Graph& graph) {
+  const auto vectors = graph.sharing()->pack(graph.numbers);
+  const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
+  return py::make_tuple(array(vectors.floats), array(vectors.ints), array(vectors.complexes));
+}
+
+py::list describe_fills(const Graph& graph) {
+  py::list fills;
+  for (const auto& node : graph.fills()) {
+    const auto& meta = node->outs->metas[0];
+    fills.append(
+        py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value), describe_frame(node->frame)));
+  }
+  return fills;
+}
+
+void provide_fills(const Graph& graph, const std::vector<py::object>& buffers) {
+  const auto fills = graph.fills();
+  TORCH_CHECK(fills.size() == buffers.size(), "[fill] got ", buffers.size(), " buffers, expected ", fills.size());
+  const RecorderLock lock;
+  for (size_t i = 0; i < fills.size(); ++i) {
+    fills[i]->buffer = py::object(buffers[i]).release().ptr();
+    fills[i]->args.clear();
+  }
+}
+
+}  // namespace
+
+void bind_graphs(py::module_& m) {
+  py::class_<Packing>(m, "Packing")
+      .def(py::init<const Graph&>())
+      .def_property_readonly(
+          "packs",
+          [](const Packing& packing) {
+            py::list packs;
+            for (const auto& [leaves, outputs] : packing.packs) {
+              packs.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+            }
+            return packs;
+          })
+      .def("result_metas", [](const Packing& packing, const Graph& g) {
+        py::list metas;
+        const auto meta = [&](uint32_t output) -> const Meta& {
+          return g.outputs[output].node->meta(g.outputs[output].index);
+        };
+        for (const auto& pack : packing.packs) {
+          int64_t size = 0;
+          for (const auto output : pack.outputs) {
+            size += meta(output).numel();
+          }
+          metas.append(py::make_tuple(py::make_tuple(size), dtype_object(meta(pack.outputs[0]).dtype)));
+        }
+        for (uint32_t i = 0; i < packing.results.size(); ++i) {
+          if (packing.results[i].pack < 0) {
+            metas.append(describe_meta(meta(i)));
+          }
+        }
+        return metas;
+      });
+  py::class_<Graph>(m, "Graph")
+      .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
+      .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
+      .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
+      .def_property_readonly("num_leaves", [](const Graph& g) { return g.leaves.size(); })
+      .def_property_readonly("num_outputs", [](const Graph& g) { return g.outputs.size(); })
+      .def_property_readonly("donated",
+                             [](const Graph& g) {
+                               py::list indices;
+                               for (size_t i = 0; i < g.donated.size(); ++i) {
+                                 if (g.donated[i]) {
+                                   indices.append(i);
+                                 }
+                               }
+                               return indices;
+                             })
+      .def_readonly("successors", &Graph::successors)
+      .def_property_readonly("outputs",
+                             [](const Graph& g) {
+                               py::list outputs;
+                               for (const auto& v : g.outputs) {
+                                 outputs.append(py::make_tuple(v.node->slot, v.index));
+                               }
+                               return outputs;
+                             })
+      .def_property_readonly("leaf_metas",
+                             [](const Graph& g) {
+                               py::list metas;
+                               for (const auto& leaf : g.leaves) {
+                                 metas.append(describe_meta(leaf->outs->metas[0]));
+                               }
+                               return metas;
+                             })
+      .def_property_readonly("leaf_frames",
+                             [](const Graph& g) {
+                               py::list frames;
+                               for (const auto& leaf : g.leaves) {
+                                 frames.append(describe_frame(leaf->frame));
+                               }
+                               return frames;
+                             })
+      .def("describe_nodes", &describe_nodes)
+      .def("leaf_locations", &leaf_locations)
+      .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
+      .def("packed_numbers", &packed_numbers)
+      .def("describe_fills", &describe_fills)
+      .def("provide_fills", &provide_fills)
+      .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
+      .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
+      .def_property_readonly("fits_host", &Graph::fits_host)
+      .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
+      .def("attach_shared",
+           [](Graph& g, const std::vector<py::object>& buffers) {
+             Vector<Arguments::Result> results(buffers.size());
+             for (size_t i = 0; i < buffers.size(); ++i) {
+               results[i].buffer = py::object(buffers[i]).release().ptr();
+             }
+             g.attach_shared(std::move(results));
+           })
+      .def("constants_vary", &Graph::constants_vary)
+      .def("clear", &Graph::clear)
+      .def("halves", &Graph::halves)
+      .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
+           py::arg("failed_fills") = std::vector<size_t>());
+  py::class_<Cut> cut(m, "Cut");
+  py::enum_<Cut::Scope>(cut, "Scope")
+      .value("NEEDED", Cut::Scope::kNeeded)
+      .value("LIVE", Cut::Scope::kLive)
+      .value("PENDING", Cut::Scope::kPending);
+  py::enum_<Cut::Donate>(cut, "Donate")
+      .value("NOTHING", Cut::Donate::kNothing)
+      .value("GIVEN", Cut::Donate::kGiven)
+      .value("OVERWRITTEN", Cut::Donate::kOverwritten);
+  cut.def_static(
+         "of_device",
+         [](int device, uint64_t until) { return Cut::of_device(static_cast<c10::DeviceIndex>(device), until); },
+         py::arg("device"), py::arg("until") = Cut::kNow)
+      .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
+                  py::arg("donate") = Cut::Donate::kNothing)
+      .def("graph", &Cut::graph)
+      .def("preview", &Cut::preview)
+      .def_readwrite("again", &Cut::again);
+  m.def("node_sequence", &node_sequence);
+  m.def("has_pending", [](int device) { return has_pending(static_cast<c10::DeviceIndex>(device)); });
+  m.def("demote_numbers", [](const std::string& name, const std::string& overload, const std::vector<size_t>& places) {
+    auto& info = op_info(name.c_str(), overload.c_str());
+    bool changed = false;
+    for (const auto place : places) {
+      changed = info.demote(place) || changed;
+    }
+    return changed;
+  });
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,84 @@
+#include <algorithm>
+
+#include "bindings/bindings.h"
+#include "bindings/describe.h"
+#include "run/binding.h"
+#include "run/executable_cache.h"
+#include "run/host_kernel.h"
+#include "run/program.h"
+
+namespace torch_xla {
+
+namespace {
+
+// Numbers of Python in the places of those that a program was compiled with.
+std::unique_ptr<Binding> bind(std::shared_ptr<Program> program, const std::vector<at::Tensor>& inputs,
+                              const py::list& numbers, std::vector<at::Tensor> results) {
+  auto slots = program->numbers;
+  TORCH_CHECK(slots.size() == numbers.size(), "[run] got ", numbers.size(), " numbers, expected ", slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const py::handle number = numbers[i];
+    switch (slots[i].type) {
+      case NumberSlot::Type::Int:
+        slots[i].integer = number.cast<int64_t>();
+        break;
+      case NumberSlot::Type::Float:
+        slots[i].number = number.cast<double>();
+        break;
+      case NumberSlot::Type::Complex:
+        slots[i].number = number.cast<std::complex<double>>();
+    }
+  }
+  return std::make_unique<Binding>(std::move(program), inputs, std::move(slots), std::move(results));
+}
+
+}  // namespace
+
+void bind_runs(py::module_& m) {
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
+      .def_readonly("packing", &Program::packing)
+      .def_readonly("waits", &Program::waits)
+      .def("bind", &bind, py::arg("inputs"), py::arg("numbers"), py::arg("results"))
+      .def_readwrite("starter", &Program::starter)
+      .def_property_readonly("run", &Program::run);
+  py::class_<ExecutableCache>(m, "ExecutableCache")
+      .def(py::init<>())
+      .def("find", &ExecutableCache::find)
+      .def("run", &ExecutableCache::run)
+      .def("add", &ExecutableCache::add)
+      .def("drop", &ExecutableCache::drop)
+      .def("clear", &ExecutableCache::clear)
+      .def("values", &ExecutableCache::values)
+      .def("__len__", &ExecutableCache::size)
+      .def_readonly("hits", &ExecutableCache::hits);
+  py::class_<Binding>(m, "Binding")
+      .def_property_readonly("key", [](Binding& b) { return hex(b.program().key); })
+      .def_property_readonly("device", [](const Binding& b) { return static_cast<int>(b.device); })
+      .def("execute", [](Binding& b) { return execute(b, b.program()); });
+  m.attr("RUNS_AHEAD") = kRunsAhead;
+  m.def(
+      "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },
+      py::arg("device"), py::arg("left") = 0);
+  m.def("take_runs", [](int device) { return take_runs(static_cast<c10::DeviceIndex>(device)); });
+  m.def("buffers_on", [](int device) {
+    py::list found;
+    for (auto* const buffer : buffers_on(static_cast<c10::DeviceIndex>(device))) {
+      found.append(py::reinterpret_steal<py::object>(buffer));
+    }
+    return found;
+  });
+  m.def("lose_buffers", [](int device, const std::vector<py::object>& buffers, const std::string& error) {
+    std::vector<PyObject*> failed;
+    std::transform(buffers.begin(), buffers.end(), std::back_inserter(failed), [](const auto& b) { return b.ptr(); });
+    lose_buffers(static_cast<c10::DeviceIndex>(device), failed, error);
+  });
+  m.def("runs_in_flight", [](int device) { return runs_in_flight(static_cast<c10::DeviceIndex>(device)); });
+  m.def("add_run", [](int device, py::object token) { add_run(static_cast<c10::DeviceIndex>(device), token); });
+  m.def("in_eager_operation", &in_eager_operation);
+  m.def("set_eager_operation", &set_eager_operation);
+  m.def("host_kernel_target", &host_kernel_target);
+  m.def("note_wait", &note_wait);
+}
+
+}  // namespace torch_xla

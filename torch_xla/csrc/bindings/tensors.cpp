@@ -1,0 +1,85 @@
+#include "bindings/bindings.h"
+#include "bindings/describe.h"
+#include "cut/graph.h"
+#include "tensor/placeholder.h"
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+namespace {
+
+uint64_t tensor_id(const at::Tensor& tensor) {
+  TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
+  const RecorderLock lock;
+  return impl_of(tensor)->alias.storage->id;
+}
+
+// Frees the memory of an xla storage, or gives it some.
+void resize_storage(const at::Storage& storage, int64_t bytes) {
+  auto* const ours = dynamic_cast<Storage*>(storage.unsafeGetStorageImpl());
+  TORCH_CHECK(ours != nullptr && bytes >= 0, "[storage] got resize_(", bytes, ") of a storage on ", storage.device(),
+              ", expected one on xla and no less than 0 bytes");
+  Vector<Value> replaced;
+  const RecorderLock lock;
+  ours->resize(static_cast<size_t>(bytes), {}, replaced);
+}
+
+}  // namespace
+
+void bind_tensors(py::module_& m) {
+  m.def("buffer_of", [](const at::Tensor& t) {
+    auto* const buffer = buffer_of(t);
+    return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
+  });
+  m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
+  m.def(
+      "tensor_of",
+      [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device,
+         uint32_t placement) {
+        const auto meta = contiguous_meta(sizes, dtype_of(dtype));
+        auto leaf = make_leaf(meta, py::object(buffer).release().ptr());
+        leaf.node->placement = placement;
+        return make_tensor(std::move(leaf), meta, static_cast<c10::DeviceIndex>(device));
+      },
+      py::arg("buffer"), py::arg("sizes"), py::arg("dtype"), py::arg("device"), py::arg("placement") = 0);
+  m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
+    return make_placeholder(contiguous_meta(sizes, dtype_of(dtype)), static_cast<c10::DeviceIndex>(device));
+  });
+  m.def("is_placeholder", py::overload_cast<const at::Tensor&>(&is_placeholder));
+  m.def("tensor_id", &tensor_id);
+  m.def("give_buffer", &give_buffer);
+  m.def("is_given", &is_given);
+  m.def("is_lost", &is_lost);
+  m.def("storage_generation", [](const at::Tensor& t) {
+    const RecorderLock lock;
+    return impl_of(t)->alias.storage->generation;
+  });
+  m.def("base_of", &base_of);
+  m.def("set_storage",
+        [](const at::Tensor& t, const at::Storage& storage, int64_t offset, const std::vector<int64_t>& sizes,
+           const std::vector<int64_t>& strides) { set_storage(t, storage, offset, sizes, strides); });
+  m.def("resize_storage", &resize_storage);
+  m.def("live_tensors", [](int device) {
+    py::list found;
+    std::vector<std::tuple<MetaRef, bool, Frame>> live;
+    {
+      const RecorderLock lock;
+      for_each_storage(static_cast<c10::DeviceIndex>(device), [&](Storage& s) {
+        const auto& node = *s.value.node;
+        if (node.error == nullptr && !is_placeholder(*s.value.node)) {
+          live.emplace_back(s.meta, !node.leaf(), node.frame);
+        }
+      });
+    }
+    for (const auto& [meta, pending, frame] : live) {
+      found.append(py::make_tuple(describe_meta(*meta), pending, describe_frame(frame)));
+    }
+    return found;
+  });
+  m.def("drain_released", &drain_released);
+  m.def("has_xla_type", [](const py::object& dtype) { return has_xla_type(dtype_of(dtype)); });
+  m.def("created_tensors", &created_tensors);
+  m.def("destroyed_tensors", &destroyed_tensors);
+}
+
+}  // namespace torch_xla
