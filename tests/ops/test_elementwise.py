@@ -87,6 +87,10 @@ def test_alpha(x, y):
     check(A.rsub.Scalar, x, 2, 3)
 
 
+def test_add_relu():
+    check(A._add_relu.Tensor, X, Y, alpha=-3)
+
+
 def test_integers_wrap():
     top = torch.tensor([127, -128], dtype=torch.int8)
     check(A.add.Tensor, top, top)

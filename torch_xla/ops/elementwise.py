@@ -42,6 +42,11 @@ def _add(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
     return add(x, scale(y, alpha))
 
 
+@lowers("aten._add_relu.Tensor")
+def _add_relu(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
+    return jax.nn.relu(_add(ctx, x, y, alpha=alpha))
+
+
 @lowers("aten.sub.Tensor")
 def _sub(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
