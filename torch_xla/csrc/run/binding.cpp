@@ -36,8 +36,9 @@ Binding::Binding(std::shared_ptr<Program> program, const std::vector<at::Tensor>
               "[run] got ", inputs.size(), " inputs, ", numbers.size(), " numbers and ", results_.size(),
               " results, expected ", program_->inputs.size(), ", ", program_->numbers.size(), " and ",
               program_->outputs.size());
-  TORCH_CHECK(program_->sharing->holds(numbers), "[run] got numbers that differ, expected them equal as those were "
-                                                 "that the program was compiled for; record the call again");
+  TORCH_CHECK(program_->sharing->holds(numbers),
+              "[run] got numbers that differ, expected them equal as those were "
+              "that the program was compiled for; record the call again");
   std::vector<size_t> copied;
   {
     const RecorderLock lock;
@@ -73,8 +74,8 @@ void Binding::check_results() const {
     TORCH_CHECK(is_xla(tensor) && tensor.device().index() == device, "[run] got result ", i, " on ", tensor.device(),
                 ", expected it on xla:", static_cast<int>(device));
     const auto& alias = impl_of(tensor)->alias;
-    TORCH_CHECK(!alias.path.defined() && (program_->outputs[i] == Program::Type{alias.meta->value, 0}), "[run] got result ", i,
-                " that is a view, or of another shape or dtype than the program gives");
+    TORCH_CHECK(!alias.path.defined() && (program_->outputs[i] == Program::Type{alias.meta->value, 0}),
+                "[run] got result ", i, " that is a view, or of another shape or dtype than the program gives");
     const auto same = [&](const at::Tensor& other) { return &storage_of(other) == alias.storage.get(); };
     TORCH_CHECK(std::none_of(results_.begin(), results_.begin() + static_cast<std::ptrdiff_t>(i), same),
                 "[run] got result ", i, " twice, expected a tensor for each");

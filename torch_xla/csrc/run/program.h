@@ -32,8 +32,8 @@ class Program {
   Vector<Type> inputs;
   Vector<Type> outputs;
   Vector<NumberSlot> numbers;  // with the values that the graph had
-  const bool waits;    // for a run before its results count, because a host callback in it can fail
-  py::object starter;  // makes `run`
+  const bool waits;            // for a run before its results count, because a host callback in it can fail
+  py::object starter;          // makes `run`
 
   // What starts it, as dispatch.py tells.
   const py::object& run();
