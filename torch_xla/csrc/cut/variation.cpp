@@ -14,6 +14,8 @@ namespace {
 // How many constants are remembered, 8 bytes each; beyond them a graph costs a compile more when it comes again.
 constexpr size_t kConstants = size_t{1} << 22;
 
+constexpr uint64_t kConstantTag = uint64_t{1} << 62;
+
 struct Earlier {
   Hash key;
   size_t inputs;  // among its numbers
@@ -76,7 +78,8 @@ Hash key_without_constants(const Graph& graph, Constants& constants) {
         hash_arg(key, arg);
         continue;
       }
-      // An operator of which more is known is recorded in another way than before.
+      // An operator of which more is known is recorded in another way than before; what is an input is another graph.
+      key.mix(kConstantTag);
       hash_arg(key, {Arg::Kind::Adaptive, 0, arg.value});
       if (arg.value.isList()) {
         uint32_t element = 0;

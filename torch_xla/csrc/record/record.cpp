@@ -403,7 +403,7 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
 // PyTorch says this in what it takes such an operator apart into; below autograd nothing is said.
 void record_out(const c10::OperatorHandle& op, Stack* stack) {
   const bool differentiates =
-      c10::GradMode::is_enabled() && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradXLA);
+      c10::GradMode::is_enabled() && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther);
   for (const auto& v : torch::jit::last(*stack, op.schema().arguments().size())) {
     TORCH_CHECK(!differentiates || !v.isTensor() || !v.toTensor().requires_grad(), op.schema().name(),
                 "(): functions with out=... arguments don't support automatic differentiation, but one of the ",
