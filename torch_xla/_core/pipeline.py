@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import region
@@ -17,8 +17,6 @@ from torch_xla._core.run import executor, host_evaluation
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
-
-R = TypeVar("R")
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY)

@@ -17,6 +17,19 @@ bool may_share(const NumberSlot& n) { return n.type == NumberSlot::Type::Float &
 
 }  // namespace
 
+void NumberSlot::set(const c10::IValue& value) {
+  if (value.isInt()) {
+    type = Type::Int;
+    integer = value.toInt();
+  } else if (value.isDouble()) {
+    type = Type::Float;
+    number = value.toDouble();
+  } else {
+    type = Type::Complex;
+    number = value.toComplexDouble();
+  }
+}
+
 uint64_t NumberSlot::bits() const {
   auto found = static_cast<uint64_t>(integer);
   if (type == Type::Float) {

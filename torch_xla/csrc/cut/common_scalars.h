@@ -1,6 +1,7 @@
 // Which numbers of a graph travel as one: an optimizer gives each of hundreds of operators the same learning rate, and
 // XLA compiles kernels that read equal places of a vector once.
 #pragma once
+#include <ATen/core/ivalue.h>
 #include <c10/util/complex.h>
 
 #include <array>
@@ -23,6 +24,7 @@ struct NumberSlot {
   uint32_t element = 0;                          // which of a list
   static constexpr uint32_t kSeed = UINT32_MAX;  // none of its arguments: its seed, or the offset
 
+  void set(const c10::IValue& value);
   uint64_t bits() const;  // of an integer or a float
 };
 

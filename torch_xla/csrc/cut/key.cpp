@@ -24,10 +24,6 @@ Hash call_hash(const Node& node) {
   return hash;
 }
 
-}  // namespace
-
-namespace {
-
 // What turned out to be needed as a constant becomes one, as it is in calls recorded since.
 void settle_constants(Node& node) {
   bool changed = false;
@@ -120,16 +116,7 @@ void Graph::add_numbers(const Node& node, uint32_t position) {
   slot.node = node.slot;
   slot.position = position;
   const auto add = [&](const c10::IValue& value) {
-    if (value.isInt()) {
-      slot.type = NumberSlot::Type::Int;
-      slot.integer = value.toInt();
-    } else if (value.isDouble()) {
-      slot.type = NumberSlot::Type::Float;
-      slot.number = value.toDouble();
-    } else {
-      slot.type = NumberSlot::Type::Complex;
-      slot.number = value.toComplexDouble();
-    }
+    slot.set(value);
     numbers.push_back(slot);
     ++slot.element;
   };

@@ -13,7 +13,6 @@ namespace {
 
 // How many constants are remembered, 8 bytes each; beyond them a graph costs a compile more when it comes again.
 constexpr size_t kConstants = size_t{1} << 22;
-
 constexpr uint64_t kConstantTag = uint64_t{1} << 62;
 
 struct Earlier {
@@ -53,12 +52,7 @@ struct Constants {
 
   void add(Place place, const c10::IValue& value) {
     NumberSlot slot;
-    slot.type = value.isInt() ? NumberSlot::Type::Int : NumberSlot::Type::Float;
-    if (value.isInt()) {
-      slot.integer = value.toInt();
-    } else {
-      slot.number = value.toDouble();
-    }
+    slot.set(value);
     bits.push_back(slot.bits());
     places.push_back(place);
   }
