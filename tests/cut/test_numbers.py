@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from probes import python
 
 import torch_xla
 from torch_xla import _bindings
@@ -133,3 +134,36 @@ def test_a_preview_tells_nothing(x: torch.Tensor, compiles: Counting) -> None:
     device = x.to("xla")
     keys = {_bindings.Cut.of_tensors([device.roll(i, 1)]).preview().key for i in range(1, 4)}
     assert len(keys) == 3
+
+
+def test_the_first_graph_of_a_process_has_the_constants_of_later_ones() -> None:
+    """The rules say what they want as constants when it is cut already, beside numbers that may vary."""
+    done = python(
+        "-c",
+        """
+import torch, torch_xla
+from torch_xla._core import pipeline
+from torch_xla._core.graph import graph
+run = pipeline._compile
+def compile(cut, *rest):
+    executable = run(cut, *rest)
+    for node in graph.describe(cut).nodes:
+        if node.op.startswith(("aten.pow", "aten.slice.Tensor")):
+            print(node.op, *node.args[1:])
+    return executable
+pipeline._compile = compile
+x = torch.randn(4, 96).to("xla").requires_grad_()
+torch_xla.sync()
+a, b, c = x.split(32, 1)
+loss = (a * b + c).pow(3.0).sum()
+loss.backward()
+torch_xla.sync()
+""",
+    )
+    assert done.stdout.splitlines() == [
+        "aten.slice.Tensor 1 0 32 1",
+        "aten.slice.Tensor 1 32 64 1",
+        "aten.slice.Tensor 1 64 96 1",
+        "aten.pow.Tensor_Scalar 3.0",
+        "aten.pow.Tensor_Scalar 2.0",
+    ]

@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kGraphs = 1 << 14;
 
 struct Known {
+  Vector<uint64_t> places;
   Vector<uint64_t> first;
   Vector<bool> vary;
 };
@@ -21,9 +22,26 @@ std::unordered_map<Hash, Known, HashHasher>& known() {
   return *graphs;
 }
 
+// Of other numbers of the same graph, which policies have changed to or from constants since.
+Known of_places(const Known& known, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
+                const Vector<bool>& vary) {
+  Known found{places, numbers, vary};
+  for (size_t i = 0, k = 0; i < places.size(); ++i) {
+    while (k < known.places.size() && known.places[k] < places[i]) {
+      ++k;
+    }
+    if (k < known.places.size() && known.places[k] == places[i]) {
+      found.first[i] = known.first[k];
+      found.vary[i] = known.vary[k];
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
-void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs) {
+void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
+                  Vector<bool>& vary, bool runs) {
   auto& graphs = known();
   auto found = graphs.find(structure);
   if (found == graphs.end()) {
@@ -33,15 +51,17 @@ void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector
     if (graphs.size() >= kGraphs) {
       graphs.clear();
     }
-    found = graphs.emplace(structure, Known{numbers, vary}).first;
+    found = graphs.emplace(structure, Known{places, numbers, vary}).first;
   }
-  auto& known = found->second;
+  auto known =
+      found->second.places == places ? std::move(found->second) : of_places(found->second, places, numbers, vary);
   for (size_t i = 0; i < numbers.size(); ++i) {
     vary[i] = vary[i] || known.vary[i] || (runs && numbers[i] != known.first[i]);
   }
   if (runs) {
     known.vary = vary;
   }
+  found->second = std::move(known);
 }
 
 void forget_varying() {

@@ -9,10 +9,11 @@
 
 namespace torch_xla {
 
-// Sets for each adaptive number of a graph, given by its bits, whether it varies; some do anyway. `structure` is the
-// key of all graphs that differ in these only, and `runs` says that this one is about to run, not only looked at. Wants
-// the recorder's lock.
-void find_varying(const Hash& structure, const Vector<uint64_t>& numbers, Vector<bool>& vary, bool runs);
+// Sets for each adaptive number of a graph, given by its place and its bits, whether it varies; some do anyway.
+// `structure` is the key of all graphs that differ in their numbers only, places ascend, and `runs` says that this one
+// is about to run, not only looked at. Wants the recorder's lock.
+void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
+                  Vector<bool>& vary, bool runs);
 
 // Forgets what varied, and what was compiled.
 void forget_varying();

@@ -26,6 +26,8 @@ struct NumberSlot {
 
   void set(const c10::IValue& value);
   uint64_t bits() const;  // of an integer or a float
+  // A number for its place in the graph; it ascends with the place.
+  uint64_t where() const { return uint64_t{node} << 32 | uint64_t{position} << 24 | (element & 0xFFFFFF); }
 };
 
 // The numbers of a graph as a program takes them.

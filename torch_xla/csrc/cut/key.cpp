@@ -131,12 +131,15 @@ void Graph::add_numbers(const Node& node, uint32_t position) {
 
 // Those that do not vary are constants, and no numbers.
 void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs) {
+  Vector<uint64_t> where;
   Vector<uint64_t> values;
+  where.reserve(places.size());
   values.reserve(places.size());
   for (const auto place : places) {
+    where.push_back(numbers[place].where());
     values.push_back(numbers[place].bits());
   }
-  find_varying(key, values, vary, runs);
+  find_varying(key, where, values, vary, runs);
   Vector<bool> constant(numbers.size(), false);
   for (size_t i = 0; i < places.size(); ++i) {
     constant[places[i]] = !vary[i];
