@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,20 @@ torch_xla.sync()
         "aten.pow.Tensor_Scalar 3.0",
         "aten.pow.Tensor_Scalar 2.0",
     ]
+
+
+def test_a_number_stays_no_input_because_less_was_known_at_the_first_cut(tmp_path: Path) -> None:
+    """A process that finds its first graph on the disk learns of the rules' constants at its second."""
+    program = """
+import torch, torch_xla
+import torch_xla.debug.metrics as met
+x = torch.arange(8.0, device="xla").requires_grad_()
+torch_xla.sync()
+y = x * 2 + 1
+torch_xla.sync()
+y.square().mean().backward()
+torch_xla.sync()
+print(met.counter_value("UncachedCompile") or 0)
+"""
+    runs = [python("-c", program, XLA_PERSISTENT_CACHE_PATH=str(tmp_path)).stdout.split()[-1] for _ in range(2)]
+    assert runs[0] != "0" and runs[1] == "0"

@@ -9,7 +9,7 @@
 
 namespace torch_xla {
 
-// Sets for each adaptive number of a graph, given by its place and its bits, whether it varies; some do anyway.
+// Sets for each adaptive number of a graph, given by its place and its bits, whether it was seen to vary, as some were.
 // `structure` is the key of all graphs that differ in their numbers only, places ascend, and `runs` says that this one
 // is about to run, not only looked at. Wants the recorder's lock.
 void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,

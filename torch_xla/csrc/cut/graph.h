@@ -70,7 +70,7 @@ class Graph final : public Structure, public Arguments {
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
   void add_numbers(const Node& node, uint32_t position);
-  void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs);
+  void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, const Vector<bool>& inputs, bool runs);
   void find_donations(const Cut& cut);
   void take_given();
   void settle();

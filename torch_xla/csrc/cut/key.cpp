@@ -43,7 +43,8 @@ void settle_constants(Node& node) {
 
 void Graph::number_leaves(bool runs) {
   Vector<size_t> adaptive;  // which numbers are
-  Vector<bool> vary;        // those that are no constants in any program
+  Vector<bool> vary;        // those that were seen to
+  Vector<bool> inputs;      // those that are inputs whether they vary or not
   // Without their lengths, the end of one list could be read as the start of the next.
   key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
@@ -66,11 +67,12 @@ void Graph::number_leaves(bool runs) {
       const auto first = numbers.size();
       add_numbers(*node, i);
       if (tracked) {
-        const bool varies = arg.count != 0 || (arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries &&
-                                               !is_special_number(arg.value));
+        const bool input =
+            arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries && !is_special_number(arg.value);
         for (auto place = first; place < numbers.size(); ++place) {
           adaptive.push_back(place);
-          vary.push_back(varies);
+          vary.push_back(arg.count != 0);
+          inputs.push_back(input);
         }
       }
     }
@@ -107,7 +109,7 @@ void Graph::number_leaves(bool runs) {
   }
   key.mix(static_cast<uint64_t>(device));
   if (!adaptive.empty()) {
-    settle_adaptive(adaptive, std::move(vary), runs);
+    settle_adaptive(adaptive, std::move(vary), inputs, runs);
   }
 }
 
@@ -130,7 +132,7 @@ void Graph::add_numbers(const Node& node, uint32_t position) {
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, bool runs) {
+void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, const Vector<bool>& inputs, bool runs) {
   Vector<uint64_t> where;
   Vector<uint64_t> values;
   where.reserve(places.size());
@@ -142,6 +144,7 @@ void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, boo
   find_varying(key, where, values, vary, runs);
   Vector<bool> constant(numbers.size(), false);
   for (size_t i = 0; i < places.size(); ++i) {
+    vary[i] = vary[i] || inputs[i];
     constant[places[i]] = !vary[i];
     key.mix(static_cast<uint64_t>(vary[i]));
     key.mix(vary[i] ? uint64_t{0} : values[i]);
