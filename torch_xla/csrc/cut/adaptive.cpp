@@ -53,15 +53,21 @@ void find_varying(const Hash& structure, const Vector<uint64_t>& places, const V
     }
     found = graphs.emplace(structure, Known{places, numbers, vary}).first;
   }
-  auto known =
-      found->second.places == places ? std::move(found->second) : of_places(found->second, places, numbers, vary);
+  Known moved;
+  const bool same = found->second.places == places;
+  if (!same) {
+    moved = of_places(found->second, places, numbers, vary);
+  }
+  auto& known = same ? found->second : moved;
   for (size_t i = 0; i < numbers.size(); ++i) {
     vary[i] = vary[i] || known.vary[i] || (runs && numbers[i] != known.first[i]);
   }
   if (runs) {
     known.vary = vary;
+    if (!same) {
+      found->second = std::move(moved);
+    }
   }
-  found->second = std::move(known);
 }
 
 void forget_varying() {
