@@ -1,12 +1,14 @@
 """Builds the recorder, one C++ extension against the installed torch. Everything else is in pyproject.toml."""
 
 import os
+import shlex
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from setuptools import setup
+from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
@@ -24,6 +26,7 @@ JAXLIB = find_spec("jaxlib")
 HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
 CSRC = ROOT / "torch_xla" / "csrc"
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in CSRC.glob("*/*.cpp"))
+PRECOMPILED = CSRC / "base" / "precompiled.h"
 
 
 class Build(BuildExtension):
@@ -33,6 +36,21 @@ class Build(BuildExtension):
         super().finalize_options()
         name = f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
         self.build_temp = str(Path("build", "sanitized" if SANITIZE else "", name))
+
+    def build_extension(self, extension: Extension) -> None:
+        """Compiles PyTorch's headers first, once; a compiler that cannot use the result reads them in each source."""
+        folder = Path(self.build_temp, "precompiled").absolute()
+        extension.include_dirs.insert(0, str(folder))
+        name = str(PRECOMPILED.relative_to(CSRC))
+        compiled = folder / f"{name}.gch"
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        if not compiled.exists() or compiled.stat().st_mtime < max(map(os.path.getmtime, (PRECOMPILED, __file__))):
+            command = [*shlex.split(os.environ.get("CXX", "c++")), *self.compiler.compiler_so[1:]]
+            folders = [f"-I{path}" for path in [*self.compiler.include_dirs, *extension.include_dirs]]
+            options = [*folders, *extension.extra_compile_args, "-x", "c++-header", str(PRECOMPILED)]
+            subprocess.run([*command, *options, "-o", str(compiled)], check=True)
+        extension.extra_compile_args += ["-include", name, "-Winvalid-pch"]
+        super().build_extension(extension)
 
 
 if __name__ == "__main__":
