@@ -43,6 +43,13 @@ in_eager_operation = _C.in_eager_operation
 set_eager_operation = _C.set_eager_operation
 host_kernel_target = _C.host_kernel_target
 
+# Collectives on CPUs.
+collective_kernel_target = _C.collective_kernel_target
+set_collective_rank = _C.set_collective_rank
+add_collective_group = _C.add_collective_group
+collective_wait = _C.collective_wait
+stop_collectives = _C.stop_collectives
+
 # What the recorder asks of Python, and how it records.
 set_python_hooks = _C.set_python_hooks
 set_eager = _C.set_eager

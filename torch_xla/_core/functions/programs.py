@@ -225,7 +225,7 @@ def load_module(bytecode: bytes) -> LoadedModule:
     from jaxlib import xla_client
 
     index = _bindings.current_device()
-    devices = placement.of(index).devices
+    devices = placement.of(index).local
     with _metrics.timed("CompileTime"):
         loaded = devices[0].client.compile_and_load(
             bytecode, xla_client.DeviceList(devices), xla_client.CompileOptions()

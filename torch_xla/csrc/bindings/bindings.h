@@ -8,5 +8,6 @@ void bind_graphs(py::module_& m);
 void bind_runs(py::module_& m);
 void bind_tensors(py::module_& m);
 void bind_recorder(py::module_& m);
+void bind_collectives(py::module_& m);
 
 }  // namespace torch_xla

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   bind_runs(m);
   bind_tensors(m);
   bind_recorder(m);
+  bind_collectives(m);
 }
 
 }  // namespace torch_xla

@@ -14,6 +14,8 @@
 #include <mutex>
 #include <thread>
 
+#include "run/ffi_values.h"
+
 // PyTorch's OpenMP; missing where it was built with another kind of threads.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int);
 
@@ -82,51 +84,7 @@ class Leader {
 };
 
 namespace ffi = xla::ffi;
-using Numbers = ffi::Span<const int64_t>;
-
-at::ScalarType scalar_type(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::PRED:
-      return at::kBool;
-    case ffi::DataType::U8:
-      return at::kByte;
-    case ffi::DataType::S8:
-      return at::kChar;
-    case ffi::DataType::S16:
-      return at::kShort;
-    case ffi::DataType::S32:
-      return at::kInt;
-    case ffi::DataType::S64:
-      return at::kLong;
-    case ffi::DataType::F16:
-      return at::kHalf;
-    case ffi::DataType::BF16:
-      return at::kBFloat16;
-    case ffi::DataType::F32:
-      return at::kFloat;
-    case ffi::DataType::F64:
-      return at::kDouble;
-    case ffi::DataType::C64:
-      return at::kComplexFloat;
-    case ffi::DataType::C128:
-      return at::kComplexDouble;
-    default:
-      TORCH_CHECK(false, "[host kernel] got XLA dtype ", static_cast<int>(type), ", which PyTorch does not have");
-  }
-}
-
-at::Tensor tensor_at(const ffi::AnyBuffer& buffer) {
-  const auto sizes = buffer.dimensions();
-  return at::from_blob(buffer.untyped_data(), at::IntArrayRef(sizes.begin(), sizes.size()),
-                       at::TensorOptions().dtype(scalar_type(buffer.element_type())));
-}
-
-template <typename T>
-T attribute(const ffi::Dictionary& attributes, std::string_view name) {
-  auto found = attributes.get<T>(name);
-  TORCH_CHECK(found.has_value(), "[host kernel] got no usable attribute ", name, ": ", found.error().message());
-  return *found;
-}
+using Numbers = FfiNumbers;
 
 // An argument that is no tensor; an optional one that is not there is None.
 c10::IValue constant(const c10::Type& type, const ffi::Dictionary& attributes, const std::string& name) {
@@ -134,13 +92,13 @@ c10::IValue constant(const c10::Type& type, const ffi::Dictionary& attributes, c
     case c10::TypeKind::OptionalType:
       return attributes.contains(name) ? constant(*type.containedType(0), attributes, name) : c10::IValue();
     case c10::TypeKind::IntType:
-      return attribute<int64_t>(attributes, name);
+      return ffi_attribute<int64_t>(attributes, name);
     case c10::TypeKind::FloatType:
-      return attribute<double>(attributes, name);
+      return ffi_attribute<double>(attributes, name);
     case c10::TypeKind::BoolType:
-      return attribute<bool>(attributes, name);
+      return ffi_attribute<bool>(attributes, name);
     case c10::TypeKind::ListType: {
-      const auto numbers = attribute<Numbers>(attributes, name);
+      const auto numbers = ffi_attribute<Numbers>(attributes, name);
       if (type.containedType(0)->kind() == c10::TypeKind::BoolType) {
         c10::List<bool> flags;
         for (const auto number : numbers) {
@@ -161,9 +119,10 @@ bool is_tensor(const c10::Type& type) {
 }
 
 void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
-  const auto text = [&](const char* name) { return std::string(attribute<std::string_view>(attributes, name)); };
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(text("_name").c_str(), text("_overload").c_str());
-  const auto operand = attribute<Numbers>(attributes, "_operands"), result = attribute<Numbers>(attributes, "_results");
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(ffi_text(attributes, "_name").c_str(),
+                                                                 ffi_text(attributes, "_overload").c_str());
+  const auto operand = ffi_attribute<Numbers>(attributes, "_operands"),
+             result = ffi_attribute<Numbers>(attributes, "_results");
 
   const auto result_at = [&](int64_t slot) { return tensor_at(*results.get<ffi::AnyBuffer>(slot).value()); };
 
@@ -200,7 +159,7 @@ ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
     run(operands, results, attributes);
   };
   try {
-    if (attribute<bool>(attributes, "_parallel")) {
+    if (ffi_attribute<bool>(attributes, "_parallel")) {
       Leader::get().run(work);
     } else {
       const Alone alone;

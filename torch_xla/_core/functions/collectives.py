@@ -1,0 +1,76 @@
+"""Recording collectives; `ops/collective.py` says what they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from torch_xla._core.graph.library import XLA_LIB
+from torch_xla._core.job import pending, session
+from torch_xla._errors import message
+
+
+def install() -> None:
+    """Registers the operator with PyTorch; called once, at import."""
+    XLA_LIB.define("collective(Tensor[] inputs, str call) -> Tensor[]")
+    XLA_LIB.impl("collective", _promise, "Meta")
+
+
+def _promise(inputs: list[torch.Tensor], call: str) -> list[torch.Tensor]:
+    from torch_xla.ops.collective_call import parse
+
+    parsed, rank = parse(call), session.seat().rank
+    shapes = [(parsed.shape_of_result(tuple(x.shape), rank), x.dtype) for x in inputs]
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in [*shapes, ((), torch.uint8)]]
+
+
+def record(
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    groups: Sequence[Sequence[int]],
+    reduction: str = "",
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
+) -> list[torch.Tensor]:
+    """Records a collective; the parameters are those of `torch_xla.ops.collective_call.Call`.
+
+    Args:
+        kind: What it does.
+        tensors: Its inputs, on an xla device.
+        groups: Who works among themselves; processes that are in none do nothing.
+        reduction: How values are reduced.
+        root: Place in the group of whoever broadcasts.
+        pairs: Who sends to whom.
+
+    Returns:
+        One new tensor per input.
+
+    Raises:
+        JobError: The job cannot be joined, or has stopped.
+    """
+    from torch_xla.ops.collective_call import Call
+
+    if not tensors:
+        return []
+    connection = session.session()
+    if connection is not None:
+        connection.check()
+    for position, tensor in enumerate(tensors):
+        if tensor.device.type != "xla":
+            raise ValueError(
+                message(kind, f"tensor {position} is on {tensor.device}", expected="device xla", do="move it there")
+            )
+    call = Call(kind, partition(groups), reduction, root, tuple(pairs))
+    with torch.no_grad():
+        *results, mark = torch.ops.xla.collective([t.detach() for t in tensors], call.text())
+    pending.add(mark)
+    return results
+
+
+def partition(groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Groups of which each process is in one: who is in none of those given is alone."""
+    given = [tuple(int(rank) for rank in group) for group in groups]
+    named = set(itertools.chain.from_iterable(given))
+    return (*given, *((rank,) for rank in range(session.seat().world) if rank not in named))

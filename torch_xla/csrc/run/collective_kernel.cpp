@@ -1,0 +1,426 @@
+#include "run/collective_kernel.h"
+
+#if __has_include(<xla/ffi/api/ffi.h>)
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "run/ffi_values.h"
+
+namespace torch_xla {
+
+namespace {
+
+namespace ffi = xla::ffi;
+using c10d::ReduceOp;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using Clock = std::chrono::steady_clock;
+
+// As `_AHEAD` in ops/collective.py.
+constexpr int64_t kAhead = 15;
+
+struct Group {
+  BackendPtr backend;
+  uint64_t count = 0;                          // collectives so far
+  std::vector<std::deque<int64_t>> announced;  // per member, what it runs next
+};
+
+struct Wait {
+  std::vector<int64_t> ranks;
+  std::string what;
+  uint64_t count = 0;
+  Clock::time_point since;
+};
+
+// Never destroyed: XLA's threads may be in a collective when the process ends.
+struct Job {
+  std::mutex mutex;
+  int64_t rank = 0;
+  std::map<std::vector<int64_t>, Group> groups;
+  std::optional<Wait> wait;
+  std::string stopped;
+};
+Job& job() {
+  static auto* const found = new Job;
+  return *found;
+}
+
+std::string listed(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (const auto rank : ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+// The process groups do not stop what was started. So it works on memory that it keeps, and who waits can leave.
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
+  constexpr std::chrono::milliseconds kTurn(100);
+  while (true) {
+    try {
+      work->wait(kTurn);
+      return;
+    } catch (const std::exception&) {
+      if (work->isCompleted()) {  // maybe since the wait gave up: it says itself whether it failed
+        work->wait();
+        return;
+      }
+      const std::lock_guard lock(job().mutex);
+      TORCH_CHECK(job().stopped.empty(), job().stopped);
+    }
+  }
+}
+
+// The collective that this thread is in, for messages.
+thread_local std::string current;
+
+// One collective of this process's group.
+class Call {
+ public:
+  Call(std::vector<int64_t> ranks, std::string what) : ranks_(std::move(ranks)) {
+    auto& j = job();
+    const std::lock_guard lock(j.mutex);
+    TORCH_CHECK(j.stopped.empty(), j.stopped);
+    rank_ = j.rank;
+    size_ = static_cast<int64_t>(ranks_.size());
+    current = "; it was in " + what + " of ranks " + listed(ranks_);
+    if (size_ > 1) {
+      const auto found = j.groups.find(ranks_);
+      TORCH_CHECK(found != j.groups.end(), "[collective] rank ", rank_, " has no group of ranks ", listed(ranks_));
+      group_ = &found->second;
+      backend_ = group_->backend;
+      j.wait = Wait{ranks_, std::move(what), ++group_->count, Clock::now()};
+    }
+  }
+  ~Call() {
+    const std::lock_guard lock(job().mutex);
+    job().wait.reset();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  int64_t size() const { return size_; }
+
+  // Compares what this process is about to do with what the others of the group are. All know whose announcements are
+  // used up, so they exchange new ones at the same place.
+  void compare(FfiNumbers ahead) {
+    if (backend_ == nullptr || ahead.size() == 0) {
+      return;
+    }
+    auto& announced = group_->announced;
+    announced.resize(size_);
+    if (std::any_of(announced.begin(), announced.end(), [](const auto& queue) { return queue.empty(); })) {
+      auto own = at::zeros({kAhead + 1}, at::kLong);
+      auto* const numbers = own.mutable_data_ptr<int64_t>();
+      numbers[0] = std::min<int64_t>(static_cast<int64_t>(ahead.size()), kAhead);
+      std::copy_n(ahead.begin(), numbers[0], numbers + 1);
+      auto all = at::empty({size_ * (kAhead + 1)}, at::kLong);
+      wait_for(backend_->_allgather_base(all, own));
+      const auto* theirs = all.const_data_ptr<int64_t>();
+      for (auto& queue : announced) {
+        queue.assign(theirs + 1, theirs + 1 + theirs[0]);
+        theirs += kAhead + 1;
+      }
+    }
+    for (int64_t i = 0; i < size_; ++i) {
+      const auto next = announced[i].front();
+      TORCH_CHECK(next == ahead[0], "[collective] rank ", rank_, " is about to run ", ahead[0], ", rank ", ranks_[i],
+                  " ", next);
+    }
+    for (auto& queue : announced) {
+      queue.pop_front();
+    }
+  }
+
+  void all_reduce(const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out, ReduceOp::RedOpType op) {
+    auto flat = flattened(in);
+    const auto wide = widened(flat.scalar_type());
+    auto sum = wide == flat.scalar_type() ? flat : flat.to(wide);
+    if (backend_ != nullptr) {
+      std::vector<at::Tensor> tensors{sum};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      wait_for(backend_->allreduce(tensors, options));
+    }
+    unflatten(sum, out);
+  }
+
+  void broadcast(const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out, int64_t root) {
+    auto flat = flattened(in);
+    if (backend_ != nullptr) {
+      std::vector<at::Tensor> tensors{bytes(flat)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      wait_for(backend_->broadcast(tensors, options));
+    }
+    unflatten(flat, out);
+  }
+
+  void all_gather(const at::Tensor& in, const at::Tensor& out) {
+    if (backend_ == nullptr) {
+      out.copy_(in.unsqueeze(0));
+      return;
+    }
+    auto own = in.clone();
+    auto all = at::empty_like(out);
+    auto from = bytes(own), to = bytes(all);
+    wait_for(backend_->_allgather_base(to, from));
+    out.copy_(all);
+  }
+
+  at::Tensor exchanged(const at::Tensor& in) {
+    auto own = in.clone();
+    if (backend_ == nullptr) {
+      return own;
+    }
+    auto all = at::empty_like(own);
+    auto from = bytes(own).view({size_, -1}), to = bytes(all).view({size_, -1});
+    std::vector<int64_t> even;
+    wait_for(backend_->alltoall_base(to, from, even, even));
+    return all;
+  }
+
+  void reduce_scatter(const at::Tensor& in, const at::Tensor& out, ReduceOp::RedOpType op) {
+    const auto parts = exchanged(in);
+    auto found = parts[0].to(
+        parts.scalar_type() == at::kHalf || parts.scalar_type() == at::kBFloat16 ? at::kFloat : parts.scalar_type(),
+        /*non_blocking=*/false, /*copy=*/true);
+    for (int64_t i = 1; i < parts.size(0); ++i) {
+      combine(found, parts[i], op);
+    }
+    out.copy_(found);
+  }
+
+  // Sends to the process after each source in the list, if this is the source. As an exchange of parts, most of which
+  // are empty: the process groups close a connection over which a single message does not come in time.
+  void permute(const at::Tensor& in, const at::Tensor& out, FfiNumbers sources, FfiNumbers targets) {
+    auto from = bytes(in.clone());
+    const auto length = from.numel();
+    std::vector<int64_t> sent(size_), received(size_);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i] == rank_) {
+        sent[place(targets[i])] = length;
+      }
+      if (targets[i] == rank_) {
+        received[place(sources[i])] = length;
+      }
+    }
+    const auto any = [length](const auto& lengths) {
+      return std::find(lengths.begin(), lengths.end(), length) != lengths.end();
+    };
+    const bool sends = any(sent), receives = any(received);
+    auto to = receives ? at::empty_like(from) : from.new_empty({0});
+    if (backend_ == nullptr) {
+      to.copy_(receives ? from : to);
+    } else {
+      from = sends ? from : from.new_empty({0});
+      wait_for(backend_->alltoall_base(to, from, received, sent));
+    }
+    out.zero_();
+    if (receives) {
+      bytes(out).copy_(to);
+    }
+  }
+
+ private:
+  static at::Tensor bytes(const at::Tensor& t) { return t.reshape({-1}).view(at::kByte); }
+
+  // The types that PyTorch's groups reduce.
+  static at::ScalarType widened(at::ScalarType type) {
+    switch (type) {
+      case at::kShort:
+      case at::kUInt16:
+        return at::kInt;
+      case at::kUInt32:
+      case at::kUInt64:
+        return at::kLong;
+      default:
+        return type;
+    }
+  }
+
+  static at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
+    if (tensors.size() == 1) {
+      return tensors[0].reshape({-1}).clone();
+    }
+    std::vector<at::Tensor> flat;
+    std::transform(tensors.begin(), tensors.end(), std::back_inserter(flat),
+                   [](const at::Tensor& t) { return t.reshape({-1}); });
+    return at::cat(flat);
+  }
+
+  static void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+    int64_t start = 0;
+    for (const auto& t : tensors) {
+      t.copy_(flat.narrow(0, start, t.numel()).view(t.sizes()));
+      start += t.numel();
+    }
+  }
+
+  static void combine(at::Tensor& found, const at::Tensor& part, ReduceOp::RedOpType op) {
+    switch (op) {
+      case ReduceOp::SUM:
+        found.scalar_type() == at::kBool ? found.logical_or_(part) : found.add_(part);
+        break;
+      case ReduceOp::PRODUCT:
+        found.scalar_type() == at::kBool ? found.logical_and_(part) : found.mul_(part);
+        break;
+      case ReduceOp::MIN:
+        found = at::minimum(found, part);
+        break;
+      case ReduceOp::MAX:
+        found = at::maximum(found, part);
+        break;
+      case ReduceOp::BAND:
+        found.bitwise_and_(part);
+        break;
+      case ReduceOp::BOR:
+        found.bitwise_or_(part);
+        break;
+      default:
+        found.bitwise_xor_(part);
+    }
+  }
+
+  int place(int64_t rank) const {
+    const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
+    TORCH_CHECK(found != ranks_.end(), "[collective] got rank ", rank, ", expected one of ", listed(ranks_));
+    return static_cast<int>(found - ranks_.begin());
+  }
+
+  std::vector<int64_t> ranks_;
+  int64_t rank_ = 0;
+  int64_t size_ = 1;
+  Group* group_ = nullptr;  // one collective of a group is under way at a time
+  BackendPtr backend_;
+};
+
+// The group of this process: `groups` has the ranks of all, one after the other.
+std::vector<int64_t> own_group(FfiNumbers groups, FfiNumbers sizes) {
+  int64_t rank = 0;
+  {
+    const std::lock_guard lock(job().mutex);
+    rank = job().rank;
+  }
+  auto next = groups.begin();
+  for (const auto size : sizes) {
+    std::vector<int64_t> ranks(next, next + size);
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+      return ranks;
+    }
+    next += size;
+  }
+  return {rank};
+}
+
+std::string described(const std::string& kind, const std::vector<at::Tensor>& in) {
+  std::string text = kind + " of ";
+  for (size_t i = 0; i < in.size() && i < 3; ++i) {
+    text += (i > 0 ? ", " : "") + c10::str(in[i].scalar_type(), in[i].sizes());
+  }
+  return in.size() > 3 ? text + " and " + std::to_string(in.size() - 3) + " more" : text;
+}
+
+void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  const auto kind = ffi_text(attributes, "kind");
+  std::vector<at::Tensor> in, out;
+  for (size_t i = 0; i + 1 < operands.size(); ++i) {  // the last of each says what comes before
+    in.push_back(tensor_at(operands.get<ffi::AnyBuffer>(i).value()));
+    out.push_back(tensor_at(*results.get<ffi::AnyBuffer>(i).value()));
+  }
+  Call call(own_group(ffi_attribute<FfiNumbers>(attributes, "groups"), ffi_attribute<FfiNumbers>(attributes, "sizes")),
+            described(kind, in));
+  if (attributes.contains("ahead")) {
+    call.compare(ffi_attribute<FfiNumbers>(attributes, "ahead"));
+  }
+  const auto reduction = [&] {
+    return static_cast<ReduceOp::RedOpType>(ffi_attribute<int64_t>(attributes, "reduction"));
+  };
+  if (kind == "all_reduce") {
+    call.all_reduce(in, out, reduction());
+  } else if (kind == "broadcast") {
+    call.broadcast(in, out, ffi_attribute<int64_t>(attributes, "root"));
+  } else if (kind == "all_gather") {
+    call.all_gather(in.at(0), out.at(0));
+  } else if (kind == "reduce_scatter") {
+    call.reduce_scatter(in.at(0), out.at(0), reduction());
+  } else if (kind == "all_to_all") {
+    out.at(0).copy_(call.exchanged(in.at(0)));
+  } else if (kind == "permute") {
+    call.permute(in.at(0), out.at(0), ffi_attribute<FfiNumbers>(attributes, "sources"),
+                 ffi_attribute<FfiNumbers>(attributes, "targets"));
+  } else {
+    TORCH_CHECK(false, "[collective] got kind ", kind);
+  }
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  try {
+    const c10::InferenceMode guard;
+    run(operands, results, attributes);
+    return ffi::Error::Success();
+  } catch (const c10::Error& error) {
+    return ffi::Error::Internal("[collective] " + first_line(error.what_without_backtrace()) + current);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal("[collective] " + first_line(error.what()) + current);
+  } catch (...) {  // XLA calls this through C, which nothing may be thrown through
+    return ffi::Error::Internal("[collective] something was thrown that is no std::exception");
+  }
+}
+
+XLA_FFI_DEFINE_HANDLER(kCollective, called, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+
+}  // namespace
+
+py::object collective_kernel_target() {
+  return py::capsule(reinterpret_cast<void*>(kCollective), "xla._CUSTOM_CALL_TARGET");
+}
+
+void set_collective_rank(int64_t rank) {
+  const std::lock_guard lock(job().mutex);
+  job().rank = rank;
+}
+
+void add_collective_group(const std::vector<int64_t>& ranks, const py::object& backend) {
+  auto group = backend.cast<BackendPtr>();
+  const std::lock_guard lock(job().mutex);
+  job().groups[ranks].backend = std::move(group);
+}
+
+CollectiveWait collective_wait() {
+  const std::lock_guard lock(job().mutex);
+  const auto& wait = job().wait;
+  if (!wait) {
+    return {};
+  }
+  return {wait->ranks, wait->what, wait->count, std::chrono::duration<double>(Clock::now() - wait->since).count()};
+}
+
+void stop_collectives(const std::string& reason) {
+  const std::lock_guard lock(job().mutex);
+  job().stopped = reason;
+}
+
+}  // namespace torch_xla
+
+#else
+
+namespace torch_xla {
+
+py::object collective_kernel_target() { return py::none(); }
+void set_collective_rank(int64_t) {}
+void add_collective_group(const std::vector<int64_t>&, const py::object&) {}
+CollectiveWait collective_wait() { return {}; }
+void stop_collectives(const std::string&) {}
+
+}  // namespace torch_xla
+
+#endif

@@ -1,0 +1,77 @@
+"""What a collective does: the text that is the argument of the recorded operator. Nothing here needs JAX."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+
+NAME = "xla.collective.default"
+SCHEMA = "collective(Tensor[] inputs, str call) -> Tensor[]"
+
+# By name: PyTorch's number of it, and StableHLO's operation.
+REDUCTIONS = {
+    "sum": (0, "add"),
+    "mul": (2, "multiply"),
+    "min": (3, "minimum"),
+    "max": (4, "maximum"),
+    "and": (5, "and_"),
+    "or": (6, "or_"),
+    "xor": (7, "xor"),
+}
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute")
+
+Groups = tuple[tuple[int, ...], ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a collective does.
+
+    All have as many results as inputs, and a number that is there once it has run. ``all_gather`` gives
+    ``(size, *shape)``, ``reduce_scatter`` takes that and gives ``shape``, ``all_to_all`` takes and gives it; the others
+    keep the shape.
+
+    Attributes:
+        kind: One of `KINDS`.
+        groups: The processes that work among themselves: each process of the job is in one.
+        reduction: One of `REDUCTIONS`, where something is reduced.
+        root: Whose values a ``broadcast`` gives, as its place in the group.
+        pairs: (source, target) of a ``permute``.
+    """
+
+    kind: str
+    groups: Groups
+    reduction: str = ""
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def text(self) -> str:
+        """The call as the operator's argument."""
+        return json.dumps([self.kind, self.groups, self.reduction, self.root, self.pairs], separators=(",", ":"))
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """The group of a process."""
+        return next(group for group in self.groups if rank in group)
+
+    def shape_of_result(self, shape: Shape, rank: int) -> Shape:
+        """The shape of a result.
+
+        Args:
+            shape: Of the input.
+            rank: The process.
+        """
+        if self.kind == "all_gather":
+            return (len(self.group_of(rank)), *shape)
+        return shape[1:] if self.kind == "reduce_scatter" else shape
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.reduction})" if self.reduction else self.kind
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> Call:
+    """What `Call.text` gave."""
+    kind, groups, reduction, root, pairs = json.loads(text)
+    return Call(kind, tuple(map(tuple, groups)), reduction, root, tuple(map(tuple, pairs)))
