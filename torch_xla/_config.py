@@ -168,8 +168,30 @@ PJRT_DEVICE = _text("PJRT_DEVICE", None, "Kind of device to run on: CPU, CUDA, T
 CPU_NUM_DEVICES = _int("CPU_NUM_DEVICES", 1, "Number of CPU devices xla:0, xla:1, … in one process.", low=1, high=127)
 PJRT_LOCAL_PROCESS_COUNT = _int("PJRT_LOCAL_PROCESS_COUNT", 1, "Processes of the job on this host.", low=1)
 PJRT_LOCAL_PROCESS_RANK = _int("PJRT_LOCAL_PROCESS_RANK", 0, "Rank of this process on its host.")
-LOCAL_RANK = _int("LOCAL_RANK", 0, "Rank on this host, set by torchrun.")
-WORLD_SIZE = _int("WORLD_SIZE", 1, "Number of processes, set by torchrun.", low=1)
+RANK = _int("RANK", 0, "Rank of this process in its job, set by torchrun and torch_xla.launch.")
+WORLD_SIZE = _int("WORLD_SIZE", 1, "Number of processes of the job, set likewise.", low=1)
+LOCAL_RANK = _int("LOCAL_RANK", 0, "Rank on this host, set likewise.")
+LOCAL_WORLD_SIZE = _int("LOCAL_WORLD_SIZE", 1, "Number of processes of the job on this host, set likewise.", low=1)
+MASTER_ADDR = _text("MASTER_ADDR", None, "Host at which the processes of a job meet, set likewise.")
+MASTER_PORT = _int("MASTER_PORT", 29500, "Port at which they meet, set likewise.", low=1, high=65535)
+TORCHELASTIC_USE_AGENT_STORE = _bool(
+    "TORCHELASTIC_USE_AGENT_STORE", False, "Whether who started the processes listens at that port, set likewise."
+)
+XLA_CPU_COLLECTIVES = _choice(
+    "XLA_CPU_COLLECTIVES", ("torch", "xla"), "torch", "Whose collectives CPU devices use: PyTorch's, or XLA's own."
+)
+XLA_JOB_START_TIMEOUT = _float(
+    "XLA_JOB_START_TIMEOUT", 300.0, "Seconds in which all processes of a job have to come.", 1.0, 86400.0
+)
+XLA_COLLECTIVE_TIMEOUT = _float(
+    "XLA_COLLECTIVE_TIMEOUT", 1800.0, "Seconds after which a process that waits for others gives up.", 1.0, 86400.0
+)
+XLA_COLLECTIVE_PATIENCE = _float(
+    "XLA_COLLECTIVE_PATIENCE", 10.0, "Seconds after which it tells whom it waits for.", 0.1, 86400.0
+)
+ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = _int(
+    "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", 0, "MiB of gradients that xm.reduce_gradients sends at once. 0: all."
+)
 XLA_USE_SPMD = _bool("XLA_USE_SPMD", False, "Asks for SPMD mode.")
 
 # Values on devices.

@@ -240,7 +240,10 @@ class Stream:
 
 
 class Event:
-    """A point in a device's work; recording it dispatches what is pending."""
+    """A point in a device's work; with timing, recording it computes what is pending.
+
+    Without, waiting for it does: libraries record many in a step, which stays one program.
+    """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._stream: Stream | None = None
@@ -252,9 +255,7 @@ class Event:
         self._stream = stream or current_stream()
         if self._timed:
             self._stream.synchronize()
-        else:
-            _barrier.sync(self._stream.device_index, False)
-        self._time = time.perf_counter()
+            self._time = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
         """Does nothing: order is kept anyway."""
@@ -267,7 +268,7 @@ class Event:
     def synchronize(self) -> None:
         """Waits until the device has passed this point."""
         if self._stream is not None:
-            _barrier.wait(self._stream.device_index)
+            self._stream.synchronize()
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds between two recorded events that were made with ``enable_timing=True``."""

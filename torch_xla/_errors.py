@@ -15,6 +15,20 @@ class ExecutionError(RuntimeError):
     """A graph failed after it was started, which whoever waits next finds out."""
 
 
+class JobError(RuntimeError):
+    """The processes of a job do not do the same, or one of them is gone.
+
+    Attributes:
+        nodes: Positions of the nodes of a graph that cannot run because of it.
+    """
+
+    nodes: tuple[int, ...] = ()
+
+
+class LateJobError(JobError, ExecutionError):
+    """That was found out after a graph was started."""
+
+
 class OutOfMemoryError(torch.OutOfMemoryError):
     """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows.
 

@@ -1,8 +1,11 @@
-"""Files that a setting names: a file that cannot be written is told of once, and the program goes on."""
+"""Files: those that a setting names, where one that cannot be written is told of once, and those written in one go."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch_xla._errors import message
 
@@ -36,3 +39,29 @@ def tell(area: str, setting: str, path: str, error: OSError) -> None:
         _told.add(path)
         got = f"{setting}={path!r}, which cannot be written ({error.strerror or error})"
         print(message(area, got, do="name another file; the program goes on"), file=sys.stderr)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A block that writes a file which takes its place only when it is whole.
+
+    Whoever reads the file meanwhile, or after the block has failed or was killed, finds what was there before.
+
+    Args:
+        path: The file. What is no plain file, such as a pipe, is written as it is.
+
+    Yields:
+        The path to write to.
+    """
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        yield target
+        return
+    folder, name = os.path.split(target)
+    draft = os.path.join(folder, f".{name}.{os.getpid()}.part")
+    try:
+        yield draft
+        os.replace(draft, target)
+    finally:
+        if os.path.exists(draft):
+            os.unlink(draft)

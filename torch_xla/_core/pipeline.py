@@ -11,6 +11,7 @@ from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import failures, memory, transfer
 from torch_xla._core.graph import graph, graph_text, verify
+from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation
@@ -142,12 +143,17 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
         executable = cache.find(cut)
     if executable is None:
         numbers.compare(cut)
-        executable = cache.find(cut) or cache.load(cut)
-    if executable is None:
-        executable = _compile(cut, cause, name)
+        executable = cache.find(cut) or _first_use(cut, cause, name)
     memory.before_run(executable, cut, name)
     debug_level.before_run(cut, cause, name)
     executor.run(executable, cut)
+
+
+def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
+    """A program that this process has not run yet, from the disk or compiled."""
+    if session.connected() is not None:
+        agreement.prepare(graph.describe(cut))
+    return cache.load(cut) or _compile(cut, cause, name)
 
 
 def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:

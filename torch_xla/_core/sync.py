@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import torch
 from torch_xla import _bindings, _fallbacks, _metrics, _timeline
 from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
+from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import raise_first
@@ -35,25 +37,43 @@ def _free_lock() -> None:
 os.register_at_fork(after_in_child=_free_lock)  # the thread that had it is not in the child
 
 
+class _Own(threading.local):
+    device: int | None = None
+
+
+_own = _Own()
+
+
+@contextmanager
+def of_device(index: int) -> Iterator[None]:
+    """A scope in which barriers of this thread are of one device: other threads record for the others."""
+    before, _own.device = _own.device, index
+    try:
+        yield
+    finally:
+        _own.device = before
+
+
 @untraced
 def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.SYNC) -> None:
     """Computes everything pending.
 
     Args:
-        index: Device, or None for every device with pending work.
+        index: Device, or None for every device with pending work that this thread has to do with.
         wait: Return only when the devices have finished.
         cause: What asks for it, as the analyses print it.
 
     Raises:
         RuntimeError: Lowering, compiling or running failed; what depends on it keeps the values of the last barrier.
     """
+    index = _own.device if index is None else index
     with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
         ran = False
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
                 if _bindings.has_pending(device):
-                    _barrier(_bindings.Cut.of_device(device), cause)
+                    _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
                 if wait:
                     _wait(device)
@@ -74,6 +94,8 @@ def evaluate(
 ) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
+    Where collectives are pending everything is computed: none runs twice, and all run in the order of recording.
+
     Args:
         tensors: Tensors on device xla, of any devices.
         wait: Return only when the devices have finished.
@@ -88,7 +110,12 @@ def evaluate(
     failed: list[Exception] = []
     for device, group in by_device.items():
         try:
-            _barrier(_bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate), cause, reading)
+            cut = (
+                _bindings.Cut.of_device(device)
+                if pending.any_on(device)
+                else _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
+            )
+            _barrier(device, cut, cause, reading)
             if wait:
                 _wait(device)
         except Exception as error:
@@ -136,10 +163,12 @@ def _wait(device: int) -> None:
 
 
 @untraced
-def _barrier(cut: _bindings.Cut, cause: str, reading: bool = False) -> None:
+def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
+        marks = pending.take(device)
         _pipeline().run(cut, cause, reading)
+        del marks
 
 
 @functools.cache
@@ -297,3 +326,4 @@ class _Hooks:
 def install() -> None:
     """Connects the recorder; called once, at import."""
     _bindings.set_python_hooks(_Hooks())
+    pending.add_runner(sync)

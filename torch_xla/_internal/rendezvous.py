@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from torch_xla import runtime
+from torch_xla._core.job import session
 
 
 def pjrt_rendezvous_handler(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
@@ -18,4 +19,6 @@ def pjrt_rendezvous_handler(url: str, timeout: Any = None, **kwargs: Any) -> Ite
         timeout: Accepted for compatibility.
         **kwargs: Accepted for compatibility.
     """
-    yield HashStore(), runtime.global_ordinal(), runtime.world_size()
+    connection = session.session()
+    store = HashStore() if connection is None else PrefixStore("torch.distributed", connection.new_store())
+    yield store, runtime.global_ordinal(), runtime.world_size()

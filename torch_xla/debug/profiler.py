@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch_xla
 from torch_xla import _capture, runtime
 from torch_xla._api import barrier
-from torch_xla._core.device import client
+from torch_xla._core.device import background, client
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.debug import _profiler_server
@@ -225,9 +225,7 @@ def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
         except Exception as error:
             print(error, file=sys.stderr)
 
-    thread = threading.Thread(target=run, name="profiler-trace", daemon=True)
-    thread.start()
-    return thread
+    return background.start("profiler-trace", run)
 
 
 class Trace:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import torch
 
 from torch_xla._core import sync as _barrier
+from torch_xla._core.device import background
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> None:
@@ -25,7 +26,7 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], N
             buffer.block_until_ready()
         callback(tensor)
 
-    threading.Thread(target=wait, name="torch_xla callback", daemon=True).start()
+    background.start("callback", wait)
 
 
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:

@@ -14,6 +14,8 @@ from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import compiler
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
+from torch_xla._core.graph import graph
+from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import scopes
 from torch_xla.ops import dtypes, precision
 
@@ -101,11 +103,11 @@ def load(cut: _bindings.Graph) -> Executable | None:
 
 
 def add(cut: _bindings.Graph, executable: Executable) -> None:
-    """Remembers a newly compiled graph."""
-    _metrics.count("UncachedCompile")
+    """Remembers a program that was compiled, here or by another process of the job."""
+    _metrics.count("SharedCompile" if executable.shared else "UncachedCompile")
     _store(cut, executable)
     # A program that calls back into this process cannot run in another.
-    if _folder is not None and not _readonly and not executable.program.waits:
+    if _folder is not None and not _readonly and not executable.program.waits and not executable.shared:
         _save(cut, executable)
 
 
@@ -169,19 +171,10 @@ def _file(cut: _bindings.Graph) -> Path:
     target = placement.of(cut.device)
     digest = hashlib.sha256(_identity())
     decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
-    digest.update(f"{decides} {target.platform} {target.hardware}".encode())
-    if target.platform == "cpu":
-        digest.update(_cpu_features())
+    digest.update(f"{decides} {target.target}".encode())
+    if session.connected() is not None:
+        digest.update(agreement.part_of(graph.describe(cut)).encode())
     return _folder / f"{digest.hexdigest()}.xla"
-
-
-@functools.cache
-def _cpu_features() -> bytes:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return b""
-    return next((line.encode() for line in lines if line.startswith(("flags", "Features"))), b"")
 
 
 def _save(cut: _bindings.Graph, executable: Executable) -> None:
@@ -209,11 +202,8 @@ def _load(cut: _bindings.Graph) -> Executable | None:
     if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
         _metrics.count("PersistentCacheDamaged")
         return None
-    from jaxlib import xla_client
-
-    devices = placement.of(cut.device).devices
     try:
-        loaded = devices[0].client.deserialize_executable(payload, xla_client.DeviceList(devices))
+        loaded = compiler.deserialize(payload, cut.device)
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None

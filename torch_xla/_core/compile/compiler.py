@@ -6,14 +6,14 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.compile import interruptible
+from torch_xla._core.compile import interruptible, shared
 from torch_xla._core.compile.dispatch import starter
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
+from torch_xla._core.job import session
 from torch_xla._core.lower import lowering
 from torch_xla.ops.registry import Meta
 
@@ -34,19 +34,23 @@ class Executable:
         loaded: XLA's executable.
         program: What the recorder knows of it, to run it.
         keep: Whatever must live as long as the executable.
+        shared: Whether another process of the job compiled it.
     """
 
     loaded: Any
     program: _bindings.Program
     keep: Any = None
+    shared: bool = False
 
 
-def executable(loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None) -> Executable:
+def executable(
+    loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None, elsewhere: bool = False
+) -> Executable:
     """What XLA compiled a cut graph to, ready to run."""
     program = _bindings.Program(cut, waits)
     results = [*(Meta(*meta) for meta in program.packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
     program.starter = functools.partial(starter, loaded, results, cut.device)
-    return Executable(loaded, program, keep)
+    return Executable(loaded, program, keep, elsewhere)
 
 
 def set_options(options: dict[str, str | bool | int | float]) -> None:
@@ -98,15 +102,63 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
     Raises:
         RuntimeError: Compiling failed.
     """
+    chosen = _options_for(cut.device)
 
-    def compile() -> jax.stages.Compiled:
+    place = placement.of(cut.device)
+
+    def compile() -> tuple[Any, Any]:
+        if place.spans_job:
+            return _compile_for_job(lowered, place, chosen), lowered.stage
         with client.x64():
-            return lowered.stage.compile(compiler_options=_options_for(cut.device) or None)
+            compiled = lowered.stage.compile(compiler_options=chosen or None)
+        return compiled.runtime_executable(), compiled
 
-    stage = _metrics.stage("CompileTime")
-    _metrics.count("CreateCompileHandles")
-    count = _metrics.counter("UncachedCompile") or 0
-    with _metrics.timed(stage):
-        compiled = interruptible.call(compile, f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}")
+    def compiled_here() -> Executable:
+        stage = _metrics.stage("CompileTime")
+        _metrics.count("CreateCompileHandles")
+        count = _metrics.counter("UncachedCompile") or 0
+        with _metrics.timed(stage):
+            label = f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}"
+            loaded, compiled = interruptible.call(compile, label)
+        return executable(loaded, cut, waits=lowered.has_callback, keep=compiled)
+
+    def loaded(payload: bytes) -> Executable:
+        return executable(deserialize(payload, cut.device), cut, elsewhere=True)
+
     _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(cut.donated), "count")
-    return executable(compiled.runtime_executable(), cut, waits=lowered.has_callback, keep=compiled)
+    if session.connected() is None or lowered.has_callback:
+        return compiled_here()
+    what = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage)
+    return shared.once(what, compiled_here, lambda made: made.loaded.serialize(), loaded)
+
+
+def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:
+    """Compiles a module of one device with a replica on each of a placement's."""
+    import numpy as np
+    from jaxlib import xla_client
+
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    options.num_replicas = build.num_replicas = len(place.devices)
+    options.num_partitions = build.num_partitions = 1
+    build.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id] for d in place.devices]))
+    options.env_option_overrides = list(chosen.items())
+    stage: Any = lowered.stage
+    return place.local[0].client.compile_and_load(
+        stage.compiler_ir("stablehlo"),
+        xla_client.DeviceList(place.devices),
+        options,
+        host_callbacks=stage._lowering.compile_args["host_callbacks"],
+    )
+
+
+def deserialize(payload: bytes, device: int) -> Any:
+    """XLA's executable for a device, of its serialized form.
+
+    Raises:
+        RuntimeError: It is none, or one of another machine.
+    """
+    from jaxlib import xla_client
+
+    devices = placement.of(device).devices
+    return devices[0].client.deserialize_executable(payload, xla_client.DeviceList(devices))

@@ -6,22 +6,31 @@ Counting devices and naming their kind never starts the client; the first xla te
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib.metadata
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
+from torch_xla._core.device import background
 
 if TYPE_CHECKING:
     import jax
 
+_LONG = 86400  # seconds
 _PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
 
+# Where the processes of a job meet for a client that knows all their devices, how many they are and which this is.
+Meeting = tuple[str, int, int]
+
+_find_meeting: Callable[[], Meeting | None] | None = None
+_everyone: tuple[jax.Device, ...] = ()
 _chosen: str | None = None
 _started = False
 _forked = False
@@ -131,6 +140,9 @@ def _devices() -> tuple[jax.Device, ...]:
                     f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX "
                     f"with {count} CPU device(s); create the first xla tensor before using JAX"
                 ) from None
+    meeting = _find_meeting() if _find_meeting is not None and spans_job() else None
+    if meeting is not None:
+        _meet(*meeting)
     try:
         devices = tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
@@ -143,6 +155,11 @@ def _devices() -> tuple[jax.Device, ...]:
         from torch_xla.ops import host_kernel
 
         host_kernel.register()  # a program from disk may call it
+    if meeting is not None:
+        global _everyone
+        devices = devices[:1]  # JAX may know more; a process of a job has one
+        first = {device.process_index: device for device in reversed(jax.devices(platform))}
+        _everyone = tuple(first[rank] for rank in sorted(first))
     _bindings.set_device_count(len(devices))
     _started = True
     os.register_at_fork(after_in_child=_note_fork)
@@ -152,6 +169,56 @@ def _devices() -> tuple[jax.Device, ...]:
     return devices
 
 
+def set_meeting(find: Callable[[], Meeting | None]) -> None:
+    """Says who finds where a job's processes meet, when the client is about to start; called once, at import."""
+    global _find_meeting
+    _find_meeting = find
+
+
+def spans_job() -> bool:
+    """Whether programs of a job span the devices of all its processes, as XLA's own collectives need."""
+    return _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
+
+
+def devices_of_job() -> tuple[jax.Device, ...]:
+    """The devices of all processes, by rank, where programs span them; else none."""
+    return _everyone
+
+
+def local_index(array: jax.Array) -> int:
+    """Index of the xla device that has an array of one device."""
+    (device,) = array.devices()
+    return _devices().index(device)
+
+
+def _meet(address: str, processes: int, rank: int) -> None:
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
+    several = _platform() != "cpu" and device_count() > 1  # of which this process has one
+    jax.distributed.initialize(
+        address,
+        processes,
+        rank,
+        local_device_ids=[_config.LOCAL_RANK.get()] if several else None,
+        cluster_detection_method="deactivate",
+        shutdown_timeout_seconds=_LONG,  # who is done waits quietly
+    )
+
+
+def leave_job() -> None:
+    """Has JAX not wait for the others at exit: they are told of this process's failure, and may never come."""
+    if not _everyone:
+        return
+    from jax._src import distributed
+
+    state: Any = distributed.global_state
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.client))  # to destroy it would be to wait
+    if state.service is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.service))
+    state.client = state.service = None
+
+
 def _note_fork() -> None:
     global _forked
     _forked = True
@@ -159,6 +226,7 @@ def _note_fork() -> None:
 
 def _finish_at_exit() -> None:
     """Waits for what was started: its threads must not meet a client and a process that are being taken down."""
+    background.end()
     for index in range(0 if _forked else len(_devices())):
         for _ in range(_bindings.runs_in_flight(index)):  # not for more: a daemon thread may start ever new ones
             _bindings.wait_for_runs(index, max(_bindings.runs_in_flight(index) - 1, 0))

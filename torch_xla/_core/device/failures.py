@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import memory
-from torch_xla._errors import ExecutionError, OutOfMemoryError
+from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError
+
+# Each says what a failure comes from, or nothing.
+_explanations: list[Callable[[str], str | None]] = []
+
+
+def add_explanation(explain: Callable[[str], str | None]) -> None:
+    """Has failures of programs explained by what knows more of some; gives the reason, or None."""
+    _explanations.append(explain)
+
+
+def _explained(error: Exception) -> str | None:
+    """What a failure comes from, where somebody knows."""
+    return next(filter(None, (explain(str(error)) for explain in _explanations)), None)
 
 
 def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Cut]]:
@@ -22,10 +36,13 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
         be raised yet where it is not known which failed: halves of the graph that do not need each other come first.
     """
     nodes, fills = getattr(error, "nodes", ()), getattr(error, "fills", ())
-    if not nodes and not fills and (halves := cut.halves()):
-        return None, halves
     failure: Exception = error
-    if not isinstance(error, OutOfMemoryError):
+    if (reason := _explained(error)) is not None:
+        failure = JobError(reason)
+        failure.__cause__ = error
+    elif not nodes and not fills and (halves := cut.halves()):
+        return None, halves
+    elif not isinstance(error, (JobError, OutOfMemoryError)):
         if memory.ran_out(error):
             failure = memory.explain(error, cut, name)
         else:
@@ -46,8 +63,12 @@ def late(error: Exception, device: int) -> ExecutionError:
         device: Index of its device.
     """
     others = [found for token in _bindings.take_runs(device) if (found := _error_of(token))]
-    if memory.ran_out(error):
-        failure: ExecutionError = memory.explain_late(error, device)
+    failure: ExecutionError
+    if (reason := _explained(error)) is not None:
+        failure = LateJobError(reason)
+        others = []  # for the same reason
+    elif memory.ran_out(error):
+        failure = memory.explain_late(error, device)
     else:
         failure = ExecutionError(f"[run] a graph that was started failed, on xla:{device}: {error}")
     for other in dict.fromkeys(others):

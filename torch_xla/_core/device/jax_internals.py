@@ -6,6 +6,8 @@ what profiles have their own uses of such parts, which not every program needs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from torch_xla._errors import message
@@ -22,12 +24,14 @@ try:
     from jaxlib import _jax
 
     pjit = _jax.pjit
+    ArrayImpl: Any = _jax.ArrayImpl
 except (AttributeError, ImportError) as error:
     raise ImportError(
         message("jax", f"got version {jax.__version__} ({error})", expected="0.10 to 0.12", do="install one of these")
     ) from error
 
 __all__ = [
+    "ArrayImpl",
     "JitGlobalCppCacheKeys",
     "MeshExecutableFastpathData",
     "batched_device_put",

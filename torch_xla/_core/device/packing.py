@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch_xla import _timeline
-from torch_xla._core.device import client, transfer
+from torch_xla._core.device import client, placement, transfer
 
 _wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
 
@@ -21,14 +21,15 @@ def pack(buffers: Sequence[Any]) -> Any:
     import jax
     import numpy as np
 
+    buffers = [placement.own_part(buffer) for buffer in buffers]
     # The first step's weights came from the host a moment ago, and a program for this would be one more to compile.
     if all(buffer.is_ready() for buffer in buffers):
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with client.x64():
-            return jax.device_put(joined, buffers[0].sharding)
+            return placement.with_others(jax.device_put(joined, buffers[0].sharding))
     earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].sharding)
     with client.x64(), _compiling(earlier == 0):
-        return _joined()(list(buffers))
+        return placement.with_others(_joined()(list(buffers)))
 
 
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -36,14 +37,17 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     import jax
     import numpy as np
 
+    buffer = placement.own_part(buffer)
     earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.sharding)
     if earlier == 0:
         # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
         transfer.finish(buffer)
         with client.x64():
-            return jax.device_put(_parts(np.array(buffer), shapes), buffer.sharding)
-    with client.x64(), _compiling(earlier == 1):
-        return _split()(buffer, shapes)
+            parts = jax.device_put(_parts(np.array(buffer), shapes), buffer.sharding)
+    else:
+        with client.x64(), _compiling(earlier == 1):
+            parts = _split()(buffer, shapes)
+    return [placement.with_others(part) for part in parts]
 
 
 def _parts(values: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:

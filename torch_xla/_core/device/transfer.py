@@ -137,7 +137,7 @@ def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
     if start < 0:
         return copies([buffer])[0]
     with client.x64():
-        return buffer[start : start + math.prod(shape)].reshape(shape)
+        return placement.with_others(placement.own_part(buffer)[start : start + math.prod(shape)].reshape(shape))
 
 
 def copies(buffers: Sequence[Any]) -> list[Any]:
@@ -145,4 +145,5 @@ def copies(buffers: Sequence[Any]) -> list[Any]:
     import jax
 
     with client.x64():
-        return jax.device_put(list(buffers), may_alias=False)
+        copied = jax.device_put([placement.own_part(buffer) for buffer in buffers], may_alias=False)
+    return [placement.with_others(part) for part in copied]

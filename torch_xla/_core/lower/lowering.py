@@ -22,11 +22,12 @@ from jax.extend.mlir import ir
 from torch_xla import _config, _fallbacks, _metrics
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
+from torch_xla._core.job import agreement, sequence
 from torch_xla._core.lower import scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
-from torch_xla.ops import host_kernel, precision
+from torch_xla.ops import collective, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import separate
@@ -93,10 +94,13 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     load_rules()  # not part of what is timed
     steps = _steps(graph)
     places = number_places(graph)
+    rank = agreement.rank_of(graph)
+    to_come = sequence.numbers(graph, rank)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
         values, vectors = convention.arguments(inputs)
         results: Results = {}
+        order = collective.Order(dict(to_come), not place.spans_job)
         numbers = {
             (vector, index): jax.lax.index_in_dim(vectors[vector], index, keepdims=False)
             for vector, index in dict.fromkeys(itertools.chain.from_iterable(places))
@@ -108,6 +112,9 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         for step in steps:
             if not isinstance(step, int):
                 results.update(_composite(graph, step, values, results, given))
+            elif sequence.is_collective(graph.nodes[step]):
+                node = graph.nodes[step]
+                results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, order)
             elif step in needed:
                 results[step] = _compute(graph.nodes[step], values, results, given[step])
 
@@ -119,13 +126,16 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
-    own = host_kernel.used(to_run and placement.of(graph.device).platform == "cpu")
+    place = placement.of(graph.device)
+    own = host_kernel.used(to_run and place.platform == "cpu")
     with client.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        sharding = placement.of(graph.device).sharding
+        # The module is that of one device; how many run it is said when it is compiled.
+        sharding = jax.sharding.SingleDeviceSharding(place.local[0])
         convention = Convention(graph, to_run)
         together = Plan(graph, places, convention.given, convention.wanted)
-        needed = _needed(graph, {*convention.singles, *together.singles})
+        shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
+        needed = _needed(graph, {*convention.singles, *together.singles, *shared})
         jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
         types = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers]
         try:
@@ -226,8 +236,12 @@ def _alike(graph: Graph, node: Node) -> tuple[int, ...]:
     return tuple(i for i, other in enumerate(graph.nodes) if (other.call, types(other)) == wanted)
 
 
+def _operands(node: Node, leaves: Mapping[int, Any], results: Results) -> list[Any]:
+    return [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
+
+
 def _compute(node: Node, leaves: Mapping[int, Any], results: Results, given: Numbers) -> tuple[Any, ...]:
-    tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
+    tensors = _operands(node, leaves, results)
     if node.op in MARKS:
         return (tensors[0],)
     return _compute_on(node, tensors, *given)

@@ -13,7 +13,7 @@ import torch
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import sync
 from torch_xla._core.device import client
-from torch_xla._core.functions import ctc, custom_calls, programs
+from torch_xla._core.functions import collectives, ctc, custom_calls, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
 from torch_xla._core.torch import fake_devices
@@ -50,6 +50,7 @@ def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     sync.install()
     programs.install()
+    collectives.install()
     custom_calls.install()
     composites.install()
     ctc.install()

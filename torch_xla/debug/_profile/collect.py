@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from torch_xla import _bindings, _timeline
-from torch_xla._core.device import client, memory
+from torch_xla._core.device import background, client, memory
 from torch_xla._core.lower.scopes import ModulePaths
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
@@ -125,7 +125,7 @@ class Collector(_timeline.Recorder):
         running = self._running[:1]
         if running and silent and self._late.empty():
             if self._waiter is None:
-                self._waiter = _thread("device", self._wait)
+                self._waiter = background.start("profile-device", self._wait)
             self._late.put(running[0][0].token)
 
     def _wait(self) -> None:
@@ -161,19 +161,13 @@ def _is_over(token: Any) -> bool:
         return True
 
 
-def _thread(name: str, target: Any, *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments, name=f"torch_xla-profile-{name}", daemon=True)
-    thread.start()
-    return thread
-
-
 class Sampler:
     """Looks 200 times a second where the profiled thread is."""
 
     def __init__(self, to: Collector) -> None:
         self._to = to
         self._stopped = False
-        self._thread = _thread("lines", self._run)
+        self._thread = background.start("profile-lines", self._run)
 
     def _run(self) -> None:
         while not self._stopped:

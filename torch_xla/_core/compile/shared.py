@@ -1,0 +1,68 @@
+"""Compiling once for a job: of those that are about to compile the same program one does, the others load it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from torch_xla._core.job import session
+
+T = TypeVar("T")
+
+_LARGEST = 1 << 28  # bytes that the store is given
+_PAUSES = (0.001, 0.05)  # seconds between two looks, at first and at most
+
+
+def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes], loaded: Callable[[bytes], T]) -> T:
+    """Gets a program from whoever of the job compiles it, or compiles it for all.
+
+    Args:
+        what: All that decides the program.
+        compile: Compiles it.
+        serialized: Makes bytes of what was compiled.
+        loaded: Makes it of these bytes.
+
+    Returns:
+        The program.
+    """
+    connection = session.connected()
+    if connection is None or connection.stopped is not None:
+        return compile()
+    key = f"program/{hashlib.sha256(what).hexdigest()}"
+    try:
+        store = connection.store
+        who = int(store.compare_set(key, "", str(connection.seat.rank)))
+        payload = b"" if who == connection.seat.rank else _made(connection, store, key, who)
+    except RuntimeError:  # the store is gone, as the watch is about to say
+        return compile()
+    if payload:
+        with suppress(Exception):  # whatever XLA objects to: it compiles anew
+            return loaded(payload)
+    if who != connection.seat.rank:
+        return compile()
+    made = b""
+    try:
+        found = compile()
+        with suppress(Exception):  # not every executable has such a form
+            made = serialized(found)
+        return found
+    finally:
+        with suppress(RuntimeError):
+            store.set(f"{key}/made", made if len(made) <= _LARGEST else b"")
+
+
+def _made(connection: session.Session, store: Any, key: str, who: int) -> bytes:
+    """What another process compiled; nothing if it cannot."""
+    pause, most = _PAUSES
+    while not store.check([f"{key}/made"]):
+        if connection.stopped is not None or connection.has_left(who) is not None:
+            return b""
+        time.sleep(pause)
+        pause = min(2 * pause, most)
+    payload = bytes(store.get(f"{key}/made"))
+    if store.add(f"{key}/loaded", 1) == len(connection.everyone) - 1:
+        store.set(f"{key}/made", b"")  # all have it
+    return payload

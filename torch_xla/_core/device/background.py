@@ -1,0 +1,56 @@
+"""Threads that work in the background and end before the interpreter is taken down.
+
+A daemon thread that comes back from C++ to an interpreter that is being finalized is unwound there, which aborts the
+process: so each gets the time to end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SECONDS = 2.0  # for all of them together
+_running: dict[threading.Thread, Callable[[], object] | None] = {}
+_lock = threading.Lock()
+_registered = False
+
+
+def start(
+    name: str, target: Callable[..., object], *arguments: Any, stop: Callable[[], object] | None = None
+) -> threading.Thread:
+    """Starts a thread.
+
+    Args:
+        name: What it does, for those who look at threads.
+        target: What it runs.
+        *arguments: Positional arguments of that.
+        stop: Called at the end of the program, to have it end; without one it is only waited for.
+    """
+    global _registered
+    thread = threading.Thread(target=target, args=arguments, name=f"torch_xla-{name}", daemon=True)
+    with _lock:
+        if not _registered:
+            _registered = True
+            atexit.register(end)
+        for other in [other for other in _running if not other.is_alive()]:
+            del _running[other]
+        thread.start()
+        _running[thread] = stop
+    return thread
+
+
+def end() -> None:
+    """Waits, for a short time, until the threads have ended; at the end of the program."""
+    with _lock:
+        left = dict(_running)
+        _running.clear()
+    for stop in left.values():
+        if stop is not None:
+            stop()
+    deadline = time.monotonic() + _SECONDS
+    for thread in left:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))

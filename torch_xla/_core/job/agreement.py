@@ -1,0 +1,83 @@
+"""Agreement: processes run the same collectives, or learn which is the first that is not.
+
+The processes of a group tell each other a number for each collective that they are about to run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch_xla._core.device import client
+from torch_xla._core.graph.graph import Graph
+from torch_xla._core.job import sequence
+from torch_xla._core.job.session import Session, session
+from torch_xla._errors import JobError
+from torch_xla.ops import collective, collective_call
+
+
+def prepare(graph: Graph) -> None:
+    """Makes the groups of a program that is about to be used for the first time.
+
+    Raises:
+        JobError: A process of one of them cannot come.
+    """
+    calls = [collective_call.parse(node.args[1]) for node in graph.nodes if sequence.is_collective(node)]
+    if not calls:
+        return
+    connection = session()
+    if connection is None:
+        return
+    collective.register()  # the program may come from another process
+    try:
+        connection.check()
+        numbers = sequence.numbers(graph, connection.seat.rank)
+        if client.spans_job():
+            for group, own in numbers.items():
+                _compare(connection, group, own)
+            return
+        for call in calls:
+            group = call.group_of(connection.seat.rank)
+            if len(group) > 1:
+                connection.group(group)
+    except JobError as error:
+        error.nodes = tuple(i for i, node in enumerate(graph.nodes) if sequence.is_collective(node))
+        raise
+
+
+def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> None:
+    """Compares what XLA's own collectives are about to do, which do not look: once per program.
+
+    Raises:
+        JobError: Processes of a group differ.
+    """
+    meanings = [sequence.meaning(number) for number in own]
+    found = [json.loads(text) for text in connection.meet("program", group, json.dumps([own, meanings]).encode())]
+    first, said = found[0]
+    for rank, (other, told) in zip(group[1:], found[1:], strict=True):
+        if other == first:
+            continue
+        place = next(
+            (i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other))
+        )
+        texts = [
+            f"rank {who} runs "
+            + (f"{what[place][0]} (recorded at {what[place][1]})" if place < len(what) else "no more")
+            for who, what in ((group[0], said), (rank, told))
+        ]
+        connection.fail(f"[job] the processes differ in what they do together: {texts[0]}, {texts[1]}")
+
+
+def part_of(graph: Graph) -> str:
+    """What this process does in the collectives of a graph; the programs of those that do the same are the same."""
+    connection = session()
+    if connection is None:
+        return ""
+    numbers = sequence.numbers(graph, connection.seat.rank)
+    return str([(len(group), found) for group, found in numbers.items()])
+
+
+def rank_of(graph: Graph) -> int:
+    """The rank of this process, where a graph has collectives."""
+    connection: Any = session() if any(sequence.is_collective(node) for node in graph.nodes) else None
+    return connection.seat.rank if connection is not None else 0

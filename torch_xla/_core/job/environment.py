@@ -1,0 +1,154 @@
+"""Which process of which job this is: read from the environment, in this one place.
+
+The first of these that is there counts: torchrun's variables, which `torch_xla.launch` sets too; SLURM's of a step that
+`srun` started; those of a TPU pod, or what its server of metadata says.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+
+from torch_xla import _config
+from torch_xla._errors import message
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A process's place in its job.
+
+    Attributes:
+        rank: Its number among all processes.
+        world: How many there are.
+        local_rank: Its number among those of its host.
+        local_world: How many the host has.
+        host: Number of its host.
+        address: Where the processes meet; None where nothing says so.
+        port: The port there.
+        served: Whether somebody else than rank 0 listens there, as torchrun does.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    host: int = 0
+    address: str | None = None
+    port: int = 29500
+    served: bool = False
+
+
+def seat() -> Seat:
+    """The place of this process; alone where nothing tells of others.
+
+    Raises:
+        ValueError: The variables contradict each other.
+    """
+    found = _torchrun() or _slurm() or _tpu_pod() or _alone()
+    if not 0 <= found.rank < found.world:
+        raise ValueError(
+            message("job", f"got rank {found.rank} of {found.world} processes", expected=f"0 to {found.world - 1}")
+        )
+    return found
+
+
+def _alone() -> Seat:
+    return Seat(local_rank=_config.PJRT_LOCAL_PROCESS_RANK.get(), local_world=_config.PJRT_LOCAL_PROCESS_COUNT.get())
+
+
+def _torchrun() -> Seat | None:
+    if not (_config.RANK.is_set() and _config.WORLD_SIZE.is_set()):
+        return None
+    rank, world = _config.RANK.get(), _config.WORLD_SIZE.get()
+    local_world = _config.LOCAL_WORLD_SIZE.get() if _config.LOCAL_WORLD_SIZE.is_set() else 1
+    group = os.environ.get("GROUP_RANK")
+    return Seat(
+        rank,
+        world,
+        _config.LOCAL_RANK.get(),
+        local_world,
+        int(group) if group else rank // local_world,
+        _config.MASTER_ADDR.get(),
+        _config.MASTER_PORT.get(),
+        _config.TORCHELASTIC_USE_AGENT_STORE.get(),
+    )
+
+
+def _slurm() -> Seat | None:
+    world = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if world < 2 or "SLURM_PROCID" not in os.environ:
+        return None
+    hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
+    host = int(os.environ.get("SLURM_NODEID", "0"))
+    counts = _tasks_per_host(os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
+    return Seat(
+        int(os.environ["SLURM_PROCID"]),
+        world,
+        int(os.environ.get("SLURM_LOCALID", "0")),
+        counts[host] if host < len(counts) else 1,
+        host,
+        _config.MASTER_ADDR.get() or (hosts[0] if hosts else None),
+        # One port per job, so that two jobs on a host do not meet.
+        _config.MASTER_PORT.get()
+        if _config.MASTER_PORT.is_set()
+        else 20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 10000,
+    )
+
+
+def _tasks_per_host(text: str) -> list[int]:
+    """``"2(x3),1"`` as ``[2, 2, 2, 1]``."""
+    found: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        found += [int(count)] * int(times or 1)
+    return found
+
+
+def expand_hosts(text: str) -> list[str]:
+    """SLURM's list of hosts, such as ``"a[01-03,7],b"``, host by host."""
+    found = []
+    for name, ranges, rest in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", text):
+        if not ranges:
+            found.append(name + rest)
+            continue
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                found.append(f"{name}{number:0{len(first)}d}{rest}")
+    return found
+
+
+def _tpu_pod() -> Seat | None:
+    hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
+    task = os.environ.get("CLOUD_TPU_TASK_ID") or os.environ.get("TPU_WORKER_ID")
+    if not hosts and _config.PJRT_DEVICE.get() == "TPU":
+        server = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+        # Each is "state:version:address".
+        hosts = [worker.split(":")[-1] for worker in _metadata(server, "worker-network-endpoints").split(",") if worker]
+        task = _metadata(server, "agent-worker-number")
+    if len(hosts) < 2 or not task or not task.isdigit():
+        return None
+    return Seat(
+        int(task),
+        len(hosts),
+        _config.PJRT_LOCAL_PROCESS_RANK.get(),
+        _config.PJRT_LOCAL_PROCESS_COUNT.get(),
+        int(os.environ.get("TPU_WORKER_ID") or task),
+        _config.MASTER_ADDR.get() or hosts[0],
+        _config.MASTER_PORT.get(),
+    )
+
+
+@functools.cache
+def _metadata(server: str, name: str) -> str:
+    """What Google's server of metadata tells a virtual machine about itself; "" where there is none."""
+    import urllib.request
+
+    address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
+    request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""

@@ -1,0 +1,205 @@
+"""Starting the processes of a job on this host.
+
+They are forked from a process that has imported what they need and has used no device, so that the imports are paid for
+once. The launcher listens at the port where they meet, which therefore outlives each of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch_xla import _config
+from torch_xla._core.device import client
+from torch_xla._core.job import environment, session
+from torch_xla._core.job import processes as started
+from torch_xla._errors import listing, message
+
+START_METHODS = ("spawn", "fork", "forkserver")
+_MERCY = 3.0  # seconds from being interrupted to being ended
+_PRELOADED = "torch_xla._core.preload"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    processes: int,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> Any:
+    """Runs ``fn(rank, *args)`` in new processes, which are a job, or this host's part of one.
+
+    Where the environment says that this process is one of several, it stands for its host: each starts so many.
+
+    Args:
+        fn: The function.
+        args: Its further arguments.
+        processes: How many.
+        join: Whether to wait until all have ended.
+        daemon: Whether they end with this process.
+        start_method: ``"spawn"`` and ``"forkserver"`` import the main script anew in each, ``"fork"`` copies this
+            process.
+
+    Returns:
+        None, or PyTorch's context with the processes where they are not waited for.
+
+    Raises:
+        ValueError: No such start method.
+        RuntimeError: This process has used the device, and cannot be copied; `fn` cannot be sent.
+        JobError: The other hosts cannot be reached.
+        torch.multiprocessing.ProcessRaisedException: A process raised; has its traceback.
+        torch.multiprocessing.ProcessExitedException: A process was killed, or exited otherwise.
+    """
+    import torch.multiprocessing as mp
+
+    if start_method not in START_METHODS:
+        raise ValueError(message("launch", f"start_method={start_method!r}", expected=listing(START_METHODS)))
+    if start_method == "fork":
+        if client.client_started():
+            raise RuntimeError(
+                message(
+                    "launch",
+                    "start_method='fork' after this process has used the xla device, whose client cannot be copied",
+                    do="start the processes before the first xla tensor, or use start_method='spawn'",
+                )
+            )
+    else:
+        _check_importable(fn)
+        if sys.platform == "linux":
+            start_method = "forkserver"
+            multiprocessing.set_forkserver_preload([_PRELOADED])
+    host = environment.seat()
+    if host.world == 1:
+        store = session.listen("127.0.0.1", 0)
+        host = replace(host, address="127.0.0.1", port=store.port)
+    else:
+        store = session.connect(host, serves=host.rank == 0 and not host.served)
+    entry = _Entry(fn, args, processes, host, client.device_type())
+    try:
+        found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
+        raise _unsendable(fn, error) from error
+    context = started.Processes(found.processes, found.error_files, store, host)
+    if not join:
+        return context
+    while not context.join():
+        pass
+    return None
+
+
+def _check_importable(fn: Callable[..., Any]) -> None:
+    main = sys.modules["__main__"]
+    if getattr(fn, "__module__", None) == "__main__" and not hasattr(main, "__file__") and main.__spec__ is None:
+        raise _unsendable(fn, "no file defines it")
+
+
+def _unsendable(fn: Callable[..., Any], why: object) -> RuntimeError:
+    return RuntimeError(
+        message(
+            "launch",
+            f"a function or an argument of {getattr(fn, '__qualname__', fn)!r} that cannot be sent to another process "
+            f"({why})",
+            do="define it at the top level of a module, or use start_method='fork'",
+        )
+    )
+
+
+class _Entry:
+    """What a new process runs."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], count: int, host: environment.Seat, kind: str
+    ) -> None:
+        self._fn, self._args = fn, args
+        self._count, self._host, self._kind = count, host, kind
+        self._environ = dict(os.environ)  # who they are forked from has it as it was at the first launch
+
+    def __call__(self, index: int) -> None:
+        for name in os.environ.keys() - self._environ.keys():
+            del os.environ[name]
+        os.environ.update(self._environ)
+        os.environ.update(variables(index, self._count, self._host, self._kind))
+        client.publish_count()
+        threading.Thread(target=_end_with_launcher, name="torch_xla-launcher", daemon=True).start()
+        try:
+            self._fn(session.seat().rank, *self._args)
+            session.finish()
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                _leave(session.connected(), error)
+            raise
+        finally:
+            _leave(session.connected(), None)
+
+
+def _end_with_launcher() -> None:
+    """Ends this process, wherever it is, once the one that started it has ended: nobody waits for it any more.
+
+    The kernel's signal to orphans does not come: their parent is the process that they were forked from.
+    """
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(_MERCY)
+    os._exit(1)
+
+
+def _leave(connection: Any, error: BaseException | None) -> None:
+    if connection is not None:
+        connection.leave(error)
+
+
+def variables(index: int, count: int, host: environment.Seat, kind: str) -> dict[str, str]:
+    """The environment of a process, as torchrun would set it, with one device for each.
+
+    Args:
+        index: Its number on this host.
+        count: How many each host has.
+        host: This host among the others.
+        kind: That of the devices.
+    """
+    found = {
+        "RANK": str(host.rank * count + index),
+        "WORLD_SIZE": str(host.world * count),
+        "LOCAL_RANK": str(index),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(host.rank),
+        "MASTER_ADDR": str(host.address),
+        "MASTER_PORT": str(host.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PJRT_LOCAL_PROCESS_RANK": str(index),
+        "PJRT_LOCAL_PROCESS_COUNT": str(count),
+        "PJRT_DEVICE": kind,
+    }
+    if kind == "CPU":
+        found["CPU_NUM_DEVICES"] = "1"
+    elif kind in ("CUDA", "GPU", "ROCM"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = [v for v in visible.split(",") if v] if visible is not None else list(map(str, range(count)))
+        found["CUDA_VISIBLE_DEVICES"] = devices[index]
+    elif kind == "TPU":
+        found |= {
+            "TPU_VISIBLE_CHIPS": str(index),
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+            "TPU_PROCESS_BOUNDS": f"1,{count},1",
+            "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{8476 + i}" for i in range(count)),
+            "TPU_PROCESS_PORT": str(8476 + index),
+            "CLOUD_TPU_TASK_ID": str(index),
+        }
+    return found
+
+
+def processes_of_host() -> int:
+    """How many processes a job has on this host, where nobody says: one per device."""
+    return _config.CPU_NUM_DEVICES.get() if client.device_type() == "CPU" else client.device_count()

@@ -1,0 +1,144 @@
+"""The processes that a launcher started: waiting for them, and which of several failures was the first."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import pickle
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
+
+from torch_xla._core.job import session
+from torch_xla._core.job.environment import Seat
+
+_GRACE = 5.0  # seconds in which the others learn of a failure and end themselves
+_MERCY = 3.0  # seconds from being asked to end to being killed
+
+
+class Processes(ProcessContext):
+    """PyTorch's context of processes that it waits for, which tells the others of each that has ended.
+
+    Args:
+        processes: The processes, by rank.
+        error_files: Where each writes its traceback.
+        store: The server at which they meet; listens as long as they may ask.
+        host: This host among those of the job.
+    """
+
+    def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: Seat) -> None:
+        super().__init__(processes, error_files)
+        self._server = store
+        self._store = session.prefixed(store)
+        self._host = host
+        self._first = host.rank * len(processes)
+        self._failed: list[int] = []  # in the order in which they ended
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Waits for processes to end.
+
+        Args:
+            timeout: Seconds after which to return in any case.
+            grace_period: Seconds that are given to the others to end themselves, where one failed.
+
+        Returns:
+            Whether all have ended.
+
+        Raises:
+            torch.multiprocessing.ProcessRaisedException: A process raised: the one whose failure the others followed.
+            torch.multiprocessing.ProcessExitedException: It was killed, or exited with an error.
+        """
+        try:
+            self._take_ended(timeout)
+            if not self._failed:
+                if self.sentinels:
+                    return False
+                self._wait_for_hosts(None)
+                return True
+            deadline = time.monotonic() + (_GRACE if grace_period is None else grace_period)
+            while self.sentinels and (left := deadline - time.monotonic()) > 0:
+                self._take_ended(left)
+        except BaseException:  # an interrupt
+            self._end_all()
+            raise
+        self._end_all()
+        cause = next((i for i in self._failed if not self._followed(i)), self._failed[0])
+        self._wait_for_hosts(_GRACE + _MERCY)
+        raise self._error(cause)
+
+    def _followed(self, index: int) -> bool:
+        """Whether a process failed because of another."""
+        with suppress(RuntimeError):  # the store is on another host, which is gone
+            return bool(self._store.check([f"followed/{self._first + index}"]))
+        return False
+
+    def _wait_for_hosts(self, seconds: float | None) -> None:
+        """Where this host has the store, it is there until the others' processes have ended, or for so long."""
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        with suppress(RuntimeError):
+            ended = self._store.add("hosts", 1)
+            while self._host.rank == 0 and ended < self._host.world:
+                if deadline is not None and time.monotonic() > deadline:
+                    return
+                time.sleep(0.05)
+                ended = self._store.add("hosts", 0)
+
+    def _take_ended(self, timeout: float | None) -> None:
+        ended: Any = multiprocessing.connection.wait(list(self.sentinels), timeout)
+        for index in sorted(map(self.sentinels.pop, ended)):
+            self.processes[index].join()
+            code = self.processes[index].exitcode
+            with suppress(RuntimeError):
+                session.tell_end(self._store, self._first + index, "" if code == 0 else self._why(index))
+            if code != 0:
+                self._failed.append(index)
+
+    def _end_all(self) -> None:
+        running = [self.processes[index] for index in self.sentinels.values()]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + _MERCY
+        for process in running:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+            process.join()
+        self.sentinels.clear()
+
+    def _trace(self, index: int) -> str | None:
+        try:
+            with open(self.error_files[index], "rb") as file:
+                return str(pickle.load(file))
+        except OSError:
+            return None  # it did not raise
+
+    def _why(self, index: int) -> str:
+        trace = self._trace(index)
+        return _how(self.processes[index].exitcode) if trace is None else trace.strip().splitlines()[-1]
+
+    def _error(self, index: int) -> Exception:
+        process, trace, rank = self.processes[index], self._trace(index), self._first + index
+        if trace is None:
+            code = process.exitcode
+            text = f"process {rank} terminated with "
+            if name := _signal(code):
+                return ProcessExitedException(text + f"signal {name}", index, process.pid, code, name)
+            return ProcessExitedException(text + f"exit code {code}", index, process.pid, code)
+        return ProcessRaisedException(
+            f"\n\n-- Process {rank} terminated with the following error:\n{trace}", index, process.pid
+        )
+
+
+def _signal(code: int) -> str | None:
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"<Unknown signal {-code}>"
+
+
+def _how(code: int) -> str:
+    return f"it was ended by {_signal(code)}" if code < 0 else f"it exited with code {code}"

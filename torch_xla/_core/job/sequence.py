@@ -1,0 +1,55 @@
+"""The collectives of a graph: what they are, in words, and a number for each by which processes compare them."""
+
+from __future__ import annotations
+
+import hashlib
+
+from torch_xla._core.graph.graph import Graph, Node
+from torch_xla.ops import collective_call
+
+_CAPACITY = 4096
+
+# What collectives are, with the line that recorded the latest such, by their numbers.
+_known: dict[int, tuple[str, str]] = {}
+
+
+def is_collective(node: Node) -> bool:
+    """Whether a node is what several processes do together."""
+    return node.op == collective_call.NAME
+
+
+def _described(graph: Graph, node: Node) -> str:
+    metas = [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
+    types = [f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in metas if m is not None]
+    call = collective_call.parse(node.args[1])
+    extra = f" from place {call.root}" if call.kind == "broadcast" else f" {call.pairs}" if call.pairs else ""
+    shown = types if len(types) <= 4 else [*types[:3], f"{len(types) - 3} more"]
+    return f"{call}{extra} of {', '.join(shown)} among {[list(g) for g in call.groups]}"
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
+    """For each group of a process, the numbers of its collectives in a graph.
+
+    Args:
+        graph: The graph.
+        rank: The process.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for node in graph.nodes:
+        if is_collective(node):
+            text = _described(graph, node)
+            number = _number(text)
+            if len(_known) >= _CAPACITY:
+                _known.clear()
+            _known[number] = (text, node.frame or "an unknown line")
+            found.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
+    return found
+
+
+def meaning(number: int) -> tuple[str, str]:
+    """What a number stands for, and a line that recorded it."""
+    return _known.get(number, ("a collective that this process does not know", "an unknown line"))

@@ -1,0 +1,262 @@
+"""The watch: a thread of each process that sees whether those it waits for can come, and says so where they cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from torch_xla import _config
+from torch_xla._core.device import background
+from torch_xla._core.job import pending, sequence
+from torch_xla._core.job.waits import Ranks, Wait, line
+
+if TYPE_CHECKING:
+    from torch_xla._core.job.session import Session
+
+_TICK = 0.25  # seconds
+_PUBLISHED_AFTER = 1.0  # seconds of a wait
+_ANSWERS_WITHIN = 3.0  # seconds
+
+
+def start(session: Session) -> threading.Thread:
+    """Starts the watch of this process, which ends soon after the process has left the job."""
+    thread = threading.Thread(target=_Watch(session).run, name="torch_xla-job", daemon=True)
+    thread.start()
+    return thread
+
+
+class _Watch:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._store = session.store
+        self._rank = session.seat.rank
+        self._news = 0
+        self._published: str | None = None
+        self._told: tuple[Ranks, int] | None = None
+        self._suspected: object = None
+        self._pending: tuple[int | None, float] = (None, 0.0)
+
+    def run(self) -> None:
+        while self._session.stopped is None and not self._session.over.wait(_TICK):
+            try:
+                self._look()
+            except RuntimeError as error:
+                if self._session.stopped is None:
+                    self._session.lost(error)
+                return
+
+    def _look(self) -> None:
+        news = self._store.add("news", 0)
+        if news != self._news:
+            self._news = news
+            if self._store.check(["broken"]):
+                self._session.stop(self._store.get("broken").decode())
+                return
+            self._store.set(f"at/{self._rank}", line())
+        wait = self._session.wait_now()
+        waits = wait is not None and wait.seconds > _PUBLISHED_AFTER
+        text = json.dumps([wait.ranks, wait.what, wait.count, wait.place]) if wait is not None and waits else ""
+        if text != (self._published or ""):
+            self._store.set(f"wait/{self._rank}", text)
+            self._published = text
+        if wait is not None and waits:
+            self._inspect(wait)
+        elif wait is None:
+            self._help()
+
+    def _help(self) -> None:
+        """Runs what is pending here where another process waits in it, and this one has left recording for long.
+
+        It may be where nothing of this package is asked, such as in a barrier of PyTorch's own store.
+        """
+        newest, now = pending.newest(), time.monotonic()
+        if newest is None or newest != self._pending[0]:
+            self._pending = (newest, now)
+        elif now - self._pending[1] > _PUBLISHED_AFTER:
+            self._pending = (newest, now)
+            others = [rank for rank in self._session.everyone if rank != self._rank]
+            if any((other := self._wait_of(rank)) is not None and self._rank in other.ranks for rank in others):
+                background.start("pending", _run_pending)
+
+    def _inspect(self, wait: Wait) -> None:
+        """Looks whether those that this process waits for can come."""
+        missing, seen = self._missing(wait)
+        for rank in missing:
+            why = self._session.has_left(rank)
+            if why is not None:
+                self._session.break_off(
+                    f"[job] rank {rank} has ended ({why or 'its program was over'}), and rank {self._rank} waits for "
+                    f"it in {wait.what}, at {self._line(self._rank)}"
+                )
+                return
+        blocked = self._reached(wait, seen) if missing else []
+        waiting = {rank: w for rank, w in seen.items() if w is not None}
+        if missing and all(rank in waiting for rank in blocked):
+            if self._suspected == (wait.key, waiting):
+                self._confirm(wait, {rank: waiting[rank] for rank in blocked})
+            self._suspected = wait.key, waiting
+            return
+        self._suspected = None
+        absent = [rank for rank in missing if rank not in waiting] or missing
+        limit, option = wait.limit, "XLA_JOB_START_TIMEOUT"
+        if limit is None:
+            limit, option = _config.XLA_COLLECTIVE_TIMEOUT.get(), "XLA_COLLECTIVE_TIMEOUT"
+        if wait.seconds > limit:
+            self._session.break_off(
+                f"[job] rank {self._rank} waited {wait.seconds:.0f} s in {wait.what}, at {self._line(self._rank)}, for "
+                f"{self._places(absent)}; {option} sets how long"
+            )
+        elif wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get() and self._told != (wait.ranks, wait.count) and absent:
+            self._told = (wait.ranks, wait.count)
+            print(
+                f"[job] rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for {self._places(absent)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _wait_of(self, rank: int) -> Wait | None:
+        key = f"wait/{rank}"
+        text = self._store.get(key).decode() if self._store.check([key]) else ""
+        if not text:
+            return None
+        ranks, what, count, place = json.loads(text)
+        return Wait(tuple(ranks), what, count, place=place)
+
+    def _missing(self, wait: Wait) -> tuple[list[int], dict[int, Wait | None]]:
+        """Who has not come to a meeting, and what they wait for instead."""
+        seen = {rank: self._wait_of(rank) for rank in wait.ranks if rank != self._rank}
+        return [rank for rank, other in seen.items() if not _has_come(other, wait)], seen
+
+    def _reached(self, wait: Wait, seen: dict[int, Wait | None]) -> list[int]:
+        """All that this process waits for, and that those wait for; fills in what they wait for."""
+        found: list[int] = []
+        todo = [(wait, rank) for rank in wait.ranks if rank != self._rank]
+        while todo:
+            whose, rank = todo.pop()
+            if rank not in seen and rank != self._rank:
+                seen[rank] = self._wait_of(rank)
+            other = seen.get(rank)
+            if rank == self._rank or rank in found or _has_come(other, whose):
+                continue
+            found.append(rank)
+            if other is not None:
+                todo += [(other, r) for r in other.ranks if r != rank]
+        return found
+
+    def _confirm(self, wait: Wait, waiting: dict[int, Wait]) -> None:
+        """Stops the job if all still wait for each other once they have answered: what they told may be old."""
+        lines = {rank: self._line(rank) for rank in sorted(waiting)}
+        time.sleep(2 * _TICK)
+        now = self._session.wait_now()
+        if None in lines.values() or now is None or now.key != wait.key:
+            return
+        if any(self._wait_of(rank) != w for rank, w in waiting.items()):
+            return
+        others = "; ".join(
+            f"rank {rank} waits in {w.what} with ranks {_listed(w.ranks)}, at {lines[rank]}"
+            for rank, w in sorted(waiting.items())
+        )
+        self._session.break_off(
+            f"[job] the processes wait for each other: rank {self._rank} waits in {wait.what} with ranks "
+            f"{_listed(wait.ranks)}, at {line()}; {others}"
+        )
+
+    def _places(self, ranks: list[int]) -> str:
+        return ", ".join(
+            f"rank {rank}, which is at {self._line(rank) or 'an unknown line'}"
+            if self._store.check([f"taken/{rank}"])
+            else f"rank {rank}, which has not joined the job"
+            for rank in ranks
+        )
+
+    def _line(self, rank: int) -> str | None:
+        """Where a process is now; None if it does not answer."""
+        if rank == self._rank:
+            return line()
+        self._store.delete_key(f"at/{rank}")
+        self._store.add("news", 1)
+        deadline = time.monotonic() + _ANSWERS_WITHIN
+        while time.monotonic() < deadline:
+            if self._store.check([f"at/{rank}"]):
+                return str(self._store.get(f"at/{rank}").decode())
+            if self._store.check(["broken"]):
+                break  # the others have stopped, and their watches with them
+            time.sleep(0.02)
+        return None
+
+
+def _run_pending() -> None:
+    with suppress(Exception):  # which whoever asks for the values gets too, or has stopped the job
+        pending.run()
+
+
+def _has_come(other: Wait | None, wait: Wait) -> bool:
+    same = other is not None and (other.ranks, other.place) == (wait.ranks, wait.place)
+    return same and other is not None and other.count >= wait.count
+
+
+def _listed(ranks: Ranks) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def explain(session: Session, error: str) -> str | None:
+    """What a failure of a collective comes from, as far as the others tell; stops the job.
+
+    Args:
+        session: The connection to the others.
+        error: What the run raised.
+
+    Returns:
+        The reason, or None where it was no collective that failed.
+    """
+    if "[collective]" not in error and "[job]" not in error:
+        return None
+    if session.stopped is not None:
+        return session.stopped
+    text = error[error.index("[") :].splitlines()[0]
+    try:
+        differing = re.search(r"is about to run (-?\d+), rank (\d+) (-?\d+)", text)
+        if differing:
+            text = _difference(session, int(differing[1]), int(differing[2]), int(differing[3]))
+        else:
+            place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
+            own = f"rank {session.seat.rank} was in {place[1] if place else 'a collective'}"
+            own += f", at {line(threading.get_ident())}"
+            text = _who_left(session, own) or f"[job] {own}, which failed: {text}"
+    except RuntimeError as lost:
+        session.lost(lost)
+    session.break_off(text)
+    return session.stopped
+
+
+def _who_left(session: Session, own: str) -> str | None:
+    deadline = time.monotonic() + _ANSWERS_WITHIN
+    while time.monotonic() < deadline:
+        if session.store.check(["broken"]):
+            return str(session.store.get("broken").decode())
+        for rank in session.everyone:
+            if rank != session.seat.rank and (why := session.has_left(rank)) is not None:
+                return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
+        time.sleep(0.02)
+    return None
+
+
+def _difference(session: Session, own: int, other: int, theirs: int) -> str:
+    """What two processes are about to run, once both have told theirs."""
+    rank = session.seat.rank
+    session.store.set(f"about/{own}", json.dumps(sequence.meaning(own)))
+    key = f"about/{theirs}"
+    deadline = time.monotonic() + _ANSWERS_WITHIN
+    while not session.store.check([key]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = json.loads(session.store.get(key)) if session.store.check([key]) else sequence.meaning(theirs)
+    (low, first), (high, second) = sorted([(rank, sequence.meaning(own)), (other, found)])
+    return (
+        f"[job] the processes differ in what they do together: rank {low} runs {first[0]} (recorded at {first[1]}), "
+        f"rank {high} runs {second[0]} (recorded at {second[1]})"
+    )
