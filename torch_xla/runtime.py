@@ -9,6 +9,7 @@ import warnings
 
 from torch_xla import _config
 from torch_xla._core.device import client
+from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 
@@ -48,17 +49,17 @@ def is_bf16_supported() -> bool:
 
 def local_process_count() -> int:
     """Number of processes of the job on this host."""
-    return _config.PJRT_LOCAL_PROCESS_COUNT.get()
+    return session.seat().local_world
 
 
 def global_device_count() -> int:
     """Number of devices of all processes."""
-    return client.device_count()
+    return world_size() * client.device_count()
 
 
 def world_size() -> int:
     """Number of processes of the job."""
-    return 1
+    return session.seat().world
 
 
 def local_device_count() -> int:
@@ -73,27 +74,27 @@ def addressable_device_count() -> int:
 
 def global_ordinal() -> int:
     """Ordinal of this process in the job, whichever of its devices is the current one."""
-    return 0
+    return session.seat().rank
 
 
 def local_ordinal() -> int:
     """Ordinal of this process on its host, whichever of its devices is the current one."""
-    return _config.PJRT_LOCAL_PROCESS_RANK.get()
+    return session.seat().local_rank
 
 
 def process_index() -> int:
     """Index of this process in the job."""
-    return 0
+    return session.seat().rank
 
 
 def process_count() -> int:
     """Number of processes of the job."""
-    return 1
+    return session.seat().world
 
 
 def host_index() -> int:
     """Index of this host in the job."""
-    return 0
+    return session.seat().host
 
 
 def using_pjrt() -> bool:
@@ -134,7 +135,7 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
 
 def global_runtime_device_count() -> int:
     """Number of hardware devices of all processes."""
-    return client.device_count()
+    return global_device_count()
 
 
 def addressable_runtime_device_count() -> int:
@@ -200,4 +201,4 @@ def get_num_cached_compilation_graph() -> int:
 
 def get_master_ip() -> str:
     """Address of the job's first process."""
-    return "127.0.0.1"
+    return session.seat().address or "127.0.0.1"

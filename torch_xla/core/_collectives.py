@@ -1,4 +1,4 @@
-"""Collectives of a job with one process: what they give, without a graph operation where none is needed.
+"""Collectives of the processes of a job; a process alone needs no graph operation for them.
 
 `torch_xla.core.xla_model` has them under their public names.
 """
@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from torch_xla import _config, runtime
 from torch_xla._api import sync
+from torch_xla._core.functions import collectives
 from torch_xla._errors import listing, message
+from torch_xla.core import _replicas
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -27,11 +30,22 @@ Tensors = torch.Tensor | list[torch.Tensor]
 Groups = list[list[int]] | None
 
 
-def _check_groups(name: str, groups: Groups) -> None:
-    if groups and sorted(itertools.chain.from_iterable(groups)) != [0]:
-        raise ValueError(
-            message(name, f"groups={groups}", expected="[[0]] or None", do="the job has one process, with ordinal 0")
-        )
+def check_groups(name: str, groups: Groups) -> list[list[int]]:
+    """The groups that were given, or one of all."""
+    world = runtime.world_size()
+    if not groups:
+        return [list(range(world))]
+    if sorted(itertools.chain.from_iterable(groups)) != list(range(world)):
+        alone = "the job has one process, with ordinal 0" if world == 1 else "name each process once"
+        expected = "[[0]] or None" if world == 1 else f"a partition of the ordinals 0 to {world - 1}, or None"
+        raise ValueError(message(name, f"groups={groups}", expected=expected, do=alone))
+    return groups
+
+
+def _own(groups: list[list[int]]) -> list[int]:
+    """The group of this process."""
+    ordinal = runtime.global_ordinal()
+    return next(group for group in groups if ordinal in group)
 
 
 def _check_reduction(name: str, kind: str) -> None:
@@ -91,15 +105,25 @@ def all_reduce(
         A new tensor, or the list that was given.
     """
     _check_reduction("all_reduce", reduce_type)
-    _check_groups("all_reduce", groups)
+    chosen = check_groups("all_reduce", groups)
+    single = isinstance(inputs, torch.Tensor)
+    if not single:
+        _check_tensors("all_reduce", "inputs", inputs)
+    tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if len(_own(chosen)) == 1 and runtime.world_size() == 1:
+        results = [_scaled(t, scale) for t in tensors] if single or scale != 1.0 else []
+    else:
+        results = [_times(t, scale) for t in collectives.record("all_reduce", tensors, chosen, reduce_type)]
     if isinstance(inputs, torch.Tensor):
-        return _scaled(inputs, scale)
-    _check_tensors("all_reduce", "inputs", inputs)
-    if scale != 1.0:
-        with torch.no_grad():
-            for tensor in inputs:
-                tensor.copy_(_scaled(tensor, scale))
+        return results[0]
+    with torch.no_grad():
+        for tensor, result in zip(inputs, results, strict=False):
+            tensor.copy_(result)
     return inputs
+
+
+def _times(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return tensor if scale == 1.0 else (tensor * scale).to(tensor.dtype)
 
 
 def all_gather(
@@ -125,14 +149,20 @@ def all_gather(
     Returns:
         New tensors, or ``output``.
     """
-    _check_groups("all_gather", groups)
+    chosen = check_groups("all_gather", groups)
 
     def gather(tensor: torch.Tensor) -> torch.Tensor:
         if not -max(tensor.dim(), 1) <= dim < max(tensor.dim(), 1):
             raise IndexError(
                 message("all_gather", f"dim={dim}", expected=f"a dimension of a {tensor.dim()}-dimensional tensor")
             )
-        return tensor.clone()
+        if runtime.world_size() == 1:
+            return tensor.clone()
+        gathered = collectives.record("all_gather", [tensor], chosen)[0]
+        if tensor.dim() == 0:
+            return gathered
+        place = dim % tensor.dim()
+        return gathered.movedim(0, place).flatten(place, place + 1)
 
     return _deliver("all_gather", value, output, gather)
 
@@ -179,10 +209,26 @@ def all_to_all(
         groups: Lists of ordinals that exchange among themselves; one group of all by default.
         pin_layout: Accepted for compatibility.
     """
-    _check_groups("all_to_all", groups)
-    if split_count != 1:
-        raise ValueError(message("all_to_all", f"split_count={split_count}", expected="1, the number of processes"))
-    return value.clone()
+    chosen = check_groups("all_to_all", groups)
+    size = len(_own(chosen))
+    if split_count != size:
+        raise ValueError(
+            message("all_to_all", f"split_count={split_count}", expected=f"{size}, the number of processes")
+        )
+    if runtime.world_size() == 1:
+        return value.clone()
+    split, joined = split_dimension % value.dim(), concat_dimension % value.dim()
+    parts = _parts("all_to_all", value, split, size)
+    return collectives.record("all_to_all", [parts], chosen)[0].movedim(0, joined).flatten(joined, joined + 1)
+
+
+def _parts(name: str, tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """A tensor as so many parts along a dimension, one after the other in a new first one."""
+    if tensor.size(dim) % count:
+        raise ValueError(
+            message(name, f"shape {tuple(tensor.shape)}", expected=f"a size of dimension {dim} that {count} divides")
+        )
+    return tensor.unflatten(dim, (count, tensor.size(dim) // count)).movedim(dim, 0)
 
 
 def collective_permute(value: torch.Tensor, pairs: list[list[int]]) -> torch.Tensor:
@@ -195,9 +241,23 @@ def collective_permute(value: torch.Tensor, pairs: list[list[int]]) -> torch.Ten
     Returns:
         What arrived here, or zeros if nothing did.
     """
-    if any(tuple(pair) != (0, 0) for pair in pairs) or len(pairs) > 1:
-        raise ValueError(message("collective_permute", f"pairs={pairs}", expected="[[0, 0]] in a job of one process"))
-    return value.clone() if pairs else torch.zeros_like(value)
+    world = runtime.world_size()
+    found = [(int(source), int(target)) for source, target in pairs]
+    sources, targets = [source for source, _ in found], [target for _, target in found]
+    fits = all(0 <= rank < world for rank in sources + targets)
+    if not fits or len(set(sources)) < len(found) or len(set(targets)) < len(found):
+        raise ValueError(
+            message(
+                "collective_permute",
+                f"pairs={pairs}",
+                expected="[[0, 0]] in a job of one process"
+                if world == 1
+                else f"ordinals 0 to {world - 1}, each at most once as a source and once as a target",
+            )
+        )
+    if world == 1:
+        return value.clone() if pairs else torch.zeros_like(value)
+    return collectives.record("permute", [value], [range(world)], pairs=found)[0]
 
 
 def collective_broadcast(
@@ -214,10 +274,24 @@ def collective_broadcast(
         groups: Accepted for compatibility.
         pin_layout: Accepted for compatibility.
     """
-    if root_ordinal != 0:
+    world = runtime.world_size()
+    if not 0 <= root_ordinal < world:
         raise ValueError(
-            message("collective_broadcast", f"root_ordinal={root_ordinal}", expected="0 in a job of one process")
+            message(
+                "collective_broadcast",
+                f"root_ordinal={root_ordinal}",
+                expected="0 in a job of one process" if world == 1 else f"0 to {world - 1}",
+            )
         )
+    if world == 1 or not tensors:
+        return
+    members = sorted(groups) if groups else list(range(world))
+    if root_ordinal not in members:
+        raise ValueError(message("collective_broadcast", f"root_ordinal={root_ordinal}", expected=f"one of {members}"))
+    results = collectives.record("broadcast", tensors, [members], root=members.index(root_ordinal))
+    with torch.no_grad():
+        for tensor, result in zip(tensors, results, strict=True):
+            tensor.copy_(result)
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
@@ -256,10 +330,20 @@ def reduce_scatter(
         New tensors, or ``output``.
     """
     _check_reduction("reduce_scatter", reduce_type)
-    _check_groups("reduce_scatter", groups)
-    if shard_count != 1:
-        raise ValueError(message("reduce_scatter", f"shard_count={shard_count}", expected="1, the number of processes"))
-    return _deliver("reduce_scatter", input, output, lambda t: _scaled(t, scale))
+    chosen = check_groups("reduce_scatter", groups)
+    size = len(_own(chosen))
+    if shard_count != size:
+        raise ValueError(
+            message("reduce_scatter", f"shard_count={shard_count}", expected=f"{size}, the number of processes")
+        )
+
+    def scatter(tensor: torch.Tensor) -> torch.Tensor:
+        if runtime.world_size() == 1:
+            return _scaled(tensor, scale)
+        parts = _parts("reduce_scatter", tensor, scatter_dim % tensor.dim(), size)
+        return _times(collectives.record("reduce_scatter", [parts], chosen, reduce_type)[0], scale)
+
+    return _deliver("reduce_scatter", input, output, scatter)
 
 
 def reduce_scatter_bucketized(
@@ -327,12 +411,21 @@ def fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True) -> None:
-    """Averages the gradients of an optimizer over all processes.
+    """Averages the gradients of an optimizer over all processes, and over the devices of a `DataParallel` loop.
 
     Args:
         optimizer: The optimizer whose parameters are meant.
         groups: See `all_reduce`.
         pin_layout: See `all_reduce`.
     """
-    # The average over one process is what is there.
-    _check_groups("reduce_gradients", groups)
+    chosen = check_groups("reduce_gradients", groups)
+    count = len(_own(chosen))
+    _replicas.average(fetch_gradients(optimizer))
+    if runtime.world_size() == 1:
+        return  # the average over one process is what is there
+    gradients = fetch_gradients(optimizer)
+    bucket = _config.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB.get()
+    if bucket:
+        all_reduce_bucketized_gradients(gradients, 1.0 / count, groups, pin_layout, bucket)
+    else:
+        all_reduce(REDUCE_SUM, gradients, scale=1.0 / count, groups=groups, pin_layout=pin_layout)

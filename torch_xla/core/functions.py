@@ -12,7 +12,7 @@ from torch_xla.core import xla_model as xm
 
 
 class AllReduce(torch.autograd.Function):
-    """`all_reduce` with its gradient."""
+    """`all_reduce` with its gradient, where all processes compute the same from the result."""
 
     @staticmethod
     def forward(
@@ -44,6 +44,8 @@ def all_reduce(
 ) -> torch.Tensor:
     """Reduces a tensor over all processes; see `torch_xla.core.xla_model.all_reduce`.
 
+    The gradient is right where each process computes the same loss from the result, and none is summed twice.
+
     Args:
         reduce_type: One of the ``REDUCE_`` constants.
         value: The tensor.
@@ -54,7 +56,7 @@ def all_reduce(
 
 
 class AllGather(torch.autograd.Function):
-    """`all_gather` with its gradient."""
+    """`all_gather` with its gradient, where all processes compute the same from the result."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:
@@ -73,6 +75,8 @@ class AllGather(torch.autograd.Function):
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Concatenates the tensors of all processes; see `torch_xla.core.xla_model.all_gather`.
+
+    The gradient is right where each process computes the same loss from the result, and none is summed twice.
 
     Args:
         value: The tensor.
@@ -127,16 +131,19 @@ class SyncBatchNorm(torch.nn.Module):
             raise AssertionError(
                 message("batch_norm", f"got shape {tuple(batch.shape)}", expected=f"(n, {self.num_features}, ...)")
             )
-        mean, variance = self._statistics(batch) if self.training else (self.running_mean, self.running_var)
         shape = (1, -1, *[1] * (batch.dim() - 2))
+        mean, variance = self._statistics(batch, shape) if self.training else (self.running_mean, self.running_var)
         factor = self.weight * torch.rsqrt(variance + self.eps)
         return (batch - mean.view(shape)) * factor.view(shape) + self.bias.view(shape)
 
-    def _statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _statistics(self, batch: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         dims = [dim for dim in range(batch.dim()) if dim != 1]
-        world = runtime.world_size()
-        mean, square = (AllReduceSumLayer.apply(value.mean(dims)) / world for value in (batch, batch * batch))
-        variance = square - mean.square()
+        # The processes' batches need not have the same size.
+        count = batch.new_full((1,), batch.numel() // self.num_features)
+        total, number = AllReduceSumLayer.apply(torch.cat([batch.sum(dims), count])).split([self.num_features, 1])
+        mean = total / number
+        # From the differences: a mean of squares less the square of the mean would lose the digits of small variances.
+        variance = AllReduceSumLayer.apply((batch - mean.view(shape)).square().sum(dims)) / number
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance, self.momentum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +12,12 @@ from typing import IO, Any
 
 import torch
 
-from torch_xla import _api, _bindings, _config, runtime
+from torch_xla import _api, _bindings, _config, _files, runtime
 from torch_xla._api import index_of
 from torch_xla._core import step_closures
 from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client, memory
+from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
 from torch_xla.core._barriers import optimization_barrier_
@@ -333,6 +335,9 @@ def save(
 ) -> None:
     """Saves data with ``torch.save`` after moving its tensors to the CPU, so that it loads anywhere.
 
+    A file with this name stays as it is until the new one is whole. Processes do not wait for each other: the first may
+    call this alone, and others must not load before a `rendezvous`.
+
     Args:
         data: Any nesting of containers.
         file_or_path: Where to write.
@@ -341,7 +346,12 @@ def save(
     """
     writes = not master_only or is_master_ordinal(local=not global_master)
     cpu_data = _maybe_convert_to_cpu(data, convert=writes)
-    if writes:
+    if not writes:
+        return
+    if isinstance(file_or_path, str | os.PathLike):
+        with _files.replacing(file_or_path) as path:
+            torch.save(cpu_data, path)
+    else:
         torch.save(cpu_data, file_or_path)
 
 
@@ -398,12 +408,16 @@ def xla_rendezvous(payload: bytes = b"", ordinals: list[int] | None = None, tag:
     Returns:
         The payloads, by ordinal.
     """
-    if ordinals and list(ordinals) != [0]:
-        raise ValueError(message("rendezvous", f"ordinals={ordinals}", expected="[0] or None"))
+    connection = session.session()
+    world = runtime.world_size()
+    members = tuple(sorted(ordinals)) if ordinals else tuple(range(world))
+    if not set(members) <= set(range(world)) or runtime.global_ordinal() not in members:
+        expected = "[0] or None" if world == 1 else f"ordinals from 0 to {world - 1}, this process's among them"
+        raise ValueError(message("rendezvous", f"ordinals={ordinals}", expected=expected))
     if not isinstance(payload, bytes):
         raise TypeError(message("rendezvous", f"`payload` must be bytes, not {type(payload)}"))
     _api.replaceable("sync")()
-    return [payload]
+    return [payload] if connection is None else connection.meet(tag or "rendezvous", members, payload)
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: list[int] | None = None) -> list[bytes]:
@@ -446,8 +460,8 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[..., Any]) -> Any:
         reduce_fn: Takes the list of values, by ordinal.
     """
     cpu_data = _maybe_convert_to_cpu(data)
-    rendezvous(tag)
-    return reduce_fn([cpu_data])
+    found = rendezvous(tag, pickle.dumps(cpu_data))
+    return reduce_fn([pickle.loads(payload) for payload in found])
 
 
 class RateTracker:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
 
 import torch
 
+from torch_xla import _api, _bindings
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
+from torch_xla.core._replicas import ReplicaError, Replicas
 from torch_xla.distributed import parallel_loader
 
 
@@ -31,16 +34,31 @@ class Context:
         return getattr(self, name)
 
 
+class _WholeRounds:
+    """The batches of a loader without those of a last round that not every device gets one of."""
+
+    def __init__(self, loader: Any, devices: int) -> None:
+        self._loader, self._devices = loader, devices
+
+    def __len__(self) -> int:
+        return len(self._loader) // self._devices * self._devices
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        while len(found := list(itertools.islice(batches, self._devices))) == self._devices:
+            yield from found
+
+
 class DataParallel:
-    """Runs a loop over a loader on each device. Gradients are averaged over processes, of which there is one.
+    """Runs a loop over a loader on each device.
+
+    In the loop, `torch_xla.core.xla_model.optimizer_step` averages gradients over the devices; all of them take as many
+    steps. Batches are dealt out in turn, those of a last round that is not full to nobody.
 
     Args:
         network: A module, or a function that makes one.
-        device_ids: The devices: one, or an empty list to stay where the module is. By default the current device.
+        device_ids: The devices, or an empty list to stay where the module is. By default the current device.
         **kwargs: Options of `torch_xla.distributed.parallel_loader.ParallelLoader`.
-
-    Raises:
-        NotImplementedError: several devices were given: nothing would average their gradients.
     """
 
     def __init__(
@@ -51,10 +69,8 @@ class DataParallel:
     ) -> None:
         module = network if isinstance(network, torch.nn.Module) else network()
         wanted = [str(xm.xla_device())] if device_ids is None else [str(device) for device in device_ids]
-        if len(wanted) > 1:
-            raise NotImplementedError(
-                message("data_parallel", f"device_ids={wanted}", expected="one device", do="choose one of them")
-            )
+        if len(set(wanted)) < len(wanted):
+            raise ValueError(message("data_parallel", f"device_ids={wanted}", expected="each device once"))
         self._native = not wanted
         if self._native:
             wanted = sorted({str(param.device) for param in module.parameters()}) or ["cpu"]
@@ -83,17 +99,38 @@ class DataParallel:
             loader: The batches.
             batchdim: Dimension that holds the batch.
             **kwargs: Further arguments of the loop.
+
+        Raises:
+            Exception: What the first loop that failed has raised; the others are stopped.
         """
         if self._native:
             device = torch.device(self._devices[0])
             return [loop_fn(self._models[0], enumerate(loader), device, self._contexts[0], **kwargs)]
-        source = parallel_loader.ParallelLoader(loader, self._devices, batchdim=batchdim, **self._kwargs)
+        batches = _WholeRounds(loader, len(self._devices))
+        source = parallel_loader.ParallelLoader(batches, self._devices, batchdim=batchdim, **self._kwargs)
+        replicas = Replicas([context.device for context in self._contexts])
+
+        def run(place: int) -> Any:
+            context = self._contexts[place]
+            _bindings.set_current_device(_api.index_of(context.device))
+            with replicas.joined(place):
+                try:
+                    batches = self._batches(source, context.device)
+                    return loop_fn(self._models[place], batches, context.device, context, **kwargs)
+                except BaseException:
+                    source.close()  # nobody waits for batches any more
+                    raise
+
         try:
             with futures.ThreadPoolExecutor(len(self._devices)) as pool:
-                runs = [
-                    pool.submit(loop_fn, model, source.per_device_loader(device), context.device, context, **kwargs)
-                    for model, device, context in zip(self._models, self._devices, self._contexts, strict=True)
-                ]
+                runs = [pool.submit(run, place) for place in range(len(self._devices))]
+                futures.wait(runs)
+                errors = [error for run in runs if (error := run.exception()) is not None]
+                for error in sorted(errors, key=lambda error: isinstance(error, ReplicaError)):
+                    raise error  # what a loop has raised by itself, before what that did to the others
                 return [run.result() for run in runs]
         finally:
             source.close()
+
+    def _batches(self, source: parallel_loader.ParallelLoader, device: torch.device) -> Iterable[Any]:
+        return source.per_device_loader(device)

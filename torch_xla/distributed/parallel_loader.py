@@ -8,7 +8,6 @@ is raised in the loop when its turn comes.
 
 from __future__ import annotations
 
-import atexit
 import threading
 import weakref
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from torch_xla import _api, _timeline
+from torch_xla._core.device import background
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
@@ -140,9 +140,7 @@ class _Work:
                 self._thread(f"copy-{lane.device}", self._copy, lane)
 
     def _thread(self, name: str, target: Any, argument: Any) -> None:
-        thread = threading.Thread(target=target, args=(argument,), name=f"torch_xla-loader-{name}", daemon=True)
-        self.threads.append(thread)
-        thread.start()
+        self.threads.append(background.start(f"loader-{name}", target, argument, stop=self.close))
 
     def close(self) -> None:
         self.closed.set()
@@ -197,19 +195,6 @@ def _with_index(device: Any) -> torch.device:
     """Names the current device by its index: another thread may have another current one."""
     found = torch.device(device)
     return _api.device() if found.type == "xla" and found.index is None else found
-
-
-_running: weakref.WeakSet[_Work] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Daemon threads inside a copy must not meet a runtime that is being torn down."""
-    works = list(_running)
-    for work in works:
-        work.close()
-    for work in works:
-        work.join(1.0)
 
 
 class PerDeviceLoader:
@@ -298,7 +283,6 @@ class ParallelLoader:
         self._work = _Work(list(self._lanes.values()), host_to_device_transfer_threads, input_sharding)
         # A loop that ends early drops the loader; that alone must end the threads.
         weakref.finalize(self, self._work.close)
-        _running.add(self._work)
         # Made here and not in the thread: a DataLoader forks its workers and draws its seed in this call.
         self._work.start(iter(cpu_loader))
 
@@ -363,6 +347,7 @@ class MpDeviceLoader:
         self._loader = loader
         self._device = device
         self._parallel_loader_kwargs = kwargs
+        self._dataset: Any = None
         self._current: weakref.ref[ParallelLoader] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -380,12 +365,15 @@ class MpDeviceLoader:
 
     @property
     def dataset(self) -> Any:
-        """The data set of the wrapped loader."""
-        return self._loader.dataset
+        """The data set of the wrapped loader, or what a caller says it is."""
+        return self._dataset if self._dataset is not None else self._loader.dataset
 
     @dataset.setter
     def dataset(self, value: Any) -> None:
-        self._loader.dataset = value
+        try:
+            self._loader.dataset = value
+        except ValueError:  # a loader of PyTorch keeps its own
+            self._dataset = value
 
     def close(self) -> None:
         """Stops the iteration that started last."""

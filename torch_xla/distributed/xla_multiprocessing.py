@@ -1,26 +1,25 @@
-"""Starting the processes of a job, imported as ``xmp``. This version runs jobs of one process.
+"""Starting the processes of a job, imported as ``xmp``.
 
 Importing it registers backend ``xla`` of `torch.distributed`, as scripts expect that start their processes with it.
 """
 
 from __future__ import annotations
 
-import logging
+import itertools
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.multiprocessing
+from filelock import FileLock
 
-from torch_xla._core.device import client
+from torch_xla._core.job import launcher, session
 from torch_xla._errors import listing, message
 from torch_xla.distributed import xla_backend as xla_backend
 
 T = TypeVar("T")
-
-logger = logging.getLogger("torch_xla")
-
-_START_METHODS = ("spawn", "fork", "forkserver")
 
 
 def spawn(
@@ -30,40 +29,66 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> None:
-    """Runs ``fn(index, *args)`` for each process of the job: here, in this process.
+) -> Any:
+    """Runs ``fn(index, *args)`` in processes of this host, which are a job; each sees its device as ``xla:0``.
+
+    A single process is this one: nothing is started. Where the environment says that this process is one of several,
+    such as one per host of a TPU pod, the processes that they start are one job, and ``index`` counts all of them.
 
     Args:
         fn: Function whose first argument is the ordinal of its process.
         args: Further arguments.
-        nprocs: Number of processes: 1, or None for as many as can be used.
-        join: Accepted for compatibility.
-        daemon: Accepted for compatibility.
-        start_method: How `multiprocessing` would start processes.
+        nprocs: Number of processes: as many as there are devices by default.
+        join: Whether to wait until all have ended.
+        daemon: Whether they end with this process.
+        start_method: ``"spawn"``, ``"forkserver"`` (both import the main script anew) or ``"fork"``, which copies this
+            process and is for notebooks.
+
+    Returns:
+        None; PyTorch's context with the processes if they are not waited for.
 
     Raises:
-        NotImplementedError: more than one process was asked for.
         ValueError: ``nprocs`` or ``start_method`` makes no sense.
+        RuntimeError: This process has used a device and cannot be copied, or ``fn`` cannot be sent to another.
+        torch.multiprocessing.ProcessRaisedException: A process raised; the message has its traceback.
+        torch.multiprocessing.ProcessExitedException: A process was killed, or exited with an error.
     """
-    if start_method not in _START_METHODS:
-        raise ValueError(message("spawn", f"start_method={start_method!r}", expected=listing(_START_METHODS)))
-    if nprocs is not None and nprocs < 1:
-        raise ValueError(message("spawn", f"nprocs={nprocs}", expected="1 or None"))
-    if nprocs is not None and nprocs > 1:
-        raise NotImplementedError(
+    if start_method not in launcher.START_METHODS:
+        raise ValueError(message("spawn", f"start_method={start_method!r}", expected=listing(launcher.START_METHODS)))
+    available = launcher.processes_of_host()
+    count = available if nprocs is None else nprocs
+    if not 1 <= count <= max(available, 1):
+        raise ValueError(
             message(
                 "spawn",
                 f"nprocs={nprocs}",
-                expected="1 or None",
-                do="use the devices xla:0, xla:1, … of one process instead",
+                expected=f"1 to {available}, the devices of this host",
+                do="leave it out, or set CPU_NUM_DEVICES to have more CPU devices",
             )
         )
-    if nprocs is None and client.device_count() > 1:
-        logger.warning(
-            "[spawn] %d devices are visible and one process is started; it may use all of them by index",
-            client.device_count(),
-        )
-    fn(0, *args)
+    if count == 1:
+        fn(session.seat().rank, *args)
+        return None
+    return launcher.run(fn, args, count, join, daemon, start_method)
+
+
+_turns = itertools.count()
+
+
+class _Turn:
+    """A lock of the processes of a job on this host.
+
+    It is known by its number: each process that imports a script makes the same ones, in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._number = next(_turns)
+
+    def taken(self) -> FileLock:
+        """The lock, for a `with`."""
+        seat = session.seat()
+        name = f"torch_xla-{os.getuid()}-{seat.address or os.getpid()}-{seat.port}-{self._number}.lock"
+        return FileLock(Path(tempfile.gettempdir()) / name)
 
 
 class MpModelWrapper:
@@ -75,11 +100,11 @@ class MpModelWrapper:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._lock = torch.multiprocessing.Lock()
+        self._turn = _Turn()
 
     def to(self, device: Any) -> torch.nn.Module:
         """Moves the model to a device and returns it."""
-        with self._lock:
+        with self._turn.taken():
             self._model.to(device)
         return self._model
 
@@ -88,9 +113,9 @@ class MpSerialExecutor:
     """Runs functions in one process at a time, for example to download data once."""
 
     def __init__(self) -> None:
-        self._lock = torch.multiprocessing.Lock()
+        self._turn = _Turn()
 
     def run(self, fn: Callable[[], T]) -> T:
         """Runs a function while no other process does."""
-        with self._lock:
+        with self._turn.taken():
             return fn()

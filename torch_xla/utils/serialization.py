@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
+import secrets
 from typing import Any
 
 import torch
 
+from torch_xla import _files
 from torch_xla._core import sync as _barrier
 from torch_xla.core import xla_model as xm
 
@@ -16,19 +17,22 @@ class TensorReference:
     """Stands for a tensor in the small file.
 
     Args:
-        tid: Number of the tensor's file.
+        tid: What the name of the tensor's file has of it.
     """
 
-    def __init__(self, tid: int) -> None:
+    def __init__(self, tid: int | str) -> None:
         self.tid = tid
 
 
-def _tensor_file(path: str, number: int) -> str:
-    return os.path.join(f"{path}.tensors", f"tensor_{number}.pt")
+def _tensor_file(path: str, tid: int | str) -> str:
+    return os.path.join(f"{path}.tensors", f"tensor_{tid}.pt")
 
 
 def save(data: Any, path: str, master_only: bool = True, global_master: bool = False) -> None:
     """Saves nested containers; the tensors in them go to the folder ``<path>.tensors``, one at a time.
+
+    All processes call this, and it returns when all have been here. What was saved under this name before stays whole
+    until the new small file takes its place.
 
     Args:
         data: Any nesting of containers.
@@ -38,21 +42,27 @@ def save(data: Any, path: str, master_only: bool = True, global_master: bool = F
     """
     writes = not master_only or xm.is_master_ordinal(local=not global_master)
     folder = f"{path}.tensors"
+    # Files of another save have other names.
+    mark = secrets.token_hex(4)
     if writes:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
+        os.makedirs(folder, exist_ok=True)
 
     def store(tensors: list[torch.Tensor]) -> list[TensorReference]:
         _barrier.evaluate(tensors, wait=False)
-        if writes:
-            for number, tensor in enumerate(tensors):
-                torch.save(tensor.detach().cpu(), _tensor_file(path, number))
-        return [TensorReference(number) for number in range(len(tensors))]
+        references = [TensorReference(f"{number}-{mark}") for number in range(len(tensors))]
+        for reference, tensor in zip(references, tensors, strict=True) if writes else ():
+            torch.save(tensor.detach().cpu(), _tensor_file(path, reference.tid))
+        return references
 
     arena = xm.ToXlaTensorArena(store, lambda item: isinstance(item, torch.Tensor) and xm.is_xla_tensor(item))
     references = arena.transform(data)
     if writes:
-        torch.save(references, path)
+        with _files.replacing(path) as draft:
+            torch.save(references, draft)
+        for name in os.listdir(folder):
+            if not name.endswith(f"-{mark}.pt"):
+                os.unlink(os.path.join(folder, name))
+    xm.rendezvous("torch_xla.utils.serialization.save")
 
 
 def load(path: str) -> Any:

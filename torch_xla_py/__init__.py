@@ -1,0 +1,1 @@
+"""The package under the name that it had first; its modules are those of `torch_xla`."""
