@@ -1,6 +1,7 @@
 """Backend ``xla`` of `torch.distributed`; importing it registers the backend and ``init_method="xla://"``.
 
-A group has one process in this version: what a collective gives is a copy of what it got.
+Collectives of tensors on device ``xla`` are recorded, and run with the graph that they are part of; those of CPU
+tensors run at once, on an inner process group.
 """
 
 # mypy: disable-error-code="override,assignment"
@@ -9,6 +10,7 @@ A group has one process in this version: what a collective gives is a copy of wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,11 +18,28 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from torch_xla import _api
+from torch_xla._core.functions import collectives
+from torch_xla._core.job import pending, session
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
-from torch_xla.core import xla_model as xm
+from torch_xla.distributed import _device_mesh, _fsdp_ops
+from torch_xla.distributed._host_work import HostWork
 
-Lists = Sequence[Sequence[torch.Tensor]]
+Tensors = Sequence[torch.Tensor]
+Lists = Sequence[Tensors]
+
+_REDUCTIONS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "sum",
+    dist.ReduceOp.PRODUCT: "mul",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "and",
+    dist.ReduceOp.BOR: "or",
+    dist.ReduceOp.BXOR: "xor",
+    dist.ReduceOp.PREMUL_SUM: "sum",
+}
 
 
 def _done(result: Any) -> Any:
@@ -30,33 +49,77 @@ def _done(result: Any) -> Any:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Fills a target that may have an extra dimension for the one process."""
+    """Fills a target that may have an extra dimension for the processes."""
     if target.numel() != source.numel():
         raise ValueError(
             message("process group", f"got shape {tuple(target.shape)}", expected=f"room for {tuple(source.shape)}")
         )
-    target.copy_(source.reshape(target.shape))
+    with torch.no_grad():
+        target.copy_(source.reshape(target.shape))
+
+
+def _are_on_host(tensors: Tensors) -> bool:
+    return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _kind(op: Any) -> str:
+    found = next((kind for known, kind in _REDUCTIONS.items() if op == known), None)
+    if found is None:
+        raise ValueError(message("process group", f"got reduction {op}", expected="one of torch.distributed.ReduceOp"))
+    return found
+
+
+def _factor(op: Any) -> Any:
+    """What a PREMUL_SUM multiplies with."""
+    return op.__getstate__()[1]
 
 
 class ProcessGroupXla(ProcessGroup):
-    """A group of processes with XLA devices.
+    """A group of processes with XLA devices: the first of the job, unless `enter` says which.
 
     Args:
-        prefix_store: Store of the job.
-        rank: Rank of this process.
-        size: Number of processes.
-        timeout: Accepted for compatibility.
+        prefix_store: Store of the group.
+        rank: Place of this process in it.
+        size: Number of its processes.
+        timeout: How long a collective of CPU tensors may take.
     """
 
-    def __init__(self, prefix_store: Any, rank: int, size: int, timeout: Any) -> None:
-        if size != 1:
-            raise NotImplementedError(
-                message("process group", f"got world size {size}", expected="1 in this version", do="use backend gloo")
-            )
+    def __init__(self, prefix_store: Any, rank: int, size: int, timeout: timedelta | None) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.prefix_store = prefix_store
+        self._store = prefix_store
         self.timeout = timeout
         self._name = ""
+        self._ranks: list[int] | None = None
+        self._inner: Any = None
+        self._count = 0  # collectives on the host
+
+    def enter(self, ranks: Sequence[int]) -> None:
+        """Makes the group one of these ranks of the job, in their order, and waits until all are here.
+
+        Raises:
+            RuntimeError: The job has fewer processes.
+        """
+        world = session.seat().world
+        if max(ranks, default=0) >= world:
+            raise RuntimeError(
+                message(
+                    "process group",
+                    f"got ranks {list(ranks)} in a job of {world} processes",
+                    do="start the processes with torch_xla.launch or torchrun, so that each knows of the others",
+                )
+            )
+        self._ranks = list(ranks)
+        if (connection := session.session()) is not None:
+            # All are here now, which a message between two of them does not say; and PyTorch has them wait after this.
+            connection.meet("process group", session.as_ranks(ranks))
+            self._host()
+
+    @property
+    def _members(self) -> list[int]:
+        if self._ranks is None:
+            self.enter(range(self.size()))
+        assert self._ranks is not None
+        return self._ranks
 
     def getBackendName(self) -> str:
         """Name of the backend."""
@@ -70,85 +133,231 @@ class ProcessGroupXla(ProcessGroup):
         """Name of the group."""
         return self._name
 
-    def _only_this_process(self, rank: int) -> None:
-        if rank != 0:
-            raise ValueError(message("process group", f"got rank {rank}", expected="0, the only one"))
+    def _host(self) -> Any:
+        """The group that works on CPU tensors."""
+        pending.run()
+        if self._inner is None:
+            self._inner = session.host_group(self._store, self.rank(), self.size(), self.timeout)
+        return self._inner
+
+    def _on_host(self, name: str, *arguments: Any) -> HostWork:
+        """Starts what the group on the host does itself."""
+        self._count += 1
+        work = getattr(self._host(), name)(*arguments)
+        return HostWork(work, name, self._members, (self._name, self._count))
+
+    def _record(self, kind: str, tensors: Tensors, **how: Any) -> list[torch.Tensor]:
+        if self.size() == 1 and session.seat().world == 1:
+            stacked = kind == "all_gather"
+            return [t.detach().clone()[None] if stacked else t.detach().clone() for t in tensors]
+        return collectives.record(kind, tensors, [self._members], **how)
+
+    def _reduced(self, kind: str, tensors: Tensors, op: Any) -> list[torch.Tensor]:
+        if op == dist.ReduceOp.PREMUL_SUM:
+            factor = _factor(op)
+            tensors = [t * factor for t in tensors]
+        results = self._record(kind, tensors, reduction=_kind(op))
+        if kind == "reduce_scatter" and self.size() == 1:
+            results = [r[0] if r.dim() > 0 else r for r in results]
+        if op == dist.ReduceOp.AVG:
+            return [(r / self.size()).to(r.dtype) for r in results]
+        return results
+
+    def _fill(self, outputs: Tensors, results: Tensors) -> Any:
+        for output, result in zip(outputs, results, strict=True):
+            _copy(output, result)
+        return _done(list(outputs))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Reduces tensors in place."""
-        return _done(tensors)
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        if _are_on_host(tensors):
+            return self._reduce_on_host(tensors, op)
+        return self._fill(tensors, self._reduced("all_reduce", tensors, op))
+
+    def _reduce_on_host(self, tensors: Tensors, op: Any) -> HostWork:
+        """With what PyTorch's group for the host lacks: averages, sums of multiples, and lists."""
+        plain = dist.AllreduceOptions()
+        average, scaled = op == dist.ReduceOp.AVG, op == dist.ReduceOp.PREMUL_SUM
+        plain.reduceOp = dist.ReduceOp.SUM if average or scaled else op
+        for tensor in tensors if scaled else ():
+            tensor.mul_(_factor(op))
+        works = [self._on_host("allreduce", [tensor], plain) for tensor in tensors]
+
+        def finish() -> None:
+            for work in works[:-1]:
+                work.wait()
+            for tensor in tensors if average else ():
+                tensor.copy_(tensor / self.size())
+
+        return works[-1].then(finish, list(tensors))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Reduces tensors in place."""
-        return _done(tensors)
+        return self.allreduce(tensors, opts) if tensors else _done(tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         """Reduces tensors in place on one process."""
-        self._only_this_process(opts.rootRank)
-        return _done(tensors)
+        self._check_place(opts.rootRank)
+        mine = self.rank() == opts.rootRank
+        if _are_on_host(tensors):
+            whole = list(tensors) if mine else [t.clone() for t in tensors]  # only the root's may change
+            return self._reduce_on_host(whole, opts.reduceOp)
+        results = self._reduced("all_reduce", tensors, opts.reduceOp)
+        return self._fill(tensors, results) if mine else _done(tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         """Overwrites tensors with those of one process."""
-        self._only_this_process(opts.rootRank)
-        return _done(tensors)
+        self._check_place(opts.rootRank)
+        if _are_on_host(tensors):
+            return self._on_host("broadcast", tensors, opts)
+        return self._fill(tensors, self._record("broadcast", tensors, root=opts.rootRank))
 
-    def _fill(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        with torch.no_grad():
-            for output, input in zip(outputs, inputs, strict=True):
-                _copy(output, input)
-        return _done(list(outputs))
+    def _check_place(self, rank: int) -> None:
+        if not 0 <= rank < self.size():
+            raise ValueError(
+                message("process group", f"got rank {rank}", expected="0, the only one")
+                if self.size() == 1
+                else message("process group", f"got rank {rank}", expected=f"0 to {self.size() - 1}")
+            )
 
-    def allgather(self, output_tensors_list: Lists, input_tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def allgather(self, output_tensors_list: Lists, input_tensors: Tensors, opts: Any = None) -> Any:
+        """Collects tensors of all processes, whose shapes may differ."""
+        for outputs, tensor in zip(output_tensors_list, input_tensors, strict=True):
+            self._fill(outputs, self._gathered(tensor, [tuple(o.shape) for o in outputs]))
+        return _done([list(outputs) for outputs in output_tensors_list])
+
+    def _gathered(self, tensor: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        if len(set(sizes)) <= 1:
+            return list(self._rows(tensor).unbind(0))
+        flat = torch.nn.functional.pad(tensor.reshape(-1), (0, max(sizes) - tensor.numel()))
+        return [row[:size].view(shape) for row, size, shape in zip(self._rows(flat), sizes, shapes, strict=True)]
+
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all processes, one after the other in a new first dimension."""
+        if not _are_on_host([tensor]):
+            return self._record("all_gather", [tensor])[0]
+        found = tensor.new_empty((self.size(), *tensor.shape))
+        self._on_host("_allgather_base", found.view(-1), tensor.reshape(-1)).wait()
+        return found
+
+    def allgather_coalesced(self, output_tensors_list: Lists, input_tensors: Tensors, opts: Any = None) -> Any:
         """Collects tensors of all processes."""
-        return self._fill([outputs[0] for outputs in output_tensors_list], input_tensors)
-
-    def allgather_coalesced(
-        self, output_tensors_list: Lists, input_tensors: Sequence[torch.Tensor], opts: Any = None
-    ) -> Any:
-        """Collects tensors of all processes."""
-        return self._fill(output_tensors_list[0], input_tensors)
-
-    def allgather_into_tensor_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Any:
-        """Collects tensors of all processes."""
-        return self._fill(outputs, inputs)
+        for place, tensor in enumerate(input_tensors):
+            self.allgather([[outputs[place] for outputs in output_tensors_list]], [tensor])
+        return _done([list(outputs) for outputs in output_tensors_list])
 
     def _allgather_base(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None) -> Any:
-        return self._fill([output_tensor], [input_tensor])
+        return self._fill([output_tensor], [self._rows(input_tensor)])
 
-    def reduce_scatter(self, output_tensors: Sequence[torch.Tensor], input_tensors_list: Lists, opts: Any) -> Any:
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """Collects tensors of all processes."""
+        return self._fill(outputs, [self._rows(tensor) for tensor in inputs])
+
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors_list: Lists, opts: Any = None) -> Any:
         """Reduces, and keeps this process's part."""
-        return self._fill(output_tensors, [inputs[0] for inputs in input_tensors_list])
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        for output, parts in zip(output_tensors, input_tensors_list, strict=True):
+            if len({part.numel() for part in parts}) > 1:
+                whole = torch.cat([part.reshape(-1) for part in parts])
+                options = dist.AllreduceOptions()
+                options.reduceOp = op
+                self.allreduce([whole], options).wait()
+                _copy(output, whole.split([part.numel() for part in parts])[self.rank()])
+            else:
+                self._scatter_sum(output, torch.stack([part.reshape(output.shape) for part in parts]), op)
+        return _done(list(output_tensors))
 
-    def reduce_scatter_tensor_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def _scatter_sum(self, output: torch.Tensor, parts: torch.Tensor, op: Any) -> None:
+        """Reduces parts, one per process in the first dimension."""
+        if _are_on_host([parts]):
+            self._reduce_on_host([parts], op).wait()
+            _copy(output, parts[self.rank()])
+        else:
+            _copy(output, self._reduced("reduce_scatter", [parts], op)[0])
+
+    def _reduce_scatter_base(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None) -> Any:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        if input_tensor.numel() != output_tensor.numel() * self.size():
+            raise ValueError(
+                message(
+                    "process group",
+                    f"got an input of shape {tuple(input_tensor.shape)}",
+                    expected=f"{self.size()} times the {output_tensor.numel()} values of the output",
+                )
+            )
+        parts = input_tensor.reshape(self.size(), *output_tensor.shape)
+        self._scatter_sum(output_tensor, parts.clone() if _are_on_host([parts]) else parts, op)
+        return _done([output_tensor])
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Reduces, and keeps this process's part."""
-        return self._fill(outputs, inputs)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, tensor, opts)
+        return _done(list(outputs))
 
-    def _reduce_scatter_base(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any) -> Any:
-        return self._fill([output_tensor], [input_tensor])
-
-    def gather(self, output_tensors_list: Lists, input_tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+    def gather(self, output_tensors_list: Lists, input_tensors: Tensors, opts: Any) -> Any:
         """Collects tensors on one process."""
-        self._only_this_process(opts.rootRank)
-        return self._fill([outputs[0] for outputs in output_tensors_list], input_tensors)
+        self._check_place(opts.rootRank)
+        if _are_on_host(input_tensors):
+            return self._on_host("gather", list(map(list, output_tensors_list)), list(input_tensors), opts)
+        for place, tensor in enumerate(input_tensors):
+            gathered = self._record("all_gather", [tensor])[0]
+            if self.rank() == opts.rootRank:
+                self._fill(output_tensors_list[place], list(gathered.unbind(0)))
+        return _done([list(outputs) for outputs in output_tensors_list])
 
-    def scatter(self, output_tensors: Sequence[torch.Tensor], input_tensors_list: Lists, opts: Any) -> Any:
+    def gather_single(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any) -> Any:
+        """Collects tensors on one process, in one."""
+        self._check_place(opts.rootRank)
+        gathered = self._rows(input_tensor)
+        return self._fill([output_tensor], [gathered]) if self.rank() == opts.rootRank else _done([])
+
+    def scatter(self, output_tensors: Tensors, input_tensors_list: Lists, opts: Any) -> Any:
         """Hands out the tensors of one process."""
-        self._only_this_process(opts.rootRank)
-        return self._fill(output_tensors, [inputs[0] for inputs in input_tensors_list])
+        self._check_place(opts.rootRank)
+        if _are_on_host(output_tensors):
+            return self._on_host("scatter", list(output_tensors), list(map(list, input_tensors_list)), opts)
+        for place, output in enumerate(output_tensors):
+            if self.rank() == opts.rootRank:
+                parts = torch.stack([part.reshape(output.shape) for part in input_tensors_list[place]])
+            else:
+                parts = output.new_zeros((self.size(), *output.shape))
+            _copy(output, self._record("broadcast", [parts], root=opts.rootRank)[0][self.rank()])
+        return _done(list(output_tensors))
 
-    def alltoall(self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], o: Any) -> Any:
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Any:
         """Sends part ``i`` to process ``i``."""
-        return self._fill(output_tensors, input_tensors)
+        sizes = [t.numel() for t in input_tensors], [t.numel() for t in output_tensors]
+        flat = torch.cat([t.reshape(-1) for t in input_tensors])
+        found = flat.new_empty(sum(sizes[1]))
+        given, taken = ([], []) if len({*sizes[0], *sizes[1]}) == 1 else sizes
+        self.alltoall_base(found, flat, taken, given, opts).wait()
+        return self._fill(output_tensors, list(found.split(sizes[1])))
 
     def alltoall_base(
-        self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Any:
         """Sends part ``i`` to process ``i``."""
-        return self._fill([output], [input])
+        if _are_on_host([input]):
+            return self._on_host("alltoall_base", output, input, list(output_splits or []), list(input_splits or []))
+        if not output_splits and not input_splits:
+            parts = input.reshape(self.size(), -1)
+            return self._fill([output], self._record("all_to_all", [parts]))
+        return self._uneven_exchange(output, input, list(output_splits or []), list(input_splits or []))
+
+    def _uneven_exchange(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Any:
+        """All gather the longest part of all, padded; XLA's shapes are fixed, and only the sizes here are known."""
+        widest = max(session.exchange_ints(max([*output_splits, *input_splits]), self._members))
+        given = input_splits or [input.size(0) // self.size()] * self.size()
+        taken = output_splits or [output.size(0) // self.size()] * self.size()
+        rest = input.shape[1:]
+        parts = [torch.cat([part, part.new_zeros((widest - part.size(0), *rest))]) for part in input.split(given)]
+        found = self._record("all_to_all", [torch.stack(parts)])[0]
+        return self._fill([output], [torch.cat([row[:size] for row, size in zip(found, taken, strict=True)])])
 
     # The names that torch 2.13 calls; earlier versions call those above.
     all_gather_single = _allgather_base
@@ -158,29 +367,52 @@ class ProcessGroupXla(ProcessGroup):
     all_to_all_single = alltoall_base
 
     def barrier(self, opts: Any = None) -> Any:
-        """Waits for all processes, and issues a barrier."""
-        xm.rendezvous("torch_xla.distributed.xla_backend.barrier")
+        """Computes what is pending, and waits for all processes of the group."""
+        _api.sync(wait=True)
+        session.wait_for_all(self._members)
         return _done([])
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for all processes, and issues a barrier."""
-        xm.rendezvous("torch_xla.distributed.xla_backend.barrier")
+        """Computes what is pending, and waits for all processes of the group."""
+        self.barrier()
+
+    # What two processes exchange goes over the host: their programs differ, and one that waits stops all after it.
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> Any:
-        """Sends to another process.
-
-        Raises:
-            ValueError: always: there is no other process.
-        """
-        raise ValueError(message("process group", f"send to rank {dst_rank}", expected="a second process"))
+        """Sends to another process."""
+        self._check_partner(dst_rank)
+        host = [t.detach().cpu() for t in tensors]
+        return HostWork(self._host().send(host, dst_rank, tag), "send", [self._members[dst_rank]]).then(None, host)
 
     def recv(self, out_tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> Any:
-        """Receives from another process.
+        """Receives from another process."""
+        self._check_partner(src_rank)
+        host = [torch.empty_like(t, device="cpu") for t in out_tensors]
+        work = HostWork(self._host().recv(host, src_rank, tag), "recv", [self._members[src_rank]])
+        return work.then(lambda: self._fill(out_tensors, host), out_tensors)
 
-        Raises:
-            ValueError: always: there is no other process.
-        """
-        raise ValueError(message("process group", f"receive from rank {src_rank}", expected="a second process"))
+    def recv_anysource(self, out_tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """Receives from whichever process sends first."""
+        host = [torch.empty_like(t, device="cpu") for t in out_tensors]
+        work = HostWork(self._host().recv_anysource(host, tag), "recv", [])
+        return work.then(lambda: self._fill(out_tensors, host), out_tensors)
+
+    recvAnysource = recv_anysource
+
+    def _check_partner(self, rank: int) -> None:
+        if self.size() == 1:
+            raise ValueError(message("process group", "send or receive", expected="a second process"))
+        self._check_place(rank)
+
+    # Whoever asks for several at once gets them one after the other: they are one program anyway.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        pass
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return _done([])
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
     def shutdown(self) -> None:
         """Has nothing to release."""
@@ -189,10 +421,15 @@ class ProcessGroupXla(ProcessGroup):
         """Has nothing to stop."""
 
 
-def _create(store: Any, rank: int, size: int, timeout: Any) -> ProcessGroupXla:
-    return ProcessGroupXla(store, rank, size, timeout)
+def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
+    timeout = options.timeout if isinstance(options.timeout, timedelta) else None
+    group = ProcessGroupXla(options.store, options.group_rank, options.group_size, timeout)
+    group.enter(list(options.global_ranks_in_group) or range(options.group_size))
+    return group
 
 
+_device_mesh.install()
+_fsdp_ops.install()
 if "xla" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("xla", _create, devices="xla")
+    dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     register_rendezvous_handler("xla", rendezvous.pjrt_rendezvous_handler)

@@ -12,14 +12,17 @@ from torch.optim import Optimizer
 
 from torch_xla import _bindings, runtime
 from torch_xla._errors import message
+from torch_xla.core import xla_model as xm
+from torch_xla.core._collectives import check_groups
 
 Group = dict[str, Any]
 
 
 class ZeroRedundancyOptimizer(Optimizer):
-    """Another optimizer on copies of the parameters in a dtype of its own, with the norm of their gradients bounded.
+    """Another optimizer on this process's rows of the parameters, in a dtype of its own.
 
-    Parameters that have this dtype are not copied.
+    A step averages the gradients over the processes, bounds their norm, changes the rows and gathers the parameters. A
+    process alone has all rows, and does not copy parameters of this dtype.
 
     Args:
         params: Parameters, or groups of them, on an XLA device.
@@ -28,8 +31,8 @@ class ZeroRedundancyOptimizer(Optimizer):
         grad_clipping: Whether the norm is bounded; `grad_norm` is what it was.
         max_norm: The bound, 1.0 by default.
         pin_layout: Accepted for compatibility.
-        sharding_groups: Ranks that a state is split over: this one alone.
-        grad_norm_groups: Ranks that the norm is computed over: this one alone.
+        sharding_groups: Lists of ordinals that split a state among themselves; one of all by default.
+        grad_norm_groups: Lists of ordinals of different parts of a model, over which the norm is computed too.
         lazy_init: Whether `init_zero` is called later.
         bucket_cap_mb_all_gather: Accepted for compatibility.
         bucket_cap_mb_reduce_scatter: Accepted for compatibility.
@@ -40,8 +43,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         **defaults: Options of the other optimizer.
 
     Raises:
-        NotImplementedError: There are several processes, or a group has several ranks.
-        ValueError: The parameters are not all on one XLA device.
+        ValueError: The parameters are not all on one XLA device, or the groups are no partition of the processes.
     """
 
     def __init__(
@@ -62,10 +64,10 @@ class ZeroRedundancyOptimizer(Optimizer):
         higher_cc_precision: bool = False,
         **defaults: Any,
     ) -> None:
-        ranks = {rank for groups in (sharding_groups, grad_norm_groups) for group in groups or () for rank in group}
-        if runtime.world_size() != 1 or not ranks <= {0}:
-            got = f"got {runtime.world_size()} processes and the ranks {sorted(ranks)}"
-            raise NotImplementedError(message("zero", got, expected="one process, of rank 0, in this version"))
+        self.sharding_groups = check_groups("zero", sharding_groups)
+        self.grad_norm_groups = check_groups("zero", grad_norm_groups) if grad_norm_groups else None
+        members = next(group for group in self.sharding_groups if runtime.global_ordinal() in group)
+        self.local_rank, self.local_world_size = members.index(runtime.global_ordinal()), len(members)
         super().__init__(params, defaults)
         self.optimizer_class = optimizer_class
         self.optimizer_dtype = optimizer_dtype or torch.float32
@@ -74,6 +76,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         self.use_grad_acc_hook = use_grad_acc_hook
         self.save_master_weights = save_master_weights
         self._grad_norm: torch.Tensor | None = None
+        self._bucket_mb = bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter
         self._hooks: list[Any] = []
         self.base_optimizer: Optimizer | None = None
         if not lazy_init:
@@ -101,10 +104,22 @@ class ZeroRedundancyOptimizer(Optimizer):
         _copy_options(self.param_groups, self.base_optimizer.param_groups)
 
     def _copy(self, param: torch.Tensor) -> nn.Parameter:
-        own = nn.Parameter(param.detach().to(self.optimizer_dtype), requires_grad=param.requires_grad)
+        rows = self._rows(param.detach()).to(self.optimizer_dtype)
+        own = nn.Parameter(rows, requires_grad=param.requires_grad)
         if self.use_grad_acc_hook and param.requires_grad:
             self._hooks.append(param.register_post_accumulate_grad_hook(self._add_up))
         return own
+
+    def _padded(self, whole: torch.Tensor) -> torch.Tensor:
+        """A tensor with as many rows as all processes can have equally many of."""
+        missing = -whole.size(0) % self.local_world_size
+        return nn.functional.pad(whole, [0, 0] * (whole.dim() - 1) + [0, missing]) if missing else whole
+
+    def _rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """The rows of this process."""
+        if self.local_world_size == 1:
+            return whole
+        return self._padded(_with_rows(whole)).chunk(self.local_world_size)[self.local_rank].clone()
 
     @torch.no_grad()
     def _add_up(self, param: torch.Tensor) -> None:
@@ -140,25 +155,58 @@ class ZeroRedundancyOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updated = []
+        updated, grads = [], []
         for param, own in self._pairs():
             grad = getattr(param, "main_grad", None) if self.use_grad_acc_hook else param.grad
             if grad is not None:
-                own.grad = grad.detach().to(self.optimizer_dtype)
                 updated.append((param, own))
+                grads.append(grad.detach().to(self.optimizer_dtype))
+        for (_, own), grad in zip(updated, self._averaged(grads), strict=True):
+            own.grad = grad
         assert self.base_optimizer is not None
         _copy_options(self.param_groups, self.base_optimizer.param_groups)
         if self.grad_clipping:
             self._clip([own for _, own in updated])
         self.base_optimizer.step(**kwargs)
         self.base_optimizer.zero_grad(set_to_none=True)
-        _write_back(updated)
+        self._write_back(updated)
         _copy_options(self.base_optimizer.param_groups, self.param_groups)
         return loss
+
+    def _averaged(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """This process's rows of the averages over the processes."""
+        count = self.local_world_size
+        if count == 1:
+            return grads
+        padded = [self._padded(_with_rows(grad)) for grad in grads]
+        found = xm.reduce_scatter_bucketized(
+            xm.REDUCE_SUM, padded, 1.0 / count, 0, count, self.sharding_groups, bucket_cap_mb=self._bucket_mb[1]
+        )
+        return list(found)
+
+    def _write_back(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Gives parameters the values of their rows."""
+        pairs = list(pairs)
+        if self.local_world_size == 1:
+            _write_back(pairs)
+            return
+        rows = [own.detach().to(param.dtype) for param, own in pairs]
+        gathered = xm.all_gather_bucketized(rows, groups=self.sharding_groups, bucket_cap_mb=self._bucket_mb[0])
+        for (param, _), whole in zip(pairs, gathered, strict=True):
+            param.copy_(whole.narrow(0, 0, _with_rows(param).size(0)).view(param.shape))
 
     def _clip(self, copies: list[torch.Tensor]) -> None:
         grads = [own.grad for own in copies if own.grad is not None]
         self._grad_norm = torch.nn.utils.get_total_norm(grads) if grads else None
+        if self.local_world_size > 1 or self.grad_norm_groups:
+            # Rows of padding are zero. A process without a gradient takes part as well.
+            device = self.param_groups[0]["params"][0].device
+            square = self._grad_norm.square() if self._grad_norm is not None else torch.zeros((), device=device)
+            for groups in (self.sharding_groups, self.grad_norm_groups):
+                if groups:
+                    parts = [square]
+                    xm.all_reduce(xm.REDUCE_SUM, parts, groups=groups)
+            self._grad_norm = square.sqrt()
         if self._grad_norm is not None:
             factor = (self.max_norm / (self._grad_norm + 1e-6)).clamp(max=1.0)
             for own, grad in zip(copies, grads, strict=True):
@@ -206,11 +254,16 @@ class ZeroRedundancyOptimizer(Optimizer):
             with torch.no_grad():
                 for number, (_, own) in enumerate(pairs):
                     own.copy_(copies[number])
-                _write_back(pairs)
+                self._write_back(pairs)
 
     def get_shape_info(self) -> dict[int, torch.Size]:
         """The shapes of the parameters by number."""
         return dict(enumerate(param.shape for group in self.param_groups for param in group["params"]))
+
+
+def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that has a first dimension."""
+    return tensor if tensor.dim() else tensor.view(1)
 
 
 def _write_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_xla import _files
 from torch_xla._errors import message
 
 # What wrappers put into the names of parameters.
@@ -39,7 +40,7 @@ def _whole(name: str, shards: list[State], shard_info: dict[str, Any]) -> tuple[
     info = shard_info[prefix][".".join(parts[split:])]
     value, size = torch.cat([shard[name] for shard in shards]), info["_orig_size"]
     # Shards are padded to equal lengths: rows of the parameter, or elements where it was flattened.
-    value = value[: math.prod(size)].view(*size) if value.dim() == 1 else value[: size[0]]
+    value = value[: math.prod(size)].view(tuple(size)) if value.dim() == 1 else value[: size[0]]
     return _join(prefix, info["_orig_name"]), value
 
 
@@ -99,5 +100,6 @@ def consolidate_sharded_model_checkpoints(
     if not save_model:
         return full, None
     target = save_path or f"{ckpt_prefix}_consolidated.pth"
-    torch.save({"model": full}, target)
+    with _files.replacing(target) as path:
+        torch.save({"model": full}, path)
     return full, target

@@ -14,8 +14,11 @@ from torch import nn
 import torch_xla
 from torch_xla import runtime
 from torch_xla._errors import message
-from torch_xla.distributed.fsdp import wrap
+from torch_xla.core import xla_model as xm
+from torch_xla.core._collectives import check_groups
+from torch_xla.distributed.fsdp import _shards, wrap
 from torch_xla.distributed.fsdp.utils import INNER_FORWARD
+from torch_xla.distributed.fsdp.xla_flatten_params_wrapper import INSIDE, XlaFlattenParamsWrapper
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -33,21 +36,38 @@ def require_forward(module: nn.Module, wrapper: type[nn.Module]) -> None:
 class XlaFullyShardedDataParallel(nn.Module):
     """Runs a module whose parameters are split over processes; with one process they are whole.
 
+    All processes must have the same parameters when they wrap them, and split, run and train alike. Where a parameter
+    is read, it is gathered; the gradient of this process's part is the average over the processes.
+
     Args:
         module: The module; it is moved to the current XLA device. Parameters on device meta are made first.
+        reshard_after_forward: Whether parameters are gathered again in the backward pass, and not kept for it.
+        flatten_parameters: Whether the parameters of a wrapper are gathered as one tensor.
+        execute_sharding_on_init: Whether shards are computed at once, so that whole parameters are freed.
+        optimization_barrier_in_forward: Whether parameters are gathered only when the module's input is there.
+        optimization_barrier_in_backward: Accepted for compatibility: collectives run in the order of recording.
+        sync_on_finalization: Whether a backward pass ends with a barrier.
+        disable_reshard_on_root: Whether the outermost wrapper keeps its parameters for the backward pass.
         compute_dtype: Type to which parameters and floating inputs are cast for the computation.
         buffer_dtype: Type of floating buffers; ``compute_dtype`` by default.
+        fp32_reduce_scatter: Whether gradients are reduced in float32 even if ``compute_dtype`` is another.
         sharding_groups: Lists of ordinals that share parameters.
         sharding_rank: Rank of this process in its group.
         sharding_world_size: Number of processes of a group.
+        shard_param_on_dim_0: Whether parameters are split by rows, and not by elements.
+        pin_layout_in_collective_ops: Accepted for compatibility.
+        reduce_scatter_bucket_size_mb: Accepted for compatibility; see ``flatten_parameters``.
+        coalesce_all_gather_ops: Accepted for compatibility; see ``flatten_parameters``.
         auto_wrap_policy: Which modules inside are wrapped too; see `torch_xla.distributed.fsdp.wrap`.
         auto_wrapper_callable: What wraps them; this class by default.
         param_init_fn: Called with a module on device meta to fill it; by default its ``reset_parameters`` is.
 
-    The other options say how parameters travel between processes and have no effect with one.
+    The options whose names start with an underscore are for debugging and have no effect, but ``_shard_size_multiple``:
+    the number of elements of a shard is a multiple of it.
 
     Raises:
-        NotImplementedError: the job has more than one process.
+        ValueError: A type or the groups make no sense.
+        RuntimeError: The module is wrapped already, or cannot be called.
     """
 
     def __init__(
@@ -94,28 +114,77 @@ class XlaFullyShardedDataParallel(nn.Module):
             raise ValueError(
                 message("fsdp", "sharding_groups alone", expected="sharding_rank and sharding_world_size too")
             )
-        world = runtime.world_size() if sharding_groups is None else sharding_world_size
-        if world != 1:
-            raise NotImplementedError(message("fsdp", f"got {world} processes", expected="one in this version"))
+        groups = check_groups("fsdp", sharding_groups)
+        own = next(group for group in groups if runtime.global_ordinal() in group)
+        place, size = own.index(runtime.global_ordinal()), len(own)
+        if sharding_rank not in (None, place) or sharding_world_size not in (None, size):
+            given = f"sharding_rank={sharding_rank}, sharding_world_size={sharding_world_size}"
+            raise ValueError(message("fsdp", given, expected=f"{place} and {size}, as this process is in {own}"))
         super().__init__()
         if auto_wrap_policy is not None:
             wrap.wrap_inside(module, auto_wrap_policy, auto_wrapper_callable, XlaFullyShardedDataParallel, options)
-        self.rank, self.world_size = 0, 1
+        self.rank, self.world_size = place, size
+        self.sharding_groups = groups
         self.compute_dtype = compute_dtype or torch.float32
         self.buffer_dtype = buffer_dtype or self.compute_dtype
         self.xla_device = torch_xla.device()
+        self.reshard_after_forward = reshard_after_forward
+        self._keeps_at_root = disable_reshard_on_root
+        self._waits_for_input = optimization_barrier_in_forward
+        self._syncs = sync_on_finalization
+        self._shards: list[_shards.Shard] = []
+        self._is_root: bool | None = None
         _materialize(module, param_init_fn, self.xla_device)
+        self._fsdp_wrapped_module = XlaFlattenParamsWrapper(module)
+        if size > 1:
+            layout = _shards.Layout(
+                groups,
+                place,
+                size,
+                shard_param_on_dim_0,
+                _shard_size_multiple,
+                self.compute_dtype,
+                torch.float32 if fp32_reduce_scatter else None,
+            )
+            self._split(layout, flatten_parameters)
         if any(tensor.device != self.xla_device for tensor in (*module.parameters(), *module.buffers())):
             module.to(self.xla_device)
         self._cast_buffers(module)
-        if self.compute_dtype != torch.float32:
+        if size == 1 and self.compute_dtype != torch.float32:
             _cast_parameters_inside(module, self.compute_dtype)
-        self._fsdp_wrapped_module = module
+        if execute_sharding_on_init and self._shards:
+            xm.unlazy([shard.param for shard in self._shards])
+
+    def _split(self, layout: _shards.Layout, flatten: bool) -> None:
+        names = {owner: name for name, owner in self._fsdp_wrapped_module.module.named_modules()}
+        owners = [
+            (f"_fsdp_wrapped_module.{names[owner]}".rstrip("."), owner)
+            for owner in _outside_wrappers(self._fsdp_wrapped_module.module)
+        ]
+        flat_name = "_fsdp_wrapped_module.flat_param_" if flatten else None
+        self._shards = _shards.make_shards(_shards.parameters_of(owners), layout, self.xla_device, flat_name)
+        for shard in self._shards:
+            self.register_parameter(shard.registered_name, shard.param)
+
+    def _find_root(self) -> None:
+        """The first wrapper that is called has all others inside it."""
+        wrappers = [module for module in self.modules() if isinstance(module, XlaFullyShardedDataParallel)]
+        shards = [shard for wrapper in wrappers for shard in wrapper._shards]
+        ending = _shards.Ending(shards, self._syncs)
+        for wrapper in wrappers:
+            wrapper._is_root = wrapper is self
+        for shard in shards:
+            shard.ending = ending
 
     @property
     def module(self) -> nn.Module:
-        """The module inside."""
+        """What is inside; its ``module`` is the one that was wrapped."""
         return self._fsdp_wrapped_module
+
+    @property
+    def sharded_params(self) -> list[nn.Parameter]:
+        """This process's parts of the parameters that no wrapper inside has."""
+        return [shard.param for shard in self._shards]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -130,7 +199,18 @@ class XlaFullyShardedDataParallel(nn.Module):
         """The module's forward pass."""
         if self.compute_dtype != torch.float32:
             args, kwargs = pytree.tree_map(self._cast, (args, kwargs))
-        return self.module(*args, **kwargs)
+        if self._is_root is None and self.world_size > 1:
+            self._find_root()
+        if not self._shards:
+            return self.module(*args, **kwargs)
+        inputs = (
+            value.detach()
+            for value in pytree.tree_leaves((args, kwargs))
+            if isinstance(value, torch.Tensor) and value.device.type == "xla"
+        )
+        drops = self.reshard_after_forward and not (self._is_root and self._keeps_at_root)
+        with _shards.in_use(self._shards, next(inputs, None) if self._waits_for_input else None, drops):
+            return self.module(*args, **kwargs)
 
     def _cast(self, value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -159,22 +239,67 @@ class XlaFullyShardedDataParallel(nn.Module):
         Args:
             max_norm: The bound.
             norm_type: Which norm.
-            groups: Accepted for compatibility.
+            groups: Lists of ordinals whose gradients count; those that share parameters by default.
         """
-        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        gradients = [param.grad for param in self.params_with_grad if param.grad is not None]
+        if self.world_size == 1:
+            return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+        def reduce(kind: str, value: torch.Tensor) -> Any:
+            return xm.all_reduce(kind, value, groups=groups or self.sharding_groups)
+
+        # A process without a gradient takes part as well.
+        given = gradients or [torch.zeros((), device=self.xla_device)]
+        norm: torch.Tensor = _shards.total_norm(given, float(norm_type), reduce)
+        if gradients:
+            torch.nn.utils.clip_grads_with_norm_(self.params_with_grad, max_norm, norm)
+        return norm
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A block in which gradients are not reduced over processes."""
-        yield
+        """A block in which gradients are not reduced over processes.
+
+        They are added up, whole, and the next backward pass outside of such a block reduces them with its own.
+        """
+        shards = [
+            shard
+            for module in self.modules()
+            if isinstance(module, XlaFullyShardedDataParallel)
+            for shard in module._shards
+        ]
+        before = [shard.reduces for shard in shards]
+        for shard in shards:
+            shard.reduces = False
+        try:
+            yield
+        finally:
+            for shard, reduces in zip(shards, before, strict=True):
+                shard.reduces = reduces
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What `torch_xla.distributed.fsdp.consolidate_sharded_state_dicts` needs beside the state."""
         kept = {name: getattr(buffer, "_orig_dtype", None) for name, buffer in self.named_buffers()}
+        shard_info: dict[str, dict[str, Any]] = {}
+        flatten_info: dict[str, Any] = {}
+        for name, module in self.named_modules():
+            for shard in module._shards if isinstance(module, XlaFullyShardedDataParallel) else ():
+                prefix = name.replace(INSIDE, "")
+                shard_info.setdefault(prefix, {})[shard.registered_name] = {
+                    "_orig_name": shard.name,
+                    "_orig_size": shard.shape,
+                }
+                if shard.flat:
+                    full = f"{prefix}.{shard.name}" if prefix else shard.name
+                    inside = [piece.name.removeprefix("_fsdp_wrapped_module.") for piece in shard.pieces]
+                    shapes = [piece.shape for piece in shard.pieces]
+                    flatten_info[full] = (inside, shapes, [shape.numel() for shape in shapes])
+        buffers = {
+            name.replace(INSIDE, ""): {"_orig_dtype": dtype} for name, dtype in kept.items() if dtype is not None
+        }
         return {
-            "shard_info": {},
-            "flatten_info": {},
-            "buffer_info": {name: {"_orig_dtype": dtype} for name, dtype in kept.items() if dtype is not None},
+            "shard_info": shard_info,
+            "flatten_info": flatten_info,
+            "buffer_info": buffers,
             "world_size": self.world_size,
             "rank": self.rank,
         }

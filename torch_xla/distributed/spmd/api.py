@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_xla._errors import message
+from torch_xla.distributed import _device_mesh
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
-from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 from torch_xla.distributed.spmd.xla_sharding import mark_sharding
 
 if TYPE_CHECKING:
@@ -45,14 +45,16 @@ def convert_to_xla_partition_spec(tensor: torch.Tensor, placements: Sequence[Pla
 
 def xla_distribute_tensor(
     tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Placement] | None = None
-) -> XLAShardedTensor:
-    """Splits a tensor over a mesh of XLA devices.
+) -> torch.Tensor:
+    """Splits a tensor over a mesh of XLA devices; gives a `DTensor` in a job of processes that are no SPMD.
 
     Args:
         tensor: The whole tensor, on any device.
         device_mesh: A mesh of device type ``xla`` over all devices.
         placements: One per axis of the mesh; replicated by default.
     """
+    if _device_mesh.has_groups():
+        return _device_mesh.distribute_tensor(tensor, device_mesh, placements, _device_mesh.source_of_caller())
     if device_mesh.device_type != "xla":
         raise AssertionError(message("spmd", f"got a mesh of {device_mesh.device_type}", expected="device type xla"))
     if type(tensor).__name__ == "DTensor":
@@ -82,6 +84,8 @@ def xla_distribute_module(
         input_fn: ``input_fn(module, inputs, mesh)`` before each forward pass.
         output_fn: ``output_fn(module, outputs, mesh)`` after each forward pass.
     """
+    if device_mesh is not None and _device_mesh.has_groups():
+        return _device_mesh.distribute_module(module, device_mesh, partition_fn, input_fn, output_fn)
     if partition_fn is auto_policy:
         module = module.to("xla")
     elif partition_fn is not None:

@@ -1,0 +1,141 @@
+"""`DeviceMesh` and `DTensor` for device type ``xla`` in a job of processes.
+
+PyTorch leaves device type ``xla`` to SPMD: such a mesh gets no process groups, and `distribute_tensor` asks this
+package. There is nothing to register for that, so this is the one place that changes a class of PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from torch_xla import runtime
+from torch_xla._core.job import session
+
+
+class _LikeAnyOther(str):
+    """The name ``xla`` while a mesh is made: PyTorch compares it in order to leave the groups out."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = str.__hash__
+
+
+def has_groups() -> bool:
+    """Whether device meshes are made of processes, each with its device; else they are SPMD's."""
+    return not runtime.is_spmd() and (dist.is_initialized() or session.seat().world > 1)
+
+
+def install() -> None:
+    """Has meshes of device type ``xla`` get process groups; does nothing the second time."""
+    make = DeviceMesh.__init__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def make_with_groups(self: DeviceMesh, device_type: str, *args: Any, **options: Any) -> None:
+        ours = device_type == "xla" and has_groups()
+        make(self, _LikeAnyOther(device_type) if ours else device_type, *args, **options)
+        if ours:
+            self._device_type = "xla"
+
+    DeviceMesh.__init__ = make_with_groups  # type: ignore[method-assign]
+
+
+def distribute_tensor(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any] | None, source: int | None = 0
+) -> torch.Tensor:
+    """What `torch.distributed.tensor.distribute_tensor` does for other devices.
+
+    Args:
+        tensor: The whole tensor.
+        mesh: The processes.
+        placements: One per dimension of the mesh; replicated by default.
+        source: Place along each dimension of the mesh of whoever has the values; None: each process has them.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    chosen = [Replicate() for _ in range(mesh.ndim)] if placements is None else list(placements)
+    if not tensor.is_leaf:
+        raise RuntimeError("`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf tensor!")
+    if len(chosen) != mesh.ndim:
+        raise ValueError(
+            f"`placements` must have the same length as `device_mesh.ndim`! "
+            f"Found placements length: {len(chosen)}, and device_mesh.ndim: {mesh.ndim}."
+        )
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh != mesh or tensor.placements != tuple(chosen):
+            raise ValueError(
+                f"Cannot distribute a DTensor with device mesh {tensor.device_mesh} and placements {tensor.placements} "
+                f"to device mesh {mesh} and placements {chosen}. do you want to call `redistribute` instead?"
+            )
+        return tensor
+    local = tensor.detach() if tensor.is_meta else tensor.detach().to("xla")
+    if mesh.get_coordinate() is not None and source is not None and not local.is_meta:
+        local = local.clone(memory_format=torch.contiguous_format)
+        for dim in range(mesh.ndim):
+            dist.broadcast(local, group=mesh.get_group(dim), group_src=source)
+    whole = [Replicate() for _ in chosen]
+    split = [Replicate() if isinstance(p, Partial) else p for p in chosen]
+    with torch.no_grad():
+        made = DTensor.from_local(local, mesh, whole, run_check=False).redistribute(mesh, split)
+        part = made.to_local()
+        for dim, placement in enumerate(chosen):
+            if isinstance(placement, Partial) and mesh.get_coordinate() is not None:
+                part = placement._partition_value(part, mesh, dim)
+    found = DTensor.from_local(
+        part.contiguous(), mesh, chosen, run_check=False, shape=tensor.shape, stride=_strides(tensor.shape)
+    )
+    return found.detach().requires_grad_(tensor.requires_grad)
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def distribute_module(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None,
+    input_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None,
+    output_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None,
+) -> nn.Module:
+    """What `torch.distributed.tensor.distribute_module` does for other devices; the parameters are its."""
+    from torch.distributed.tensor import DTensor
+
+    for name, submodule in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, submodule, mesh)
+        for key, param in submodule._parameters.items():
+            if param is not None and not isinstance(param, DTensor):
+                whole = distribute_tensor(param.detach(), mesh, None)
+                submodule.register_parameter(key, nn.Parameter(whole, param.requires_grad))
+        for key, buffer in submodule._buffers.items():
+            if buffer is not None and not isinstance(buffer, DTensor):
+                submodule._buffers[key] = distribute_tensor(buffer, mesh, None)
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda mod, inputs: input_fn(mod, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda mod, inputs, outputs: output_fn(mod, outputs, mesh))
+    return module
+
+
+def source_of_caller() -> int | None:
+    """The ``src_data_rank`` that `distribute_tensor` of PyTorch was given, which it does not pass on."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "distribute_tensor":
+        frame = frame.f_back
+    return frame.f_locals.get("src_data_rank", 0) if frame is not None else 0

@@ -1,0 +1,362 @@
+"""Parameters split over processes: where a shard takes the place of parameters, they are gathered when they are read.
+
+A module's ``_parameters`` answers for them, so whatever reads ``module.weight`` gathers it: the forward pass, a
+checkpointed part that runs again in the backward pass, a hook. The gradient comes back reduced over the processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_xla
+from torch_xla import _bindings
+from torch_xla._core.functions import collectives
+
+# In the names of shards in place of the dots, which names of parameters cannot have.
+SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How parameters are split.
+
+    Attributes:
+        groups: Ordinals that share parameters, of all processes.
+        rank: Place of this process in its group.
+        size: Number of processes in its group.
+        by_rows: Whether the first dimension is split, and not the elements.
+        multiple: The number of elements of a shard is a multiple of it, unless it is split by rows.
+        dtype: Type in which parameters are gathered.
+        reduce_dtype: Type in which gradients are reduced; that of the gradient by default.
+    """
+
+    groups: Sequence[Sequence[int]]
+    rank: int
+    size: int
+    by_rows: bool
+    multiple: int
+    dtype: torch.dtype
+    reduce_dtype: torch.dtype | None
+
+    def split(self, whole: torch.Tensor) -> torch.Tensor:
+        """The shard of this process, as torch_xla 2 splits."""
+        if self.by_rows and whole.dim() > 0:
+            rows = -(-whole.size(0) // self.size)
+            padded = F.pad(whole, [0, 0] * (whole.dim() - 1) + [0, rows * self.size - whole.size(0)])
+            return padded.narrow(0, rows * self.rank, rows).clone()
+        unit = -(-whole.numel() // (self.size * self.multiple)) * self.multiple
+        return F.pad(whole.flatten(), [0, unit * self.size - whole.numel()]).narrow(0, unit * self.rank, unit).clone()
+
+    def join(self, gathered: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """What `split` got, from the shards one after the other in a first dimension."""
+        if self.by_rows and shape:
+            return gathered.flatten(0, 1).narrow(0, 0, shape[0])
+        return gathered.flatten().narrow(0, 0, shape.numel()).view(shape)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter as it was.
+
+    Attributes:
+        name: Its first name.
+        shape: Its shape.
+        places: Modules that have it, with its name there.
+    """
+
+    name: str
+    shape: torch.Size
+    places: tuple[tuple[nn.Module, str], ...]
+
+
+class Ending:
+    """What is done when a backward pass is over.
+
+    Args:
+        shards: All of a model.
+        syncs: Whether there is a barrier.
+    """
+
+    def __init__(self, shards: list[Shard], syncs: bool) -> None:
+        self._shards, self._syncs, self._task = shards, syncs, -1
+
+    def arrange(self) -> None:
+        """Called in a backward pass, however often."""
+        task = torch._C._current_graph_task_id()
+        if task not in (-1, self._task):
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        for shard in self._shards:
+            shard.reduce_rest()
+        if self._syncs:
+            torch_xla.sync()
+
+
+class Shard:
+    """This process's part of one parameter, or of several in one.
+
+    Args:
+        name: Name of the whole.
+        pieces: What it is made of.
+        whole: Its value.
+        layout: How it is split.
+        device: Where the shard is.
+        flat: Whether the pieces are one after the other in a flat tensor.
+
+    Attributes:
+        param: The part, which optimizers change.
+        reduces: Whether a backward pass reduces gradients; otherwise it adds them up here.
+        keeps: Whether a value that was gathered is kept for the next reader.
+        after: What has to be there before a value is gathered.
+        ending: What is done after a backward pass.
+    """
+
+    def __init__(
+        self, name: str, pieces: list[Piece], whole: torch.Tensor, layout: Layout, device: torch.device, flat: bool
+    ) -> None:
+        self.name, self.pieces, self.shape, self.flat = name, pieces, whole.shape, flat
+        self.layout = layout
+        self.param = nn.Parameter(layout.split(whole.detach()).to(device), requires_grad=whole.requires_grad)
+        self.reduces = True
+        self.keeps = False
+        self.after: torch.Tensor | None = None
+        self.ending: Ending | None = None
+        self._added: torch.Tensor | None = None
+        self._whole: torch.Tensor | None = None
+
+    @property
+    def registered_name(self) -> str:
+        """Name of the part among the wrapper's parameters."""
+        return f"_fsdp_shard.{self.name}".replace(".", SEPARATOR)
+
+    def gather(self) -> torch.Tensor:
+        """The shards of all processes, without a gradient."""
+        own = self.param.detach()
+        if own.is_floating_point():
+            own = own.to(self.layout.dtype)
+        if self.after is not None:
+            # Not before what the wrapped module is called with is there: XLA would gather all modules at the start.
+            own, _ = torch.ops.xla.optimization_barrier([own, self.after])
+        return collectives.record("all_gather", [own], self.layout.groups)[0]
+
+    def whole(self) -> torch.Tensor:
+        """The value, gathered unless it is here."""
+        if self._whole is not None:
+            return self._whole
+        joined = self.layout.join(_Gather.apply(self.param, self), self.shape)
+        if self.keeps or torch._C._current_graph_task_id() != -1:
+            self._whole = joined
+        return joined
+
+    def piece(self, number: int) -> torch.Tensor:
+        """A parameter."""
+        if not self.flat:
+            return self.whole()
+        sizes = [piece.shape.numel() for piece in self.pieces]
+        return self.whole().narrow(0, sum(sizes[:number]), sizes[number]).view(self.pieces[number].shape)
+
+    def drop(self) -> None:
+        """Forgets the value, which its readers may still have."""
+        self._whole = None
+
+    def again(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """What makes a tensor that is a part of the value anew; None for other tensors."""
+        whole = self._whole
+        if whole is None or tensor.dtype != whole.dtype or _bindings.tensor_id(tensor) != _bindings.tensor_id(whole):
+            return None
+        geometry = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        same = geometry == (tuple(whole.shape), whole.stride(), whole.storage_offset())
+
+        def make() -> torch.Tensor:
+            with torch.no_grad():
+                found = self.layout.join(self.gather(), self.shape)
+                return found if same else found.as_strided(*geometry)
+
+        return make
+
+    def reduce(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The average over the processes of this process's part, with what was added up before.
+
+        Args:
+            gradient: Of what `gather` gave.
+
+        Returns:
+            None where it is added up.
+        """
+        self.drop()
+        if self._added is not None:
+            gradient = self._added + gradient
+            self._added = None
+        if not self.reduces:
+            self._added = gradient
+            return None
+        if self.ending is not None:
+            self.ending.arrange()
+        own = self.param.dtype
+        value = (gradient.to(self.layout.reduce_dtype or gradient.dtype) / self.layout.size).contiguous()
+        return collectives.record("reduce_scatter", [value], self.layout.groups, "sum")[0].to(own)
+
+    def reduce_rest(self) -> None:
+        """Adds to the gradient what was added up and not in the backward pass that is over."""
+        if self._added is None or not self.reduces:
+            return
+        found = self.reduce(torch.zeros_like(self._added))
+        if found is not None:
+            self.param.grad = found if self.param.grad is None else self.param.grad + found
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, shard: Shard) -> torch.Tensor:
+        ctx.shard = shard
+        return shard.gather()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        return ctx.shard.reduce(gradients[0]), None
+
+
+class _Parameters(dict[str, Any]):
+    """Parameters of a module, of which some are shards elsewhere: found by name, and not listed."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        super().__init__(own)
+        self.split: dict[str, tuple[Shard, int]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.split or super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.split.get(name)
+        return found[0].piece(found[1]) if found is not None else super().__getitem__(name)
+
+
+def take_over(shard: Shard) -> None:
+    """Puts a shard in the place of its parameters."""
+    for number, piece in enumerate(shard.pieces):
+        for owner, name in piece.places:
+            if not isinstance(owner._parameters, _Parameters):
+                owner._parameters = _Parameters(owner._parameters)
+            owner._parameters.pop(name)
+            owner._parameters.split[name] = (shard, number)
+
+
+def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Parameter, Piece]]:
+    """The parameters of modules, each once.
+
+    Args:
+        owners: The modules by name, without those inside.
+    """
+    found: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
+    for prefix, owner in owners:
+        for name, param in owner._parameters.items():
+            if param is not None:
+                found.setdefault(param, []).append((f"{prefix}.{name}", owner, name))
+    return [
+        (param, Piece(places[0][0], param.shape, tuple((owner, name) for _, owner, name in places)))
+        for param, places in found.items()
+    ]
+
+
+def make_shards(
+    found: list[tuple[nn.Parameter, Piece]], layout: Layout, device: torch.device, flat_name: str | None
+) -> list[Shard]:
+    """Splits parameters, which are then gathered where they are read.
+
+    Args:
+        found: The parameters.
+        layout: How they are split.
+        device: Where shards are.
+        flat_name: Name of the flat tensors that hold them; None for each by itself.
+    """
+    shards = []
+    if flat_name is None:
+        for param, piece in found:
+            shards.append(Shard(piece.name, [piece], param, layout, device, False))
+    else:
+        kinds: dict[tuple[torch.dtype, bool], list[tuple[nn.Parameter, Piece]]] = {}
+        for param, piece in found:
+            kinds.setdefault((param.dtype, param.requires_grad), []).append((param, piece))
+        for number, ((_, trains), members) in enumerate(kinds.items()):
+            whole = torch.cat([param.detach().flatten() for param, _ in members]).requires_grad_(trains)
+            pieces = [piece for _, piece in members]
+            shards.append(Shard(f"{flat_name}{number}", pieces, whole, layout, device, True))
+    for shard in shards:
+        take_over(shard)
+    return shards
+
+
+@contextmanager
+def in_use(shards: list[Shard], args: Any, drops: bool) -> Iterator[None]:
+    """A scope in which each value is gathered once.
+
+    Args:
+        shards: The shards.
+        args: What the module is called with: a tensor in it that gathering waits for, or None.
+        drops: Whether the values are gathered again in the backward pass.
+    """
+    for shard in shards:
+        shard.drop()
+        shard.keeps, shard.after = True, args
+        _refresh_copies(shard)
+    # A checkpoint around this scope keeps nothing of what is inside it anyway.
+    outside = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    hooks = _gathered_again(shards) if drops and torch.is_grad_enabled() and not outside else None
+    try:
+        if hooks is None:
+            yield
+        else:
+            with hooks:
+                yield
+    finally:
+        for shard in shards:
+            shard.keeps, shard.after = False, None
+            if drops or not torch.is_grad_enabled():
+                shard.drop()
+
+
+def _refresh_copies(shard: Shard) -> None:
+    """Recurrent layers keep their parameters in a list as well."""
+    for piece in shard.pieces:
+        for owner, _ in piece.places:
+            if isinstance(owner, nn.RNNBase):
+                owner._flat_weights = [getattr(owner, name) for name in owner._flat_weights_names]
+
+
+def _gathered_again(shards: list[Shard]) -> Any:
+    def pack(tensor: torch.Tensor) -> Any:
+        if tensor.device.type == "xla":
+            for shard in shards:
+                make = shard.again(tensor)
+                if make is not None:
+                    return make
+        return tensor
+
+    def unpack(packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else packed()
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def total_norm(gradients: list[torch.Tensor], norm_type: float, reduce: Callable[[str, torch.Tensor], Any]) -> Any:
+    """The norm of gradients of which each process has a part.
+
+    Args:
+        gradients: Those here.
+        norm_type: Which norm.
+        reduce: Reduces a tensor over the processes, with ``"sum"`` or ``"max"``.
+    """
+    own = torch.nn.utils.get_total_norm(gradients, norm_type)
+    if math.isinf(norm_type):
+        return reduce("max", own)
+    return reduce("sum", own**norm_type) ** (1.0 / norm_type)

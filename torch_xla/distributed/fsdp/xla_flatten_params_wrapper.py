@@ -1,0 +1,54 @@
+"""The module between a wrapper and what it wraps, which torch_xla 2 has too: its state dict leaves it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+INSIDE = "_fpw_module."
+
+
+class XlaFlattenParamsWrapper(nn.Module):
+    """Runs a module.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._fpw_module = module
+        self.register_state_dict_post_hook(_leave_out)
+        self.register_load_state_dict_pre_hook(_put_back)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside."""
+        return self._fpw_module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass."""
+        return self._fpw_module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_fpw_module"), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+
+def _rename(state: dict[str, Any], old: str, new: str) -> None:
+    for name in [name for name in state if name.startswith(old)]:
+        state[new + name[len(old) :]] = state.pop(name)
+
+
+def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    _rename(state, prefix + INSIDE, prefix)
+
+
+def _put_back(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    _rename(state, prefix, prefix + INSIDE)
