@@ -13,13 +13,14 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
-.PHONY: demo test test-fast test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: demo test test-fast test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
 	@echo "make test       all tests (under 15 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
 	@echo "make lint       ruff, clang-format, mypy"
@@ -57,10 +58,14 @@ demo: $(STAMPS)/build
 	$(BIN)/python examples/digits.py
 
 test: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not sweep" $(PYTEST_ARGS)
 
 test-fast: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PYTEST_ARGS)
+
+# What several processes do together and how they fail, also with four of them.
+test-jobs: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest tests/job tests/distributed $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

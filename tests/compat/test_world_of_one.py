@@ -135,8 +135,8 @@ def test_spawn_and_launch_run_here() -> None:
         seen.append((index, text, os.getpid()))
 
     xmp.spawn(run, args=("a",), nprocs=1, start_method="fork")
-    xmp.spawn(run, args=("b",))
-    torch_xla.launch(run, args=("c",))
+    xmp.spawn(run, args=("b",), nprocs=1)
+    torch_xla.launch(run, args=("c",), debug_single_process=True)
     assert seen == [(0, text, os.getpid()) for text in "abc"]
 
 
@@ -307,10 +307,12 @@ def test_fully_sharded_modules_that_cannot_be() -> None:
             fsdp.XlaFullyShardedDataParallel(module)
     with pytest.raises(ValueError, match=r"\[fsdp\] compute_dtype=torch.int8"):
         fsdp.XlaFullyShardedDataParallel(nn.Linear(1, 1), compute_dtype=torch.int8)
-    with pytest.raises(NotImplementedError, match=r"\[fsdp\] got 4 processes"):
-        fsdp.XlaFullyShardedDataParallel(
-            nn.Linear(1, 1), sharding_groups=[[0, 1, 2, 3]], sharding_rank=0, sharding_world_size=4
-        )
+    for options, text in (
+        ({"sharding_groups": [[0, 1]], "sharding_rank": 0, "sharding_world_size": 2}, r"groups=\[\[0, 1\]\]"),
+        ({"sharding_groups": [[0]], "sharding_rank": 1, "sharding_world_size": 2}, "sharding_rank=1"),
+    ):
+        with pytest.raises(ValueError, match=rf"\[fsdp\] {text}"):
+            fsdp.XlaFullyShardedDataParallel(nn.Linear(1, 1), **options)
 
 
 def test_shards_of_several_processes_are_put_together(tmp_path: Path) -> None:

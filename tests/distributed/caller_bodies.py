@@ -1,0 +1,66 @@
+"""What the processes of a job run in test_callers.py: libraries as users call them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(24, 4, generator=generator), torch.randn(24, 2, generator=generator))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(6)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def accelerate_loop(index: int, folder: str) -> None:
+    """Trains, gathers metrics, saves and loads."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    assert accelerator.num_processes == xr.world_size() and accelerator.process_index == index
+    assert accelerator.device == torch_xla.device()
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    train_loader = DataLoader(data(), batch_size=2)
+    module, optimizer, train_loader = accelerator.prepare(module, optimizer, train_loader)
+    host = model()
+    host_optimizer = torch.optim.SGD(host.parameters(), lr=0.1)
+    for inputs, targets in DataLoader(torch.utils.data.Subset(data(), range(20)), batch_size=4):
+        host_optimizer.zero_grad()
+        nn.functional.mse_loss(host(inputs), targets).backward()
+        host_optimizer.step()
+    for number, (inputs, targets) in enumerate(train_loader):
+        if number == 5:
+            break
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(module(inputs), targets))
+        optimizer.step()
+    for ours, theirs in zip(accelerator.unwrap_model(module).parameters(), host.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+    module.eval()
+    seen = []
+    with torch.no_grad():
+        for inputs, _ in accelerator.prepare(DataLoader(data(), batch_size=4)):
+            seen.append(accelerator.gather_for_metrics(inputs).cpu())
+    assert torch.equal(torch.cat(seen), data().tensors[0])
+
+    accelerator.save_state(folder)
+    with torch.no_grad():
+        for param in module.parameters():
+            param.zero_()
+    accelerator.wait_for_everyone()
+    accelerator.load_state(folder)
+    for ours, theirs in zip(accelerator.unwrap_model(module).parameters(), host.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+    assert accelerator.reduce(torch.tensor([float(index)], device=accelerator.device), "sum").item() == 1
+    xm.rendezvous("over")

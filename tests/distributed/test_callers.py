@@ -1,0 +1,73 @@
+"""Libraries in jobs of two processes, unmodified; what they run is in caller_bodies.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import caller_bodies
+import pytest
+import torch
+import trainer_body
+from probes import python
+
+from torch_xla._core.job import launcher
+
+
+def test_accelerate_trains_gathers_and_saves(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    launcher.run(caller_bodies.accelerate_loop, (str(tmp_path),), 2)
+
+
+def test_the_trainer_of_transformers_learns_what_one_process_does(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    host, job = tmp_path / "host", tmp_path / "job"
+    without = "import sys; sys.modules['torch_xla'] = None"
+    run = f"{without}; import trainer_body; trainer_body.trainer(0, {str(host)!r}, True, 4)"
+    python("-c", run, cwd=Path(__file__).parent)
+    launcher.run(trainer_body.trainer, (str(job), False, 2), 2)
+    expected, found = (transformers.GPT2LMHeadModel.from_pretrained(folder).state_dict() for folder in (host, job))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+SCRIPT = f"""
+import sys, warnings
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+warnings.simplefilter("ignore")
+import pytorch_lightning as lightning, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from caller_bodies import data, model
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body = model()
+    def training_step(self, batch, index):
+        assert batch[0].device.type == sys.argv[1]
+        return nn.functional.mse_loss(self.body(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    host = sys.argv[1] == "cpu"
+    module = Module()
+    trainer = lightning.Trainer(
+        accelerator="cpu" if host else "tpu", devices=1 if host else 2, max_epochs=4, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, default_root_dir=sys.argv[2],
+    )
+    # Lightning shuffles what it splits, so each step takes all of it.
+    trainer.fit(module, DataLoader(data(), batch_size=24 if host else 12))
+    torch.save(module.state_dict(), sys.argv[2] + "/" + sys.argv[1])
+"""
+
+
+def test_the_xla_strategy_of_lightning_learns_what_one_process_does(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for device in ("cpu", "xla"):
+        python(script, device, tmp_path, devices=2, PJRT_DEVICE="CPU")
+    expected, found = (torch.load(tmp_path / device) for device in ("cpu", "xla"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].cpu(), value, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,26 @@
+"""Training by several processes, as PyTorch has it; what they run is in training_bodies.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import training_bodies
+
+from torch_xla._core.job import launcher
+
+
+def test_distributed_data_parallel() -> None:
+    launcher.run(training_bodies.ddp, (), 2)
+
+
+def test_meshes_of_processes() -> None:
+    launcher.run(training_bodies.mesh, (), 4)
+
+
+def test_fully_sharded_and_resumed_by_more_processes(tmp_path: Path) -> None:
+    launcher.run(training_bodies.sharded, (str(tmp_path),), 2)
+    launcher.run(training_bodies.resume, (str(tmp_path),), 4)
+
+
+def test_optimizers_whose_state_is_split() -> None:
+    launcher.run(training_bodies.split_optimizers, (), 2)

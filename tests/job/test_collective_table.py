@@ -1,0 +1,18 @@
+"""Collectives of the processes of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.job import collective_table
+from torch_xla._core.job import launcher
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_the_table(world: int, tmp_path: Path) -> None:
+    launcher.run(collective_table.run, (str(tmp_path),), world)
+    count, wrong = collective_table.results(tmp_path, world)
+    assert not wrong
+    assert count > 350 * world

@@ -1,0 +1,150 @@
+"""Processes that differ or die: each ends in time and says who, where and what for; nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import faults
+import pytest
+from probes import PACKAGE, ROOT, python
+
+WITHIN = 20.0  # seconds
+SCRIPT = ROOT / "tests" / "job" / "faults.py"
+
+
+def observed(folder: Path, processes: int) -> tuple[dict[str, faults.Seen], str]:
+    file = folder / "seen.json"
+    done = python(SCRIPT, "--processes", str(processes), "--json", file, devices=4, timeout=280, JOB_TEST=str(folder))
+    found = json.loads(file.read_text())
+    seen = {
+        name: faults.Seen(
+            **{**by[str(processes)], "ranks": {int(r): tuple(v) for r, v in by[str(processes)]["ranks"].items()}}
+        )
+        for name, by in found.items()
+    }
+    return seen, done.stdout + done.stderr
+
+
+def running(mark: str) -> list[str]:
+    """Command lines of processes that have this in their environment, but for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(mark: str) -> None:
+    deadline = time.monotonic() + 10
+    while (left := running(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.sweep)])
+def job(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"faults{request.param}")
+    return (*observed(folder, request.param), request.param, folder)
+
+
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_all_end_and_say_why(job, name):
+    seen, _, processes, _ = job
+    fault, found = faults.FAULTS[name], seen[name]
+    assert found.seconds < WITHIN
+    assert bool(re.search(fault.raised, found.launcher, re.DOTALL)) and (fault.raised != "" or found.launcher == "")
+    told = found.told()
+    assert bool(told) is fault.noticed
+    for text in told:
+        assert re.search(fault.told, text), text
+    if not fault.noticed:
+        assert [text for text, _ in found.ranks.values()] == [""] * processes
+
+
+def test_nothing_is_left(job):
+    _, output, _, folder = job
+    wait_until_gone(f"JOB_TEST={folder}")
+    for sign in ("terminate called", "Aborted", "frame #0", "leaked", "Segmentation"):
+        assert sign not in output
+    assert re.search(r"rank 0 has waited \d+ s in all_reduce.* for rank 1, which is at .*in late", output)
+
+
+SLEEPERS = """
+import sys, time, torch, torch_xla, torch_xla.core.xla_model as xm
+def main(index):
+    xm.rendezvous("start")
+    if index == 1:
+        print("started", flush=True)
+        time.sleep(600)
+    xm.all_reduce("sum", torch.ones(2, device="xla"))
+    torch_xla.sync(wait=True)
+if __name__ == "__main__":
+    torch_xla.launch(main)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_their_launcher(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(SLEEPERS)
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "2", "JOB_TEST": str(tmp_path)}
+    launcher = subprocess.Popen(
+        [sys.executable, script],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert launcher.stdout is not None and launcher.stdout.readline() == "started\n"
+        began = time.monotonic()
+        launcher.send_signal(how)
+        launcher.communicate(timeout=WITHIN)
+        assert launcher.returncode != 0
+        wait_until_gone(f"JOB_TEST={tmp_path}")
+        assert time.monotonic() - began < 10
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_without_a_launcher(tmp_path, victim):
+    """Two processes that were started by hand; rank 0 has the store."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, sys, torch, torch_xla, torch_xla.core.xla_model as xm, torch_xla.runtime as xr
+xm.rendezvous("start")
+if xr.global_ordinal() == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+xm.all_reduce("sum", torch.ones(2, device="xla"))
+torch_xla.sync(wait=True)
+""")
+    from torch_xla._core.job import session
+
+    port = session.listen("127.0.0.1", 0).port
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "1", "WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    both = [
+        subprocess.Popen([sys.executable, script, str(victim)], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                         stderr=subprocess.PIPE, text=True)
+        for r in range(2)
+    ]  # fmt: skip
+    texts = [process.communicate(timeout=60)[1] for process in both]
+    assert both[victim].returncode == -signal.SIGKILL and both[1 - victim].returncode == 1
+    lines = texts[1 - victim].strip().splitlines()
+    signs = ("JobError: [job] rank", "script.py:", f"rank {victim} has ended")
+    assert signs[0] in lines[-1] and any(all(sign in line for sign in signs) for line in lines), "\n".join(lines)

@@ -1,0 +1,184 @@
+"""The ways to start a job: from where, by what, and what each process is told about itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import starts
+from probes import PACKAGE, python
+
+from torch_xla._core.job import launcher
+
+FOLDER = Path(__file__).parent
+
+
+def run(tmp_path: Path, text: str, devices: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script beside the module of these tests."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n{text}")
+    return python(script, *arguments, devices=devices)
+
+
+def check(folder: Path, world: int, local_world: int | None = None) -> None:
+    found = starts.read_places(folder)
+    assert found == [starts.expected(rank, world, local_world or world) for rank in range(world)]
+
+
+def test_from_a_module_after_the_device_was_used(tmp_path: Path) -> None:
+    run(tmp_path, """
+import torch, torch_xla, starts
+if __name__ == "__main__":
+    assert torch.ones(2, device="xla:1").sum().item() == 2
+    torch_xla.launch(starts.write_place, (sys.argv[1],))
+    torch_xla.launch(starts.take_turns, (sys.argv[1],))
+    assert torch.ones(2, device="xla:1").sum().item() == 2
+""", 2, tmp_path)  # fmt: skip
+    check(tmp_path, 2)
+
+
+def test_from_the_script_itself_and_without_waiting(tmp_path: Path) -> None:
+    run(tmp_path, """
+import torch_xla.distributed.xla_multiprocessing as xmp, starts
+def main(index, folder):
+    starts.write_place(index, folder)
+if __name__ == "__main__":
+    context = xmp.spawn(main, (sys.argv[1],), nprocs=2, join=False)
+    assert len(context.pids()) == 2
+    while not context.join(60):
+        pass
+""", 4, tmp_path)  # fmt: skip
+    check(tmp_path, 2)
+
+
+def test_from_a_cell_of_a_notebook(tmp_path: Path) -> None:
+    """Cells define functions that no new interpreter finds; wrapped models are the parent's."""
+    run(tmp_path, """
+import torch, torch_xla, torch_xla.distributed.xla_multiprocessing as xmp
+scope = {"__name__": "__main__", "folder": sys.argv[1]}
+exec('''
+import torch, starts
+import torch_xla.distributed.xla_multiprocessing as xmp
+wrapped = xmp.MpModelWrapper(torch.nn.Linear(2, 2))
+def cell(index, scale):
+    starts.write_place(index, folder)
+    assert wrapped.to("xla").weight.is_xla and scale == 3
+xmp.spawn(cell, (3,), start_method="fork")
+''', scope)
+""", 2, tmp_path)  # fmt: skip
+    check(tmp_path, 2)
+
+
+def test_a_function_that_new_processes_do_not_find(tmp_path: Path) -> None:
+    done = python("-c", "import torch_xla\ndef cell(index): pass\ntorch_xla.launch(cell)", devices=2, check=False)
+    assert done.returncode == 1
+    assert "[launch]" in done.stderr.splitlines()[-1] and "start_method='fork'" in done.stderr
+
+
+def test_by_torchrun(tmp_path: Path) -> None:
+    run_by = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    python(*run_by, FOLDER / "starts.py", tmp_path, devices=1)
+    found = starts.read_places(tmp_path)
+    assert found == [starts.expected(rank, 2, 2) for rank in range(2)]
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Addresses at which processes listen."""
+    found = []
+    for pid in pids:
+        sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *rest = line.split()
+                if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                    found.append(local.rpartition(":")[0])
+    return found
+
+
+def report_listeners(index: int, folder: str) -> None:
+    starts.place(index)
+    addresses = listening([os.getpid(), os.getppid()])
+    (Path(folder) / f"{index}.txt").write_text("\n".join(addresses))
+
+
+def test_nothing_listens_beyond_localhost(tmp_path: Path) -> None:
+    launcher.run(report_listeners, (str(tmp_path),), 2)
+    own = listening([os.getpid()])
+    found = "\n".join(file.read_text() for file in tmp_path.glob("*.txt")).split() + own
+    local = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
+    assert found and set(found) <= {local, "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def hosts(count: int) -> list[str]:
+    """Names of network namespaces that reach each other."""
+    names = [f"torch-xla-{os.getpid()}-{i}" for i in range(count)]
+    bridge = f"txla{os.getpid()}"
+    commands = [f"ip link add {bridge} type bridge", f"ip link set {bridge} up"]
+    for i, name in enumerate(names):
+        end = f"tx{i}-{os.getpid()}"
+        commands += [
+            f"ip netns add {name}",
+            f"ip link add {end} type veth peer name eth0 netns {name}",
+            f"ip link set {end} master {bridge} up",
+            f"ip -n {name} addr add 10.211.0.{i + 1}/24 dev eth0",
+            f"ip -n {name} link set eth0 up",
+            f"ip -n {name} link set lo up",
+        ]
+    for command in commands:
+        done = subprocess.run(command.split(), capture_output=True, text=True)
+        if done.returncode:
+            remove_hosts(names, bridge)
+            pytest.skip(f"no network namespaces here: {command}: {done.stderr.strip()}")
+    return [*names, bridge]
+
+
+def remove_hosts(names: list[str], bridge: str) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+
+
+def assert_ended(processes: list[subprocess.Popen[str]]) -> None:
+    try:
+        errors = [process.communicate(timeout=100)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="no program ip, which makes network namespaces")
+def test_two_hosts_of_two_processes(tmp_path: Path) -> None:
+    *names, bridge = hosts(2)
+    try:
+        both = []
+        for rank, name in enumerate(names):
+            env = {**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{FOLDER}", "CPU_NUM_DEVICES": "2"}
+            env |= {"MASTER_ADDR": "10.211.0.1", "MASTER_PORT": "29511", "RANK": str(rank), "WORLD_SIZE": "2"}
+            command = ["ip", "netns", "exec", name, sys.executable, str(FOLDER / "starts.py"), str(tmp_path)]
+            both.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+        assert_ended(both)
+    finally:
+        remove_hosts(names, bridge)
+    check(tmp_path, 4, local_world=2)
+
+
+def test_hosts_by_hand_on_one_machine(tmp_path: Path) -> None:
+    """Two launchers that stand for two hosts; the first has the store."""
+    port = str(free_port())
+    env = {**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{FOLDER}", "CPU_NUM_DEVICES": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, str(FOLDER / "starts.py"), str(tmp_path)]
+    both = [subprocess.Popen(command, env=env | {"RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in range(2)]
+    assert_ended(both)
+    check(tmp_path, 4, local_world=2)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
