@@ -19,7 +19,7 @@ PY := torch_xla tests benchmarks examples setup.py
 .PHONY: help
 help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
-	@echo "make test       all tests (under 15 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make test       all tests (25 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"

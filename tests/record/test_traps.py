@@ -110,7 +110,7 @@ import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 x = torch.randn(8, 8).to('xla')
 y = x
-for i in range(300):
+for i in range(150):
     y = torch.tanh(y @ x) + torch.sin(y) * float(i)
 interrupted = threading.Event()
 def press():
