@@ -261,6 +261,9 @@ def groups(index: int) -> None:
         part = torch.full((2,), float(rank), device=device)
         dist.all_reduce(part, group=alone)
         same(part, torch.full((2,), float(rank)), "alone")
+        part = torch.zeros(3, 2, device=device)
+        scatter_single(part, torch.full((3, 2), float(rank), device=device), group=alone)
+        same(part, torch.full((3, 2), float(rank)), "scattered alone")
         outs = [torch.zeros(2, device=device) for _ in range(size)]
         dist.all_gather(outs, torch.full((2,), float(rank), device=device), group=reverse)
         order = dist.get_process_group_ranks(reverse)

@@ -148,8 +148,10 @@ class ProcessGroupXla(ProcessGroup):
 
     def _record(self, kind: str, tensors: Tensors, **how: Any) -> list[torch.Tensor]:
         if self.size() == 1 and session.seat().world == 1:
-            stacked = kind == "all_gather"
-            return [t.detach().clone()[None] if stacked else t.detach().clone() for t in tensors]
+            copies = [t.detach().clone() for t in tensors]
+            if kind == "all_gather":
+                return [t[None] for t in copies]
+            return [t[0] for t in copies] if kind == "reduce_scatter" else copies
         return collectives.record(kind, tensors, [self._members], **how)
 
     def _reduced(self, kind: str, tensors: Tensors, op: Any) -> list[torch.Tensor]:
@@ -157,8 +159,6 @@ class ProcessGroupXla(ProcessGroup):
             factor = _factor(op)
             tensors = [t * factor for t in tensors]
         results = self._record(kind, tensors, reduction=_kind(op))
-        if kind == "reduce_scatter" and self.size() == 1:
-            results = [r[0] if r.dim() > 0 else r for r in results]
         if op == dist.ReduceOp.AVG:
             return [(r / self.size()).to(r.dtype) for r in results]
         return results
