@@ -85,6 +85,18 @@ def mean(loss: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int) -> Iterator[torch.Tensor]:
+    """Trains on this process's shares; gives the loss of the whole batch after each step."""
+    for x, y in shares(rank, size):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        whole = mean(loss)
+        torch_xla.sync()
+        yield whole
+
+
 def ddp(index: int) -> None:
     """DistributedDataParallel: training, gradients that are added up, buckets, uneven inputs, evaluation."""
     rank, size = start()
@@ -92,13 +104,7 @@ def ddp(index: int) -> None:
     for options in ({}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}):
         model = DistributedDataParallel(net().to("xla"), **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        for (x, y), loss_wanted in zip(shares(rank, size), losses, strict=True):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            whole = mean(loss)
-            torch_xla.sync()
+        for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
             if rank == 0:  # read by one alone
                 assert abs(whole.item() - loss_wanted) < 1e-4
         same_state(model.module.state_dict(), wanted.state_dict())
@@ -178,13 +184,7 @@ def sharded(index: int, folder: str) -> None:
     fully_shard(model, mesh=devices)
     assert isinstance(model.first.weight, DTensor) and model.first.weight.to_local().size(0) < 7
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for (x, y), loss_wanted in zip(shares(rank, size), losses, strict=True):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        whole = mean(loss)
-        torch_xla.sync()
+    for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
         close(whole, torch.tensor(loss_wanted), "loss")
     same_state({name: value.full_tensor() for name, value in model.state_dict().items()}, wanted.state_dict())
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}

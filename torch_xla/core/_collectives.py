@@ -42,7 +42,7 @@ def check_groups(name: str, groups: Groups) -> list[list[int]]:
     return groups
 
 
-def _own(groups: list[list[int]]) -> list[int]:
+def own_group(groups: list[list[int]]) -> list[int]:
     """The group of this process."""
     ordinal = runtime.global_ordinal()
     return next(group for group in groups if ordinal in group)
@@ -110,7 +110,7 @@ def all_reduce(
     if not single:
         _check_tensors("all_reduce", "inputs", inputs)
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-    if len(_own(chosen)) == 1 and runtime.world_size() == 1:
+    if runtime.world_size() == 1:
         results = [_scaled(t, scale) for t in tensors] if single or scale != 1.0 else []
     else:
         results = [_times(t, scale) for t in collectives.record("all_reduce", tensors, chosen, reduce_type)]
@@ -210,7 +210,7 @@ def all_to_all(
         pin_layout: Accepted for compatibility.
     """
     chosen = check_groups("all_to_all", groups)
-    size = len(_own(chosen))
+    size = len(own_group(chosen))
     if split_count != size:
         raise ValueError(
             message("all_to_all", f"split_count={split_count}", expected=f"{size}, the number of processes")
@@ -331,7 +331,7 @@ def reduce_scatter(
     """
     _check_reduction("reduce_scatter", reduce_type)
     chosen = check_groups("reduce_scatter", groups)
-    size = len(_own(chosen))
+    size = len(own_group(chosen))
     if shard_count != size:
         raise ValueError(
             message("reduce_scatter", f"shard_count={shard_count}", expected=f"{size}, the number of processes")
@@ -419,7 +419,7 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pi
         pin_layout: See `all_reduce`.
     """
     chosen = check_groups("reduce_gradients", groups)
-    count = len(_own(chosen))
+    count = len(own_group(chosen))
     _replicas.average(fetch_gradients(optimizer))
     if runtime.world_size() == 1:
         return  # the average over one process is what is there

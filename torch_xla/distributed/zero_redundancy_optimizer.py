@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch_xla import _bindings, runtime
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
-from torch_xla.core._collectives import check_groups
+from torch_xla.core._collectives import check_groups, own_group
 
 Group = dict[str, Any]
 
@@ -66,7 +66,7 @@ class ZeroRedundancyOptimizer(Optimizer):
     ) -> None:
         self.sharding_groups = check_groups("zero", sharding_groups)
         self.grad_norm_groups = check_groups("zero", grad_norm_groups) if grad_norm_groups else None
-        members = next(group for group in self.sharding_groups if runtime.global_ordinal() in group)
+        members = own_group(self.sharding_groups)
         self.local_rank, self.local_world_size = members.index(runtime.global_ordinal()), len(members)
         super().__init__(params, defaults)
         self.optimizer_class = optimizer_class

@@ -24,7 +24,6 @@ from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
 
 START_METHODS = ("spawn", "fork", "forkserver")
-_MERCY = 3.0  # seconds from being interrupted to being ended
 _PRELOADED = "torch_xla._core.preload"
 
 
@@ -151,7 +150,7 @@ def _end_with_launcher() -> None:
         return
     launcher.join()
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(_MERCY)
+    time.sleep(started.MERCY)
     os._exit(1)
 
 

@@ -15,7 +15,7 @@ from torch_xla._core.job import session
 from torch_xla._core.job.environment import Seat
 
 _GRACE = 5.0  # seconds in which the others learn of a failure and end themselves
-_MERCY = 3.0  # seconds from being asked to end to being killed
+MERCY = 3.0  # seconds from being asked to end to being killed
 
 
 class Processes(ProcessContext):
@@ -65,7 +65,7 @@ class Processes(ProcessContext):
             raise
         self._end_all()
         cause = next((i for i in self._failed if not self._followed(i)), self._failed[0])
-        self._wait_for_hosts(_GRACE + _MERCY)
+        self._wait_for_hosts(_GRACE + MERCY)
         raise self._error(cause)
 
     def _followed(self, index: int) -> bool:
@@ -99,7 +99,7 @@ class Processes(ProcessContext):
         running = [self.processes[index] for index in self.sentinels.values()]
         for process in running:
             process.terminate()
-        deadline = time.monotonic() + _MERCY
+        deadline = time.monotonic() + MERCY
         for process in running:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():

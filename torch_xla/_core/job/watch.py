@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -180,14 +181,22 @@ class _Watch:
             return line()
         self._store.delete_key(f"at/{rank}")
         self._store.add("news", 1)
-        deadline = time.monotonic() + _ANSWERS_WITHIN
-        while time.monotonic() < deadline:
+
+        def look() -> str | None:
             if self._store.check([f"at/{rank}"]):
                 return str(self._store.get(f"at/{rank}").decode())
-            if self._store.check(["broken"]):
-                break  # the others have stopped, and their watches with them
-            time.sleep(0.02)
-        return None
+            # The others have stopped then, and their watches with them.
+            return "" if self._store.check(["broken"]) else None
+
+        return _soon(look) or None
+
+
+def _soon(look: Callable[[], str | None]) -> str | None:
+    """What a look at the store finds, which others are about to write; None if it is not there in time."""
+    deadline = time.monotonic() + _ANSWERS_WITHIN
+    while (found := look()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 def _run_pending() -> None:
@@ -235,15 +244,15 @@ def explain(session: Session, error: str) -> str | None:
 
 
 def _who_left(session: Session, own: str) -> str | None:
-    deadline = time.monotonic() + _ANSWERS_WITHIN
-    while time.monotonic() < deadline:
+    def look() -> str | None:
         if session.store.check(["broken"]):
             return str(session.store.get("broken").decode())
         for rank in session.everyone:
             if rank != session.seat.rank and (why := session.has_left(rank)) is not None:
                 return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
-        time.sleep(0.02)
-    return None
+        return None
+
+    return _soon(look)
 
 
 def _difference(session: Session, own: int, other: int, theirs: int) -> str:
@@ -251,10 +260,8 @@ def _difference(session: Session, own: int, other: int, theirs: int) -> str:
     rank = session.seat.rank
     session.store.set(f"about/{own}", json.dumps(sequence.meaning(own)))
     key = f"about/{theirs}"
-    deadline = time.monotonic() + _ANSWERS_WITHIN
-    while not session.store.check([key]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    found = json.loads(session.store.get(key)) if session.store.check([key]) else sequence.meaning(theirs)
+    told = _soon(lambda: session.store.get(key).decode() if session.store.check([key]) else None)
+    found = sequence.meaning(theirs) if told is None else json.loads(told)
     (low, first), (high, second) = sorted([(rank, sequence.meaning(own)), (other, found)])
     return (
         f"[job] the processes differ in what they do together: rank {low} runs {first[0]} (recorded at {first[1]}), "

@@ -15,7 +15,7 @@ import torch_xla
 from torch_xla import runtime
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
-from torch_xla.core._collectives import check_groups
+from torch_xla.core._collectives import check_groups, own_group
 from torch_xla.distributed.fsdp import _shards, wrap
 from torch_xla.distributed.fsdp.utils import INNER_FORWARD
 from torch_xla.distributed.fsdp.xla_flatten_params_wrapper import INSIDE, XlaFlattenParamsWrapper
@@ -115,7 +115,7 @@ class XlaFullyShardedDataParallel(nn.Module):
                 message("fsdp", "sharding_groups alone", expected="sharding_rank and sharding_world_size too")
             )
         groups = check_groups("fsdp", sharding_groups)
-        own = next(group for group in groups if runtime.global_ordinal() in group)
+        own = own_group(groups)
         place, size = own.index(runtime.global_ordinal()), len(own)
         if sharding_rank not in (None, place) or sharding_world_size not in (None, size):
             given = f"sharding_rank={sharding_rank}, sharding_world_size={sharding_world_size}"
