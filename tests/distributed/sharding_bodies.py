@@ -158,6 +158,11 @@ def fully_sharded(index: int) -> None:
     model = FSDP(net(checkpoints=True), auto_wrap_policy=POLICY)
     train(model)
     close(states(model), expected)
+    inside = net()
+    inside.first = FSDP(inside.first)  # whose weight the last layer has too
+    model = FSDP(inside)
+    train(model)
+    close(states(model), expected)
 
 
 def gathered_where_read(index: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 import torch_xla
 from torch_xla import _bindings
@@ -241,26 +242,42 @@ class _Parameters(dict[str, Any]):
         return found[0].piece(found[1]) if found is not None else super().__getitem__(name)
 
 
-def take_over(shard: Shard) -> None:
+# Parameters that were split, as modules outside of the wrapped one may still have them: their shard, and place in it.
+_split = WeakIdKeyDictionary()
+
+
+def _take_over(shard: Shard, params: Iterable[nn.Parameter]) -> None:
     """Puts a shard in the place of its parameters."""
-    for number, piece in enumerate(shard.pieces):
+    for number, (piece, param) in enumerate(zip(shard.pieces, params, strict=True)):
+        _split[param] = (shard, number)
         for owner, name in piece.places:
-            if not isinstance(owner._parameters, _Parameters):
-                owner._parameters = _Parameters(owner._parameters)
-            owner._parameters.pop(name)
-            owner._parameters.split[name] = (shard, number)
+            _read_from(shard, number, owner, name)
+
+
+def _read_from(shard: Shard, number: int, owner: nn.Module, name: str) -> None:
+    if not isinstance(owner._parameters, _Parameters):
+        owner._parameters = _Parameters(owner._parameters)
+    owner._parameters.pop(name)
+    owner._parameters.split[name] = (shard, number)
 
 
 def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Parameter, Piece]]:
     """The parameters of modules, each once.
+
+    Those that a module inside shares, and that were split with it, are from then on read from its shard.
 
     Args:
         owners: The modules by name, without those inside.
     """
     found: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for prefix, owner in owners:
-        for name, param in owner._parameters.items():
-            if param is not None:
+        for name, param in list(owner._parameters.items()):
+            if param is None:
+                continue
+            if param in _split:
+                shard, number = _split[param]
+                _read_from(shard, number, owner, name)
+            else:
                 found.setdefault(param, []).append((f"{prefix}.{name}", owner, name))
     return [
         (param, Piece(places[0][0], param.shape, tuple((owner, name) for _, owner, name in places)))
@@ -283,6 +300,7 @@ def make_shards(
     if flat_name is None:
         for param, piece in found:
             shards.append(Shard(piece.name, [piece], param, layout, device, False))
+            _take_over(shards[-1], [param])
     else:
         kinds: dict[tuple[torch.dtype, bool], list[tuple[nn.Parameter, Piece]]] = {}
         for param, piece in found:
@@ -291,8 +309,7 @@ def make_shards(
             whole = torch.cat([param.detach().flatten() for param, _ in members]).requires_grad_(trains)
             pieces = [piece for _, piece in members]
             shards.append(Shard(f"{flat_name}{number}", pieces, whole, layout, device, True))
-    for shard in shards:
-        take_over(shard)
+            _take_over(shards[-1], [param for param, _ in members])
     return shards
 
 
