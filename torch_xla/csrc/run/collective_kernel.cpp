@@ -164,18 +164,20 @@ class Call {
 
   void all_gather(const at::Tensor& in, const at::Tensor& out) {
     if (backend_ == nullptr) {
-      out.copy_(in.unsqueeze(0));
+      unflatten(in.reshape({-1}), {out});
       return;
     }
-    auto own = in.clone();
+    auto own = copied(in);
     auto all = at::empty_like(out);
     auto from = bytes(own), to = bytes(all);
     wait_for(backend_->_allgather_base(to, from));
-    out.copy_(all);
+    unflatten(all.reshape({-1}), {out});
   }
 
+  void all_to_all(const at::Tensor& in, const at::Tensor& out) { unflatten(exchanged(in).reshape({-1}), {out}); }
+
   at::Tensor exchanged(const at::Tensor& in) {
-    auto own = in.clone();
+    auto own = copied(in);
     if (backend_ == nullptr) {
       return own;
     }
@@ -194,13 +196,13 @@ class Call {
     for (int64_t i = 1; i < parts.size(0); ++i) {
       combine(found, parts[i], op);
     }
-    out.copy_(found);
+    unflatten(found.reshape({-1}), {out});
   }
 
   // Sends to the process after each source in the list, if this is the source. As an exchange of parts, most of which
   // are empty: the process groups close a connection over which a single message does not come in time.
   void permute(const at::Tensor& in, const at::Tensor& out, FfiNumbers sources, FfiNumbers targets) {
-    auto from = bytes(in.clone());
+    auto from = bytes(copied(in));
     const auto length = from.numel();
     std::vector<int64_t> sent(size_), received(size_);
     for (size_t i = 0; i < sources.size(); ++i) {
@@ -245,23 +247,31 @@ class Call {
     }
   }
 
+  // Of one dtype. PyTorch's own copies of large tensors would wait for its threads, which spin while the other
+  // processes of this host have the cores.
   static at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
-    if (tensors.size() == 1) {
-      return tensors[0].reshape({-1}).clone();
+    int64_t count = 0;
+    for (const auto& t : tensors) {
+      count += t.numel();
     }
-    std::vector<at::Tensor> flat;
-    std::transform(tensors.begin(), tensors.end(), std::back_inserter(flat),
-                   [](const at::Tensor& t) { return t.reshape({-1}); });
-    return at::cat(flat);
+    auto flat = at::empty({count}, tensors.at(0).options());
+    auto* next = static_cast<char*>(flat.mutable_data_ptr());
+    for (const auto& t : tensors) {
+      next = std::copy_n(static_cast<const char*>(t.const_data_ptr()), t.nbytes(), next);
+    }
+    return flat;
   }
 
   static void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
-    int64_t start = 0;
+    const auto values = flat.to(tensors.at(0).scalar_type());
+    const auto* next = static_cast<const char*>(values.const_data_ptr());
     for (const auto& t : tensors) {
-      t.copy_(flat.narrow(0, start, t.numel()).view(t.sizes()));
-      start += t.numel();
+      std::copy_n(next, t.nbytes(), static_cast<char*>(t.mutable_data_ptr()));
+      next += t.nbytes();
     }
   }
+
+  static at::Tensor copied(const at::Tensor& t) { return flattened({t}).view(t.sizes()); }
 
   static void combine(at::Tensor& found, const at::Tensor& part, ReduceOp::RedOpType op) {
     switch (op) {
@@ -351,7 +361,7 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
   } else if (kind == "reduce_scatter") {
     call.reduce_scatter(in.at(0), out.at(0), reduction());
   } else if (kind == "all_to_all") {
-    out.at(0).copy_(call.exchanged(in.at(0)));
+    call.all_to_all(in.at(0), out.at(0));
   } else if (kind == "permute") {
     call.permute(in.at(0), out.at(0), ffi_attribute<FfiNumbers>(attributes, "sources"),
                  ffi_attribute<FfiNumbers>(attributes, "targets"));
