@@ -56,6 +56,17 @@ if __name__ == "__main__":
     check(tmp_path, 2)
 
 
+def test_what_the_processes_return(tmp_path: Path) -> None:
+    run(tmp_path, """
+import torch, torch.multiprocessing as mp, starts
+from torch_xla._internal import pjrt
+if __name__ == "__main__":
+    assert pjrt.run_multiprocess(starts.place, 7) == {i: starts.expected(i, 2, 2) | {"index": 7} for i in range(2)}
+    found = pjrt.run_multiprocess(torch.full, (2,), 3.0, device="xla")
+    assert {rank: (str(x.device), x.tolist()) for rank, x in found.items()} == dict.fromkeys((0, 1), ("xla:0", [3, 3]))
+""", 2)  # fmt: skip
+
+
 def test_from_a_cell_of_a_notebook(tmp_path: Path) -> None:
     """Cells define functions that no new interpreter finds; wrapped models are the parent's."""
     run(tmp_path, """

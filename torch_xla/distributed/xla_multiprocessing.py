@@ -20,6 +20,7 @@ from torch_xla._errors import listing, message
 from torch_xla.distributed import xla_backend as xla_backend
 
 T = TypeVar("T")
+MODULES = (__name__,)  # so that the processes of a job know backend "xla"
 
 
 def spawn(
@@ -69,7 +70,7 @@ def spawn(
     if count == 1:
         fn(session.seat().rank, *args)
         return None
-    return launcher.run(fn, args, count, join, daemon, start_method)
+    return launcher.run(fn, args, count, join, daemon, start_method, modules=MODULES)
 
 
 _turns = itertools.count()

@@ -6,6 +6,7 @@ once. The launcher listens at the port where they meet, which therefore outlives
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -13,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ def run(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
+    modules: Sequence[str] = (),
 ) -> Any:
     """Runs ``fn(rank, *args)`` in new processes, which are a job, or this host's part of one.
 
@@ -47,6 +49,7 @@ def run(
         daemon: Whether they end with this process.
         start_method: ``"spawn"`` and ``"forkserver"`` import the main script anew in each, ``"fork"`` copies this
             process.
+        modules: What each imports before `fn` is called.
 
     Returns:
         None, or PyTorch's context with the processes where they are not waited for.
@@ -75,14 +78,14 @@ def run(
         _check_importable(fn)
         if sys.platform == "linux":
             start_method = "forkserver"
-            multiprocessing.set_forkserver_preload([_PRELOADED])
+            multiprocessing.set_forkserver_preload([_PRELOADED, *modules])
     host = environment.seat()
     if host.world == 1:
         store = session.listen("127.0.0.1", 0)
         host = replace(host, address="127.0.0.1", port=store.port)
     else:
         store = session.connect(host, serves=host.rank == 0 and not host.served)
-    entry = _Entry(fn, args, processes, host, client.device_type())
+    entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
     try:
         found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
@@ -116,9 +119,15 @@ class _Entry:
     """What a new process runs."""
 
     def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], count: int, host: environment.Seat, kind: str
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        count: int,
+        host: environment.Seat,
+        kind: str,
+        modules: tuple[str, ...],
     ) -> None:
-        self._fn, self._args = fn, args
+        self._fn, self._args, self._modules = fn, args, modules
         self._count, self._host, self._kind = count, host, kind
         self._environ = dict(os.environ)  # who they are forked from has it as it was at the first launch
 
@@ -128,6 +137,8 @@ class _Entry:
         os.environ.update(self._environ)
         os.environ.update(variables(index, self._count, self._host, self._kind))
         client.publish_count()
+        for name in self._modules:  # whom this process was forked from may have been started for another job
+            importlib.import_module(name)
         threading.Thread(target=_end_with_launcher, name="torch_xla-launcher", daemon=True).start()
         try:
             self._fn(session.seat().rank, *self._args)

@@ -1,0 +1,68 @@
+"""Functions run by all processes of a job on this host, and what they returned there."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch_xla._core.job import launcher
+from torch_xla.distributed import xla_multiprocessing
+
+R = TypeVar("R")
+
+
+def spawn(
+    fn: Callable[..., Any], nprocs: int | None = None, start_method: str = "spawn", args: tuple[Any, ...] = ()
+) -> None:
+    """Runs ``fn(index, *args)`` in processes; `torch_xla.distributed.xla_multiprocessing.spawn` has the details.
+
+    Args:
+        fn: Function whose first argument is the ordinal of its process.
+        nprocs: Number of processes: as many as there are devices by default.
+        start_method: How they are started.
+        args: Further arguments.
+    """
+    xla_multiprocessing.spawn(fn, args=args, nprocs=nprocs, start_method=start_method)
+
+
+def run_multiprocess(fn: Callable[..., R], *args: Any, start_method: str = "spawn", **kwargs: Any) -> dict[int, R]:
+    """Runs ``fn(*args, **kwargs)`` in one new process per device of this host, which are a job.
+
+    Args:
+        fn: The function; it, its arguments and what it returns are pickled.
+        *args: Its arguments.
+        start_method: As in `torch_xla.distributed.xla_multiprocessing.spawn`.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What each process of this host returned, by its ordinal in the job.
+
+    Raises:
+        RuntimeError: The function or an argument cannot be sent to another process.
+        torch.multiprocessing.ProcessRaisedException: A process raised, or its result cannot be sent back.
+        torch.multiprocessing.ProcessExitedException: A process was killed, or exited with an error.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch_xla-results-") as folder:
+        call = _Returning(fn, args, kwargs, Path(folder))
+        count = launcher.processes_of_host()
+        launcher.run(call, (), count, start_method=start_method, modules=xla_multiprocessing.MODULES)
+        # Written by the processes of this call, in a folder that only this user can write to.
+        files = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
+        return {int(file.name): pickle.loads(file.read_bytes()) for file in files}
+
+
+class _Returning:
+    """A function of a job that leaves what it returned in a folder."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path) -> None:
+        self._fn, self._args, self._kwargs, self._folder = fn, args, kwargs, folder
+        # As the launcher names functions that cannot be sent.
+        self.__module__ = getattr(fn, "__module__", __name__)
+        self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
+
+    def __call__(self, rank: int) -> None:
+        result = self._fn(*self._args, **self._kwargs)
+        (self._folder / str(rank)).write_bytes(pickle.dumps(result))
