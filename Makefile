@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples setup.py
 
-.PHONY: demo test test-fast test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: demo test test-fast test-sweep test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -21,6 +21,7 @@ help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
 	@echo "make test       all tests (25 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
+	@echo "make test-sweep the long tables of which the tests have a sample"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
 	@echo "make lint       ruff, clang-format, mypy"
@@ -66,6 +67,10 @@ test-fast: $(STAMPS)/dev $(STAMPS)/build
 # What several processes do together and how they fail, also with four of them.
 test-jobs: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest tests/job tests/distributed $(PYTEST_ARGS)
+
+# The long tables of which `make test` has a sample, apart from those with a target of their own.
+test-sweep: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

@@ -186,7 +186,7 @@ def sample() -> list[Job]:
         by_family.setdefault(family(name), []).append(name)
     chosen = []
     for names in by_family.values():
-        for turn, name in enumerate(names[:: max(1, min(5, len(names) // 3))]):
+        for turn, name in enumerate(names[:: max(1, min(8, len(names) // 3))]):
             own = jobs([re.escape(name)])
             # The first is the float32 values where there are such; the other one goes round kinds and dtypes.
             chosen += [own[0], own[1 + turn * 5 % (len(own) - 1)]] if len(own) > 1 else own

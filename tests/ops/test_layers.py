@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,10 +76,19 @@ def inputs(info: ModuleInfo, dtype: torch.dtype, training: bool) -> list[ModuleI
     return [i for i in itertools.islice(found, INPUTS) if i.forward_input is not None]
 
 
-@pytest.mark.parametrize("info", module_db, ids=lambda info: info.name.removeprefix("nn."))
-def test_module(info):
+def cases() -> Iterator[Any]:
+    """Each module and type; of the two types of 16 bits, one is left to the sweep, in turns."""
+    for turn, info in enumerate(module_db):
+        for dtype in TOLERANCE:
+            marks = [pytest.mark.sweep] if dtype is (torch.bfloat16, torch.float16)[turn % 2] else []
+            name = f"{info.name.removeprefix('nn.')}-{str(dtype).removeprefix('torch.')}"
+            yield pytest.param(info, dtype, marks=marks, id=name)
+
+
+@pytest.mark.parametrize(("info", "dtype"), list(cases()))
+def test_module(info, dtype):
     checked = []
-    for dtype, training in itertools.product(TOLERANCE, (True, False) if info.train_and_eval_differ else (True,)):
+    for training in (True, False) if info.train_and_eval_differ else (True,):
         for given in inputs(info, dtype, training):
             torch.manual_seed(0)
             module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
@@ -95,7 +105,9 @@ def test_module(info):
     for compared in checked:
         if not any(name in info.name for name in DRAWS):
             expect_close(*compared)
-    assert checked
+    if not checked:
+        assert dtype != torch.float32
+        pytest.skip("the CPU does not take this type")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
