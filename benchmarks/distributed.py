@@ -1,16 +1,19 @@
 """Jobs of two processes on this machine, as ratios: `python -m benchmarks.distributed` prints the table.
 
 What is compared is taken in turns in the same processes: an all-reduce against PyTorch's own group and against JAX's
-`psum` over XLA's collectives, a training step at the same global batch against one process, and what a barrier costs
-the host in a job against alone.
+`psum` over XLA's collectives, a training step at the same global batch against one process, what a barrier costs the
+host in a job against alone and against one of two unrelated processes, a loader with slow samples, and starting.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -136,6 +139,74 @@ def alone(rank: int, folder: str) -> None:
     Path(folder, "alone.json").write_text(json.dumps(figures))
 
 
+def beside_another(rank: int, folder: str, number: int) -> None:
+    """The small step in one of two processes that have nothing to do with each other, as the control of a job's."""
+    Path(folder, f"beside{number}.json").write_text(json.dumps(small_step() * 1e6))
+
+
+def loader(rank: int, folder: str) -> None:
+    """What a batch takes that takes 5 ms to make, as a multiple of the longer of that and a step by itself."""
+    import time
+
+    import torch
+
+    import torch_xla
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    class Slow(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(60):
+                time.sleep(0.005)
+                yield torch.ones(64, 256)
+
+    weight = torch.randn(256, 256).to("xla")
+
+    def step(x: torch.Tensor) -> None:
+        for _ in range(8):
+            x = torch.tanh(x @ weight)
+        torch_xla.sync(wait=True)
+
+    batch = torch.ones(64, 256).to("xla")
+    alone_ = [timed(partial(step, batch)) for _ in range(20)][5:]
+    loaded, last = [], 0.0
+    for x in MpDeviceLoader(torch.utils.data.DataLoader(Slow(), batch_size=None), torch_xla.device()):
+        step(x)
+        now = perf_counter()
+        loaded.append(now - last)
+        last = now
+    if rank == 0:
+        Path(folder, "loader.json").write_text(json.dumps(median(loaded[5:]) / max(median(alone_), 0.005)))
+
+
+def first_value(rank: int, folder: str) -> None:
+    """The shortest job: one all-reduced value. Writes the CPU seconds that it took here."""
+    import time
+
+    import torch
+
+    import torch_xla.core.xla_model as xm
+
+    assert xm.all_reduce("sum", torch.ones(1, device="xla")).item() > 0
+    seconds = time.process_time()
+    if multiprocessing.parent_process() is not None and rank == 0:  # whom they were forked from is in none of them
+        ticks = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[11:13]
+        seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    Path(folder, f"first{rank}").write_text(str(seconds))
+
+
+def start_up(world: int) -> float:
+    """CPU seconds of all processes until each has the first all-reduced value, the launcher among them."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = (
+            "import time, torch_xla; from benchmarks import distributed; "
+            f"torch_xla.launch(distributed.first_value, ({folder!r},)); print(time.process_time())"
+        )
+        environment = {**os.environ, "CPU_NUM_DEVICES": str(world)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+        launcher = float(done.stdout.split()[-1])
+        return launcher if world == 1 else launcher + sum(float(file.read_text()) for file in Path(folder).iterdir())
+
+
 def jax_psum(rank: int, port: int, folder: str) -> None:
     """JAX's own all-reduce over XLA's collectives, in two processes."""
     import jax
@@ -179,20 +250,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         launcher.run(alone, (folder,), 1)
         launcher.run(in_job, (folder,), 2)
+        both = [launcher.run(beside_another, (folder, number), 1, join=False) for number in range(2)]
+        for processes in both:
+            while not processes.join():
+                pass
+        launcher.run(loader, (folder,), 2)
         figures: Figures = json.loads(Path(folder, "alone.json").read_text())
         figures |= json.loads(Path(folder, "job.json").read_text())
         psum = _start_jax(folder)
+        beside = json.loads(Path(folder, "beside0.json").read_text())
+        figures["a loaded batch / max(step, 5 ms)"] = json.loads(Path(folder, "loader.json").read_text())
+    figures["CPU seconds to the first value, 4 processes / 1"] = start_up(4) / start_up(1)
     for name in SIZES:
         figures[f"all-reduce of {name} / JAX's psum"] = figures[f"all-reduce of {name}, ms"] / psum[name]
     figures["step of GPT-2 on two processes / one"] = (
         figures["step of GPT-2, two processes, ms"] / figures["step of GPT-2, one process, ms"]
     )
+    in_the_job = figures["host time of sync() of a small step, in the job, us"]
     figures["host time of sync() in a job / alone"] = (
-        figures["host time of sync() of a small step, in the job, us"]
-        / figures["host time of sync() of a small step, alone, us"]
+        in_the_job / figures["host time of sync() of a small step, alone, us"]
     )
+    figures["host time of sync() in a job / beside an unrelated process"] = in_the_job / beside
     for name, value in figures.items():
-        print(f"{name:<58} {value:>10.3f}")
+        print(f"{name:<62} {value:>10.3f}")
 
 
 if __name__ == "__main__":
