@@ -11,6 +11,8 @@ Cut = _C.Cut
 Graph = _C.Graph
 Packing = _C.Packing
 Program = _C.Program
+Recording = _C.Recording
+Replay = _C.Replay
 ExecutableCache = _C.ExecutableCache
 
 # Graphs and values.
@@ -26,6 +28,7 @@ give_buffer = _C.give_buffer
 is_given = _C.is_given
 is_lost = _C.is_lost
 storage_generation = _C.storage_generation
+count_aliases = _C.count_aliases
 base_of = _C.base_of
 set_storage = _C.set_storage
 resize_storage = _C.resize_storage

@@ -38,7 +38,11 @@ class _CompileContext:
         name: str | None,
         max_different_graphs: int | None,
         session: region.Session,
+        observe: Callable[[Any, Any], None] | None = None,
+        replayed: bool = False,
     ) -> None:
+        self._observe = observe
+        self._replayed = replayed
         self._full_graph = full_graph
         self._name = name
         self._limit = max_different_graphs
@@ -53,6 +57,7 @@ class _CompileContext:
             with region.entered(region.Region(f"{self._name}_clear_pending" if self._name else None)):
                 barrier(debug_level.COMPILE_ENTRY)
             running = region.Region(self._name, self._full_graph, self._limit, self._session)
+            running.observe, running.replayed = self._observe, self._replayed
             entered = region.entered(running)
             entered.__enter__()
         except BaseException:
@@ -103,6 +108,7 @@ def compile(
     full_graph: bool | None = False,
     name: str | None = None,
     max_different_graphs: int | None = None,
+    replay: bool = False,
 ) -> Any:
     """Runs a function or a block as a graph of its own, also in eager mode.
 
@@ -123,6 +129,9 @@ def compile(
         name: Name of the graphs in messages and dumps; the function's name by default.
         max_different_graphs: How many different graphs the function may have over its life; one more raises and shows
             the first operation that differs.
+        replay: Whether calls run again without Python once two recorded ones agree: parameters, optimizer state,
+            gradients and statistics are bound again, tensors and numbers among the arguments are inputs. What a replay
+            cannot see, and what it says then, is in ``docs/debugging.md``.
 
     Returns:
         The wrapped function or module, or the context manager.
@@ -130,7 +139,8 @@ def compile(
     Raises:
         TypeError: ``f`` cannot be called.
         ValueError: ``max_different_graphs`` is below 1.
-        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated.
+        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated, or
+            a step with ``replay`` reads a value.
     """
     if f is not None and not callable(f):
         raise TypeError(message("compile", f"got {type(f).__name__}", expected="a function, a module or nothing"))
@@ -138,14 +148,26 @@ def compile(
         raise ValueError(
             message("compile", f"max_different_graphs={max_different_graphs}", expected="1 or more, or None")
         )
+    if replay and f is None:
+        return functools.partial(
+            compile, full_graph=full_graph, name=name, max_different_graphs=max_different_graphs, replay=True
+        )
     if f is None:
         return _CompileContext(bool(full_graph), name, max_different_graphs, region.Session())
     label = name or getattr(f, "__name__", None) or type(f).__name__
     session = _session_of(f) if max_different_graphs is not None else region.Session()
     function = f
 
+    enter = functools.partial(_CompileContext, bool(full_graph), label, max_different_graphs, session)
+    if replay:
+        from torch_xla._core.replay import Step  # which imports JAX
+
+        function = Step(f, label, enter)
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _CompileContext(bool(full_graph), label, max_different_graphs, session):
+        if replay:
+            return function(*args, **kwargs)
+        with enter():
             return function(*args, **kwargs)
 
     if isinstance(f, torch.nn.Module):

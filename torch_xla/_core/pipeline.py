@@ -133,9 +133,13 @@ def _raise_interrupt() -> None:
 def _watched() -> bool:
     """Whether somebody looks at the stages of each run, or has a say in it."""
     return (
-        bool(_timeline.recorder or _capture.on or region.stack or not region.allowed or dispatch.disturbed())
-        or _WATCHING.any_set()
+        bool(_timeline.recorder or _capture.on or region.stack) or inspected()
     )
+
+
+def inspected() -> bool:
+    """Whether somebody wants to see each program with its graph before it runs, or may forbid it."""
+    return bool(not region.allowed or dispatch.disturbed()) or _WATCHING.any_set()
 
 
 def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
@@ -146,6 +150,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
         executable = cache.find(cut) or _first_use(cut, cause, name)
     memory.before_run(executable, cut, name)
     debug_level.before_run(cut, cause, name)
+    region.about_to_run(cut, executable)
     executor.run(executable, cut)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla._core.report import retrace
@@ -40,6 +41,8 @@ class Region:
     max_different_graphs: int | None = None
     session: Session = field(default_factory=Session)
     closing: bool = False
+    observe: Callable[[Any, Any], None] | None = None  # sees each graph of the region that runs, with its program
+    replayed: bool = False  # what is read in it would be read once, and never again
 
 
 # A stack of the process, not of a thread: autograd runs backward functions in threads of its own.
@@ -95,6 +98,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
                 do="allow it with _XLAC._set_allow_execution(True)",
             )
         )
+    before_read(line)
     for region in stack:
         if region.full_graph and not region.closing:
             raise GraphLimitError(
@@ -109,6 +113,33 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
         if region.max_different_graphs is not None:
             region.session.check(key, describe, region.max_different_graphs)
     return name() if stack else None
+
+
+def before_read(line: Callable[[], str | None]) -> None:
+    """Called before a value goes to Python, and before a graph runs.
+
+    Raises:
+        GraphLimitError: The step is recorded to be replayed.
+    """
+    for region in stack:
+        if region.replayed and not region.closing:
+            asked = line()
+            raise GraphLimitError(
+                message(
+                    "replay",
+                    f"{region.name or 'the step'} reads a value, or has a barrier,"
+                    + (f" at {asked}" if asked else " inside"),
+                    expected="a step that can run again without Python",
+                    do="return the tensor and read it after the call, or leave replay out",
+                )
+            )
+
+
+def about_to_run(graph: Any, executable: Any) -> None:
+    """Called with every graph right before it runs, and with its program."""
+    for region in stack:
+        if region.observe is not None and region.closing:
+            region.observe(graph, executable)
 
 
 def _node_text(node: Node) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_xla import _bindings, _fallbacks, _metrics, _timeline
+from torch_xla._core import region
 from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
 from torch_xla._core.job import pending
@@ -283,6 +284,7 @@ class _Hooks:
     @untraced
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of an xla tensor as a new CPU tensor."""
+        region.before_read(_bindings.user_frame)
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
                 location = _held(tensor, _bindings.location_of, partial(evaluate, [tensor], reading=True))

@@ -6,6 +6,7 @@ namespace torch_xla {
 PYBIND11_MODULE(_C, m) {
   bind_graphs(m);
   bind_runs(m);
+  bind_replays(m);
   bind_tensors(m);
   bind_recorder(m);
   bind_collectives(m);

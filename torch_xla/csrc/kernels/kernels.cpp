@@ -18,6 +18,7 @@
 #include "tensor/lazy_clone.h"
 #include "tensor/tensor_impl.h"
 #include "tensor/view_path.h"
+#include "tensor/watch.h"
 
 namespace torch_xla {
 
@@ -132,6 +133,7 @@ Tensor& fill_number(Tensor& self, const at::Scalar& value) {
     const RecorderLock lock;
     auto& alias = impl_of(self)->alias;
     if (!alias.path.defined() && !value.isComplex() && !eager()) {
+      touch(self);
       alias.write(fill_for(*alias.storage, alias.meta, value));
       return self;
     }
@@ -179,7 +181,10 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
               " doesn't match the broadcast shape ", IntArrayRef(sizes));
 }
 
-void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
+void write_value(const Tensor& self, Value value) {
+  touch(self);
+  impl_of(self)->alias.write(std::move(value));
+}
 
 // The storage is about to get a leaf as its value, so there is nothing to roll back to. What it was made with, or had
 // at the last barrier, is forgotten unless something was computed with it: the next program may then have that buffer.
@@ -212,6 +217,7 @@ void copy_within(const Tensor& self, const Tensor& source) {
   static auto& to_copy = op_info("aten::_to_copy", "");
   static auto& expand = op_info("aten::expand", "");
   const RecorderLock lock;
+  touch(source);
   Value value = impl_of(source)->alias.current();
   const auto& from = impl_of(source)->alias.meta;
   const bool records = source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes();
@@ -247,6 +253,7 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
   const RecorderLock lock;
   auto leaf = make_leaf(meta, buffer);
+  note_upload(source, leaf.node);
   auto& alias = impl_of(self)->alias;
   if (!alias.path.defined()) {
     expect_leaf(*alias.storage, leaf);

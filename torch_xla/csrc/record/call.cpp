@@ -4,6 +4,7 @@
 
 #include "base/python_hooks.h"
 #include "tensor/tensor_impl.h"
+#include "tensor/watch.h"
 
 namespace torch_xla {
 
@@ -170,7 +171,14 @@ at::Tensor Call::adopt(const at::Tensor& t, bool any_rank) const {
     throw_other_device({c10::DeviceType::XLA, device}, t.device());
   }
   auto meta = contiguous_meta(t.sizes(), t.scalar_type());
-  return make_tensor(new_alias(make_leaf(meta, upload(t, device)), meta, device));
+  auto* const buffer = upload(t, device);
+  Alias alias;
+  {
+    const RecorderLock lock;
+    alias = new_alias(make_leaf(meta, buffer), meta, device);
+    note_upload(t, alias.storage->value.node);
+  }
+  return make_tensor(std::move(alias));
 }
 
 void Call::push(Arg arg) {
@@ -180,6 +188,7 @@ void Call::push(Arg arg) {
 
 void Call::add_input(const at::Tensor& t) {
   auto* const impl = impl_of(t);
+  touch(t);
   const auto& value = impl->alias.current();
   inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
   key.mix(impl->alias.meta->layout);
