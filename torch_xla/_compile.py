@@ -139,8 +139,8 @@ def compile(
     Raises:
         TypeError: ``f`` cannot be called.
         ValueError: ``max_different_graphs`` is below 1.
-        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated, or
-            a step with ``replay`` reads a value.
+        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated,
+            or a step with ``replay`` reads a value.
     """
     if f is not None and not callable(f):
         raise TypeError(message("compile", f"got {type(f).__name__}", expected="a function, a module or nothing"))

@@ -132,9 +132,7 @@ def _raise_interrupt() -> None:
 
 def _watched() -> bool:
     """Whether somebody looks at the stages of each run, or has a say in it."""
-    return (
-        bool(_timeline.recorder or _capture.on or region.stack) or inspected()
-    )
+    return bool(_timeline.recorder or _capture.on or region.stack) or inspected()
 
 
 def inspected() -> bool:

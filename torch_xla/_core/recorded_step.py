@@ -148,14 +148,22 @@ class Watcher:
         return found
 
 
+_CAN_COUNT_ON_DEVICE = tuple(
+    getattr(torch.optim, name) for name in ("Adam", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+)
+
+
 def _count_on_device(optimizer: Optimizer) -> None:
     """Has an optimizer of PyTorch's count its steps on the device, where it can: else each step has other numbers."""
+    if not isinstance(optimizer, _CAN_COUNT_ON_DEVICE):
+        return
     for group in optimizer.param_groups:
         if group.get("capturable") is not False or group.get("fused"):
             continue
         if not all(p.device.type == "xla" for p in group["params"]):
             continue
         group["capturable"] = True
+        group["foreach"] = False  # which PyTorch refuses with it on this device
         for p in group["params"]:
             state = optimizer.state.get(p, {})
             for name in ("step", "eta", "mu", "mu_product"):
@@ -249,6 +257,11 @@ class Facts:
     counters: list[torch.Tensor] = field(default_factory=list)  # on the host; each step adds 1
     complete: bool = True  # whether it knew all parameters from the start
 
+    def forget_values(self) -> None:
+        """Lets go of the tensors of the call."""
+        self.likes.clear()
+        self.constants.clear()
+
     def structure(self) -> tuple[Any, ...]:
         """What two calls that can be replayed have in common, beside their numbers."""
         return (
@@ -319,9 +332,8 @@ class Recorder:
         self._watcher = Watcher()
         self._seen: list[Facts] = []
         self._result: list[Any] = []
-        self.device = next((t.device.index for t in call.tensors if t.device.type == "xla"), None)
-        if self.device is None:
-            self.device = _bindings.current_device()
+        indices = (t.device.index for t in call.tensors if t.device.type == "xla")
+        self.device: int = next(indices, _bindings.current_device())
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls the step, with nothing pending before it."""
@@ -354,7 +366,7 @@ class Recorder:
                 facts.constants[i] = transfer.download(cut.leaf_locations()[i], shape, dtype)
         self._seen.append(facts)
 
-    def keys(self) -> list[str]:
+    def graphs(self) -> list[str]:
         """The keys of its graphs."""
         return [facts.key for facts in self._seen]
 
@@ -495,14 +507,15 @@ class Recorder:
     def _take_results(self, facts: Facts) -> None:
         facts.result_spec = self._spec
         changed = {change.storage: change for change in facts.changes}
-        counts: dict[int, int] = {}
-        for x in self._result:
-            if isinstance(x, torch.Tensor) and x.device.type == "xla":
-                counts[_id_of(x)] = counts.get(_id_of(x), 0) + 1
+        aliases, references = _holders(self._result)
         for x in self._result:
             if not isinstance(x, torch.Tensor):
-                if x is not None and not isinstance(x, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size)):
-                    raise CannotReplay(f"it returns a {type(x).__name__}; return tensors, numbers and containers of them")
+                if x is not None and not isinstance(
+                    x, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
+                ):
+                    raise CannotReplay(
+                        f"it returns a {type(x).__name__}; return tensors, numbers and containers of them"
+                    )
                 facts.results.append(("value", x))
                 facts.likes.append(None)
                 continue
@@ -515,7 +528,8 @@ class Recorder:
                 raise CannotReplay(f"it returns a tensor on {x.device}, expected one on xla")
             change = changed.get(_id_of(x))
             if change is not None and change.target == ("result",):
-                if sys.getrefcount(x) > _ALIVE or _bindings.count_aliases(x) > counts[_id_of(x)]:
+                held = sys.getrefcount(x) > _ALIVE + references.get(id(x), 0)
+                if held or _bindings.count_aliases(x) > aliases[_id_of(x)]:
                     raise CannotReplay(f"something keeps a tensor that it returns too, made at {change.line}")
                 place: Origin = ("made", _order(facts.changes, change))
             elif x.is_leaf and x.requires_grad:
@@ -527,6 +541,21 @@ class Recorder:
             facts.results.append(("tensor", place, x.requires_grad, tuple(x.shape), x.stride(), x.storage_offset()))
             facts.likes.append(x)
         facts.likes = [like if like is None or like.is_leaf else like.detach() for like in facts.likes]
+
+
+def _holders(results: Sequence[Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """How many tensors of each storage the results keep, and which results are kept by views of them."""
+    aliases: dict[int, int] = {}
+    references: dict[int, int] = {}
+    tensors = {id(x): x for x in results if isinstance(x, torch.Tensor) and x.device.type == "xla"}
+    for x in list(tensors.values()):
+        base = x._base
+        if base is not None:
+            references[id(base)] = 1
+            tensors.setdefault(id(base), base)
+    for x in tensors.values():
+        aliases[_id_of(x)] = aliases.get(_id_of(x), 0) + 1
+    return aliases, references
 
 
 def _order(changes: list[Change], wanted: Change) -> int:

@@ -1,7 +1,7 @@
 """Steps that run again without being recorded: when two recorded calls agree, the next are replays of them.
 
-A replay starts the step's program on the tensors that a recorded call would use now, and gives them its results. What it
-relies on is looked at before each; where something is not as it was, the call is recorded.
+A replay starts the step's program on the tensors that a recorded call would use now, and gives them its results. What
+it relies on is looked at before each; where something is not as it was, the call is recorded.
 """
 
 from __future__ import annotations
@@ -212,11 +212,12 @@ class _Plan:
         for j, p in enumerate(parameters.tensors()):
             if p is None:
                 raise CannotReplay("a parameter is gone")
-            like = (gradients[j], p.grad) if facts.gradients_then[j] == "make" and p.grad is not None else None
-            described.append((p, facts.had_gradient[j], then[facts.gradients_then[j]], like))
+            new = (gradients[j], p.grad) if facts.gradients_then[j] == "make" and p.grad is not None else None
+            described.append((p, facts.had_gradient[j], then[facts.gradients_then[j]], new))
         results = []
         for origin, like in zip(facts.results, facts.likes, strict=True):
             if origin[0] == "tensor":
+                assert like is not None
                 kind = origin[1][0]
                 storage = _bindings.tensor_id(like)
                 results.append((made[origin[1][1]] if kind == "made" else known(origin[1], storage), like))
@@ -225,7 +226,7 @@ class _Plan:
                 self._makes.append(("value", like, False))
             else:
                 self._makes.append((origin[0], origin[1], False))
-        held = {storage for _, _, storage in table}
+        held = {storage for where, _, storage in table if where == _LIVES}
         versions = [
             t
             for reference in facts.written
@@ -321,8 +322,9 @@ class _Calls:
 
     def forget(self, key: str) -> None:
         """Forgets a graph."""
-        for known in (self.latest, self.numbers, self.arguments, self.plans):
-            known.pop(key, None)  # type: ignore[attr-defined]
+        known: tuple[dict[str, Any], ...] = (self.latest, self.numbers, self.arguments, self.plans)
+        for by_graph in known:
+            by_graph.pop(key, None)
 
 
 class Step:
@@ -390,9 +392,10 @@ class Step:
         try:
             facts = recorder.facts()
             self._plan(facts, calls)
+            facts.forget_values()
         except CannotReplay as reason:
             calls.previous = None
-            for key in recorder.keys():
+            for key in recorder.graphs():
                 calls.plans.pop(key, None)
             self._tell(str(reason))
         return recorder.result()
@@ -422,8 +425,9 @@ class Step:
         calls.plans[key] = plan
 
     def _tell(self, reason: str) -> None:
-        if reason not in self._told and len(self._told) < 4:
-            self._told.add(reason)
+        kind = reason[:24]
+        if kind not in self._told:
+            self._told.add(kind)
             print(f"torch_xla: {self._name} is recorded at each call, not replayed: {reason}", file=sys.stderr)
 
 

@@ -51,15 +51,14 @@ py::list describe_uploads(const Recording& recording) {
   return found;
 }
 
-std::unique_ptr<Replay> make_replay(std::shared_ptr<Program> program, const Recording& recording,
-                                    const std::vector<std::tuple<int, uint32_t, uint64_t>>& places,
-                                    const std::vector<std::pair<int, uint32_t>>& inputs,
-                                    std::vector<at::Tensor> constants,
-                                    const std::vector<std::tuple<uint32_t, std::vector<int64_t>, py::object>>& uploads,
-                                    const std::vector<std::tuple<uint32_t, int32_t, uint32_t>>& writes,
-                                    const std::vector<std::tuple<at::Tensor, bool, int, std::optional<Made>>>& parameters,
-                                    const std::vector<Made>& results, std::vector<uint32_t> varying,
-                                    const std::vector<at::Tensor>& versions) {
+std::unique_ptr<Replay> make_replay(
+    std::shared_ptr<Program> program, const Recording& recording,
+    const std::vector<std::tuple<int, uint32_t, uint64_t>>& places, const std::vector<std::pair<int, uint32_t>>& inputs,
+    std::vector<at::Tensor> constants,
+    const std::vector<std::tuple<uint32_t, std::vector<int64_t>, py::object>>& uploads,
+    const std::vector<std::tuple<uint32_t, int32_t, uint32_t>>& writes,
+    const std::vector<std::tuple<at::Tensor, bool, int, std::optional<Made>>>& parameters,
+    const std::vector<Made>& results, std::vector<uint32_t> varying, const std::vector<at::Tensor>& versions) {
   Replay::Plan plan;
   for (const auto& [where, index, storage] : places) {
     const auto& known = recording.storage(storage);

@@ -54,8 +54,8 @@ class Recording {
   std::vector<int32_t> copied;  // per leaf: the upload that made it, or -1
   std::vector<Number> numbers;
   std::vector<Change> changes;
-  std::vector<uint64_t> gone;   // storages that existed before the step and do not any more
-  bool relaid = false;          // a storage got another shape
+  std::vector<uint64_t> gone;  // storages that existed before the step and do not any more
+  bool relaid = false;         // a storage got another shape
   Watch watch;
 
  private:

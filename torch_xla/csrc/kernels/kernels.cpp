@@ -447,16 +447,6 @@ Tensor& bernoulli_out(const Tensor& p, std::optional<at::Generator> generator, T
   return out.bernoulli_(p, std::move(generator));
 }
 
-// PyTorch's gradient of a determinant expects the factors of the transpose where the matrix is real and contiguous, and
-// of the matrix itself where it is not. The rule gives the former, and a program does not know strides.
-void determinant(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto a = stack->back().toTensor();
-  if (a.dim() >= 2 && a.size(-1) == a.size(-2) && !a.is_complex() && !a.is_contiguous()) {
-    stack->back() = a.mT();
-  }
-  record(op, stack);
-}
-
 // Reached by a direct call of `_convolution`, which looks for a backend of its own.
 Tensor convolution_overrideable(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
@@ -498,8 +488,6 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("is_set_to", TORCH_FN(is_set_to));
   m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
-  m.impl("_linalg_det", torch::CppFunction::makeFromBoxedFunction<&determinant>());
-  m.impl("_linalg_slogdet", torch::CppFunction::makeFromBoxedFunction<&determinant>());
   m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
 }
