@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 
 
 def distributed_tensors(index: int) -> None:
@@ -144,6 +145,13 @@ def functional(index: int) -> None:
     for _ in range(2):
         expected = step(x)
         same(compiled(x), expected.cpu(), "dist.* compiled")
+
+    def classic(x: torch.Tensor) -> torch.Tensor:
+        total = xm.all_reduce("sum", x * 2)
+        xm.all_reduce("max", [total])
+        return total.sum() + xm.all_gather(x).sum() + xm.reduce_scatter("sum", total, 1.0, 0, size).sum()
+
+    same(torch.compile(classic, backend="openxla", fullgraph=True)(x), classic(x).cpu(), "xm.* compiled")
 
     # Gradients.
     for fn, reference in (

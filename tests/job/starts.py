@@ -50,6 +50,15 @@ def expected(rank: int, world: int, local_world: int) -> dict[str, Any]:
     }
 
 
+def refuse(what: str) -> None:
+    """Raises what the caller can tell from other failures, and checks what a result may be put into."""
+    x = torch.arange(8.0, device="xla").view(4, 2)
+    out = torch.empty(1, device="xla")
+    assert xm.reduce_scatter("sum", x, 1.0, 0, xr.world_size(), output=out) is out
+    assert torch.equal(out.cpu(), x.cpu()[xr.global_ordinal() * 2 :][:2] * 2)
+    raise KeyError(what)
+
+
 def write_place(index: int, folder: str) -> None:
     """Writes where this process is, and what it found of the others' turns."""
     found = place(index)

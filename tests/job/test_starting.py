@@ -64,6 +64,12 @@ if __name__ == "__main__":
     assert pjrt.run_multiprocess(starts.place, 7) == {i: starts.expected(i, 2, 2) | {"index": 7} for i in range(2)}
     found = pjrt.run_multiprocess(torch.full, (2,), 3.0, device="xla")
     assert {rank: (str(x.device), x.tolist()) for rank, x in found.items()} == dict.fromkeys((0, 1), ("xla:0", [3, 3]))
+    try:
+        pjrt.run_multiprocess(starts.refuse, "this")
+    except KeyError as error:
+        assert error.args == ("this",)
+    else:
+        raise AssertionError("nothing was raised")
 """, 2)  # fmt: skip
 
 

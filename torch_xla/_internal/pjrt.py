@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from torch_xla._core.job import launcher
 from torch_xla.distributed import xla_multiprocessing
@@ -42,13 +46,19 @@ def run_multiprocess(fn: Callable[..., R], *args: Any, start_method: str = "spaw
 
     Raises:
         RuntimeError: The function or an argument cannot be sent to another process.
-        torch.multiprocessing.ProcessRaisedException: A process raised, or its result cannot be sent back.
+        Exception: What the function raised in the process that failed first.
         torch.multiprocessing.ProcessExitedException: A process was killed, or exited with an error.
     """
     with tempfile.TemporaryDirectory(prefix="torch_xla-results-") as folder:
         call = _Returning(fn, args, kwargs, Path(folder))
         count = launcher.processes_of_host()
-        launcher.run(call, (), count, start_method=start_method, modules=xla_multiprocessing.MODULES)
+        try:
+            launcher.run(call, (), count, start_method=start_method, modules=xla_multiprocessing.MODULES)
+        except ProcessRaisedException as error:
+            raised = Path(folder, f"raised-{error.error_index}")
+            if raised.exists():
+                raise pickle.loads(raised.read_bytes()) from error
+            raise
         # Written by the processes of this call, in a folder that only this user can write to.
         files = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
         return {int(file.name): pickle.loads(file.read_bytes()) for file in files}
@@ -64,5 +74,10 @@ class _Returning:
         self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
 
     def __call__(self, rank: int) -> None:
-        result = self._fn(*self._args, **self._kwargs)
+        try:
+            result = self._fn(*self._args, **self._kwargs)
+        except Exception as error:
+            with suppress(Exception):  # it cannot be pickled: its text arrives all the same
+                Path(self._folder, f"raised-{os.environ['LOCAL_RANK']}").write_bytes(pickle.dumps(error))
+            raise
         (self._folder / str(rank)).write_bytes(pickle.dumps(result))

@@ -66,7 +66,7 @@ def _deliver(name: str, value: Any, output: Any, convert: Callable[[torch.Tensor
     if isinstance(value, torch.Tensor):
         if output is None:
             return convert(value)
-        return output.copy_(convert(value))
+        return _fill(output, convert(value))
     argument = "input" if name.startswith("reduce") else "value"
     _check_tensors(name, argument, value)
     if output is None:
@@ -76,8 +76,13 @@ def _deliver(name: str, value: Any, output: Any, convert: Callable[[torch.Tensor
     if len(output) != len(value):
         raise ValueError(message(name, f"`output` length doesn't match `input` length: {len(output)} vs {len(value)}"))
     for target, item in zip(output, value, strict=True):
-        target.copy_(convert(item))
+        _fill(target, convert(item))
     return output
+
+
+def _fill(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Puts a result into a tensor of any size, as for ``out=`` of PyTorch's functions."""
+    return (target if target.shape == value.shape else target.resize_(value.shape)).copy_(value)
 
 
 def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:

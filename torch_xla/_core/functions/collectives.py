@@ -50,23 +50,39 @@ def record(
     Raises:
         JobError: The job cannot be joined, or has stopped.
     """
-    from torch_xla.ops.collective_call import Call
-
     if not tensors:
         return []
-    connection = session.session()
-    if connection is not None:
-        connection.check()
     for position, tensor in enumerate(tensors):
         if tensor.device.type != "xla":
             raise ValueError(
                 message(kind, f"tensor {position} is on {tensor.device}", expected="device xla", do="move it there")
             )
-    call = Call(kind, partition(groups), reduction, root, tuple(pairs))
+    text = _call(kind, groups, reduction, root, pairs)
     with torch.no_grad():
-        *results, mark = torch.ops.xla.collective([t.detach() for t in tensors], call.text())
-    pending.add(mark)
+        *results, mark = torch.ops.xla.collective([t.detach() for t in tensors], text)
+    if not torch.compiler.is_compiling():  # whatever is compiled runs whole
+        pending.add(mark)
     return results
+
+
+def _call(
+    kind: str,
+    groups: Sequence[Sequence[int]],
+    reduction: str,
+    root: int,
+    pairs: Sequence[tuple[int, int]],
+) -> str:
+    """The argument of the operator."""
+    from torch_xla.ops.collective_call import Call
+
+    connection = session.session()
+    if connection is not None:
+        connection.check()
+    return Call(kind, partition(groups), reduction, root, tuple(pairs)).text()
+
+
+# What `torch.compiler.assume_constant_result` does; that one imports the compiler, which takes seconds.
+_call._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def partition(groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
