@@ -73,7 +73,7 @@ class VariableSignature:
     """Shape and dtype of an input or a result.
 
     Attributes:
-        shape: Sizes.
+        shape: Sizes; of dimensions of any size, that of the example.
         dtype: Name of the PyTorch dtype, such as ``"float32"``; of the Python type where it is no tensor.
         dynamic_dims: Dimensions of any size.
     """
@@ -198,6 +198,8 @@ class StableHLOGraphModule:
         if module is None:
             module = self._loaded[method_name] = programs.load_module(function.bytecode)
         inputs = [self._input(location, args, kwargs or {}) for location in function.meta.input_locations]
+        for i, (tensor, signature) in enumerate(zip(inputs, function.meta.input_signature, strict=True)):
+            _check_shape(i, tensor, signature)
         results = iter(module(inputs))
         leaves = [None if s.dtype == "NoneType" else next(results) for s in function.meta.output_signature]
         if function.meta.output_pytree_spec is None:
@@ -268,6 +270,20 @@ class StableHLOGraphModule:
             )
         constants = sorted(_arrays_in(folder / "constants"), key=lambda item: int(item[0]))
         return cls(StableHLOModelBundle(dict(_arrays_in(folder / "data")), [v for _, v in constants], functions))
+
+
+def _check_shape(position: int, tensor: torch.Tensor, signature: VariableSignature) -> None:
+    expected = ["?" if i in signature.dynamic_dims else str(size) for i, size in enumerate(signature.shape)]
+    if len(expected) != tensor.dim() or any(
+        want not in ("?", str(size)) for want, size in zip(expected, tensor.shape, strict=True)
+    ):
+        raise ValueError(
+            message(
+                "stablehlo",
+                f"got shape {list(tensor.shape)} for input {position}",
+                expected=f"[{', '.join(expected)}]",
+            )
+        )
 
 
 def _save_array(path: Path, value: Any) -> None:
@@ -363,7 +379,9 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
     positions = [i for i, kind in enumerate(kinds) if kind == OutputKind.USER_OUTPUT]
     wanted = [results[i] for i in positions]
     returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in wanted]
-    module, constants = programs.export_module(program.graph_module, positions, lift=not options.inline_all_constant)
+    module, constants = programs.export_module(
+        program.graph_module, positions, not options.inline_all_constant, program.range_constraints
+    )
     for i, constant in enumerate(constants):
         locations.append(InputLocation.constant(i))
         signature.append(VariableSignature([], str(constant.dtype)))
@@ -383,11 +401,9 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
 
 def _signature(value: Any) -> VariableSignature:
     if isinstance(value, torch.Tensor):
-        if not all(isinstance(size, int) for size in value.shape):
-            raise NotImplementedError(
-                message("stablehlo", f"got a tensor of shape {tuple(value.shape)}", expected="fixed sizes")
-            )
-        return VariableSignature(list(value.shape), str(value.dtype).removeprefix("torch."))
+        open_dims = [i for i, size in enumerate(value.shape) if not isinstance(size, int)]
+        shape = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+        return VariableSignature(shape, str(value.dtype).removeprefix("torch."), open_dims)
     return VariableSignature([], type(value).__name__)
 
 

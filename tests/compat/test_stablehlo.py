@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 from torch_xla import stablehlo
 from torch_xla.stablehlo import StableHLOExportOptions, StableHLOGraphModule, exported_program_to_stablehlo
@@ -106,3 +108,79 @@ def test_host_operators_are_refused() -> None:
 def test_unknown_options_are_refused(exported) -> None:
     with pytest.raises(NotImplementedError, match="export_node_metadata"):
         exported_program_to_stablehlo(exported, StableHLOExportOptions(export_node_metadata=True))
+
+
+# Sizes that are left open ---------------------------------------------------------------------------------------------
+
+
+class Mixed(torch.nn.Module):
+    """Layers whose lowering looks at sizes: a convolution, norms, softmax, attention's products, reshaping, slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.layer_norm = torch.nn.LayerNorm(16)
+        self.linear = torch.nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.nn.functional.gelu(self.norm(self.conv(x)))
+        z = self.layer_norm(y.flatten(2))
+        scores = torch.softmax(z @ z.transpose(1, 2) / 4, -1)
+        w = self.linear(scores @ z)
+        return w.mean(0), w.reshape(-1, 5), torch.cat([w, w[:, :1]], 1), x.sum() + x.shape[0], w.select(0, 0).squeeze(0)
+
+
+def opened(module: torch.nn.Module, example: tuple[torch.Tensor, ...], shapes: Any) -> StableHLOGraphModule:
+    exported = torch.export.export(module.eval(), example, dynamic_shapes=shapes)
+    return exported_program_to_stablehlo(exported)
+
+
+def test_a_batch_of_any_size_is_saved_loaded_and_run_at_three(tmp_path: Path) -> None:
+    batch = Dim("batch", min=2, max=100)
+    module = Net().eval()
+    program = opened(module, (torch.randn(5, 3), torch.randn(1)), ({0: batch}, None))
+    assert "tensor<?x3xf32>" in program.get_stablehlo_text()
+    program.save(tmp_path)
+    loaded = StableHLOGraphModule.load(tmp_path)
+    signature = loaded._bundle.stablehlo_funcs[0].meta.input_signature[-1]
+    assert (signature.shape, signature.dynamic_dims) == ([5, 3], [0])
+    for size in (2, 7, 64):
+        args = torch.randn(size, 3), torch.randn(1)
+        found = {name: value.cpu() for name, value in loaded(*args).items()}
+        torch.testing.assert_close(found, dict(module(*args)))
+    with pytest.raises(ValueError, match=r"got shape \[2, 4\] for input \d+, expected \[\?, 3\]"):
+        loaded(torch.randn(2, 4), torch.randn(1))
+    with pytest.raises(ValueError, match="<= 100"):
+        loaded(torch.randn(101, 3), torch.randn(1))
+
+
+def test_layers_of_any_size_have_the_cpus_values() -> None:
+    module = Mixed().eval()
+    program = opened(module, (torch.randn(3, 3, 4, 4),), ({0: Dim("batch", min=1, max=64)},))
+    for size in (1, 2, 9):
+        x = torch.randn(size, 3, 4, 4)
+        for found, expected in zip(program(x), module(x), strict=True):
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_two_sizes_and_numbers_as_inputs() -> None:
+    class Outer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x[:, None] * y[None, :] * 3.5).flatten()
+
+    sizes = {0: Dim("rows", min=1, max=64)}, {0: Dim("columns", min=1, max=64)}
+    exported = torch.export.export(Outer(), (torch.randn(3), torch.randn(4)), dynamic_shapes=sizes)
+    program = exported_program_to_stablehlo(exported, StableHLOExportOptions(inline_all_constant=False))
+    x, y = torch.randn(2), torch.randn(7)
+    torch.testing.assert_close(program(x, y).cpu(), Outer()(x, y))
+
+
+def test_sizes_that_depend_on_values_are_refused() -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[x > 0] * 2
+
+    exported = torch.export.export(Chosen(), (torch.randn(5),))
+    with pytest.raises(NotImplementedError, match="stablehlo|host"):
+        exported_program_to_stablehlo(exported)

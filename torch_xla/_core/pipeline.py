@@ -230,5 +230,5 @@ def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> 
     if form == "stablehlo":
         return stage.as_text()
     if form == "stablehlo_bytecode":
-        return lowering.bytecode(stage)
+        return lowering.bytecode(stage.compiler_ir("stablehlo"))
     raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, hlo_proto, stablehlo or stablehlo_bytecode")

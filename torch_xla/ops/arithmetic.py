@@ -17,7 +17,7 @@ from torch_xla.ops import dtypes
 
 
 def _fitted(*arrays: jax.Array) -> list[jax.Array]:
-    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in arrays]
 
 

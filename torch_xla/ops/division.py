@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from torch_xla.ops import dtypes, host_kernel
@@ -27,7 +27,8 @@ def divide(x: jax.Array, y: Any) -> jax.Array:
     y = jnp.asarray(y, x.dtype)
     if dtypes.is_complex(x):
         return x / y
-    if x.dtype != jnp.float32 or y.size == np.prod(np.broadcast_shapes(x.shape, y.shape)) > 1:
+    size = math.prod(jnp.broadcast_shapes(x.shape, y.shape))
+    if x.dtype != jnp.float32 or (size != 1 and size == math.prod(y.shape)):
         return _kept_apart(x, y)
     if host_kernel.in_use():  # known to run on a CPU, so the other way need not be traced
         return _in_double(x, y)

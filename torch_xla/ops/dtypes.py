@@ -223,7 +223,7 @@ def convert(*operands: Any, floating: bool = False) -> list[jax.Array]:
 def broadcast(*operands: Any, dtype: torch.dtype) -> list[jax.Array]:
     """Operands as arrays of `dtype`, broadcast to one shape."""
     arrays = [cast(x, dtype) for x in operands]
-    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     return [x if x.shape == shape else jnp.broadcast_to(x, shape) for x in arrays]
 
 

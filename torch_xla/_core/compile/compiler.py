@@ -128,7 +128,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
     _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(cut.donated), "count")
     if session.connected() is None or lowered.has_callback:
         return compiled_here()
-    what = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage)
+    what = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage.compiler_ir("stablehlo"))
     return shared.once(what, compiled_here, lambda made: made.loaded.serialize(), loaded)
 
 

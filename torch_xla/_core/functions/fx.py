@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_xla._core.functions.sizes import Sizes, is_open_size
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import call, way_of
@@ -20,7 +22,18 @@ from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
 Arrays = Sequence[Any]
 
 
-def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: Any | None = None) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class _Pass:
+    """What holds for one pass over a graph: see `as_jax`."""
+
+    numbers: Numbers | None = None
+    seed: Any | None = None
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+def as_jax(
+    module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: Any | None = None, sizes: Sizes | None = None
+) -> Callable[..., Any]:
     """A traced graph as a JAX function.
 
     Args:
@@ -28,6 +41,7 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: A
         numbers: Takes the numbers that shall be inputs of the program; by default all are constants.
         seed: What its random operators draw from, an array of one integer; by default PyTorch's seed, so that they draw
             the same numbers each time.
+        sizes: Translates sizes that are left open; by default there are none.
 
     Returns:
         A function of one array (or Python value) per placeholder that returns what the graph returns, with arrays for
@@ -36,6 +50,10 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: A
     Raises:
         NotImplementedError: (when it is traced) the graph calls something that is no operator known here.
     """
+    return _as_jax(module, _Pass(numbers, seed, sizes or Sizes()))
+
+
+def _as_jax(module: torch.fx.GraphModule, this: _Pass) -> Callable[..., Any]:
     nodes = list(module.graph.nodes)
     steps = _steps(nodes)
 
@@ -44,7 +62,7 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: A
         values: dict[torch.fx.Node, Any] = dict(zip(taken, inputs, strict=False))
         for step in steps:
             if not isinstance(step, int):
-                values.update(_composite(nodes, step, values, seed))
+                values.update(_composite(nodes, step, values, this))
                 continue
             node = nodes[step]
             if node.op == "get_attr":
@@ -52,7 +70,7 @@ def as_jax(module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: A
             elif node.op == "output":
                 return _filled(node.args[0], values)
             elif node.op != "placeholder":
-                values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), numbers, seed)
+                values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), this)
         raise AssertionError("a graph ends with its output")
 
     return function
@@ -73,7 +91,7 @@ def _steps(nodes: list[torch.fx.Node]) -> Sequence[int | Region]:
     return plan(marks, operands, [len(nodes) - 1], free)
 
 
-def _composite(nodes: list[torch.fx.Node], region: Region, values: dict[torch.fx.Node, Any], seed: Any) -> Any:
+def _composite(nodes: list[torch.fx.Node], region: Region, values: dict[torch.fx.Node, Any], this: _Pass) -> Any:
     """What a composite gives: its marked operands come first, then what else its operators take."""
     members = [nodes[i] for i in region.members]
     marked = [nodes[i] for i in region.inputs]
@@ -81,12 +99,13 @@ def _composite(nodes: list[torch.fx.Node], region: Region, values: dict[torch.fx
     outer = [node for node in nodes if node in reads]
 
     def meaning(operands: list[Any], others: list[Any], seed: Any) -> list[Any]:
+        within = replace(this, numbers=None, seed=seed)
         inner = dict(zip([*marked, *outer], [*operands, *others], strict=True))
         for node in members:
-            inner[node] = _call(node, _filled(node.args, inner), _filled(node.kwargs, inner), None, seed)
+            inner[node] = _call(node, _filled(node.args, inner), _filled(node.kwargs, inner), within)
         return [inner[nodes[i]] for i in region.outputs]
 
-    given = ([values[node] for node in marked], [values[node] for node in outer], seed)
+    given = ([values[node] for node in marked], [values[node] for node in outer], this.seed)
     found = composite(meaning, region.name, region.attributes, given)
     return dict(zip([nodes[i] for i in region.outputs], found, strict=True))
 
@@ -132,9 +151,8 @@ class Numbers:
         if str(op) in self.static:
             return list(arguments)
         declared = [a for a in op._schema.arguments if not a.kwarg_only]
-        scalar = (torch.NumberType, torch.TensorType)
         return [
-            self._lifted(x) if type(x) in (int, float) and x not in (0, 1) and isinstance(a.type, scalar) else x
+            self._lifted(x) if type(x) in (int, float) and x not in (0, 1) and isinstance(a.type, _ARITHMETIC) else x
             for x, a in zip(arguments, declared, strict=True)
         ]
 
@@ -169,38 +187,47 @@ def _filled(arguments: Any, values: dict[torch.fx.Node, Any]) -> Any:
     return torch.fx.node.map_arg(arguments, lambda node: values[node])
 
 
-def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], numbers: Numbers | None, seed: Any | None) -> Any:
+def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], this: _Pass) -> Any:
     target: Any = node.target
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return this.sizes.of(value)
+    if target in _ASSERTIONS:
+        return None  # the module has its own, of the sizes
     if isinstance(target, torch._ops.OpOverload):
-        return _operator(node, target, args, kwargs, numbers, _seed(node, seed) if draws(node) else None)
+        return _operator(node, target, args, kwargs, this)
     if target in _HIGHER_ORDER:
-        return _HIGHER_ORDER[target](node, *args, **kwargs)
+        return _HIGHER_ORDER[target](node, this, *args, **kwargs)
     if target is operator.getitem:
         return args[0][args[1]]
     raise NotImplementedError(f"[fx] got a call of {target}, expected an ATen operator")
 
 
-def _operator(
-    node: torch.fx.Node,
-    op: torch._ops.OpOverload,
-    args: Any,
-    kwargs: dict[str, Any],
-    numbers: Numbers | None,
-    seed: tuple[Any, Any] | None,
-) -> Any:
+def _operator(node: torch.fx.Node, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], this: _Pass) -> Any:
     if op._schema.is_mutable:
         raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
+    seed = _seed(node, this.seed) if draws(node) else None
     positional, keywords = bind(op, args, kwargs)
+    positional = _with_sizes_as_numbers(op, positional)
     flat, spec = pytree.tree_flatten(asked(op, positional, node.meta.get("val")))
-    outs = [Meta(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
-    if numbers is not None:
-        lifted = numbers.lift(op, positional)
+    outs = [Meta(this.sizes.shape(v), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
+    if this.numbers is not None:
+        lifted = this.numbers.lift(op, positional)
         try:
             return pytree.tree_unflatten(list(call(op, lifted, keywords, outs, seed)), spec)
         except StaticNumbers:
-            numbers.static.add(str(op))
+            this.numbers.static.add(str(op))
             raise
     return pytree.tree_unflatten(list(call(op, positional, keywords, outs, seed)), spec)
+
+
+def _with_sizes_as_numbers(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with sizes that are left open as numbers of the program, where they take part in arithmetic."""
+    declared = [a.type for a in op._schema.arguments if not a.kwarg_only]
+    return [
+        Lifted(jax.numpy.asarray(x, "int64"), int) if is_open_size(x) and isinstance(kind, _ARITHMETIC) else x
+        for x, kind in zip(arguments, declared, strict=True)
+    ]
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -228,8 +255,14 @@ def arrays_of(values: Sequence[Any]) -> list[Any]:
     return [jax.numpy.asarray(v) for v in values]
 
 
-def _while_loop(node: torch.fx.Node, _cond: Any, _body: Any, carried: Arrays, more: Arrays = ()) -> list[Any]:
-    condition, body = as_jax(_module(node, 0)), as_jax(_module(node, 1))
+def _inner(this: _Pass) -> _Pass:
+    return _Pass(sizes=this.sizes)
+
+
+def _while_loop(
+    node: torch.fx.Node, this: _Pass, _cond: Any, _body: Any, carried: Arrays, more: Arrays = ()
+) -> list[Any]:
+    condition, body = (_as_jax(_module(node, position), _inner(this)) for position in (0, 1))
     return while_loop(condition, body, carried, more)
 
 
@@ -254,12 +287,19 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried:
     return list(jax.lax.while_loop(goes_on, turn, start))
 
 
-def _cond(node: torch.fx.Node, predicate: Any, _true: Any, _false: Any, operands: Arrays = ()) -> Any:
-    branches = [as_jax(_module(node, position)) for position in (1, 2)]
+def _cond(node: torch.fx.Node, this: _Pass, predicate: Any, _true: Any, _false: Any, operands: Arrays = ()) -> Any:
+    branches = [_as_jax(_module(node, position), _inner(this)) for position in (1, 2)]
     taken = [lambda *xs, b=b: tuple(arrays_of(pytree.tree_leaves(b(*xs)))) for b in branches]
     return jax.lax.cond(jax.numpy.reshape(predicate, ()).astype(bool), *taken, *operands)
 
 
+_ARITHMETIC = (torch.NumberType, torch.TensorType)
+_ASSERTIONS = {
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+    torch.ops.aten.sym_constrain_range.default,
+}
 _HIGHER_ORDER: dict[Any, Callable[..., Any]] = {
     torch.ops.higher_order.while_loop: _while_loop,
     torch.ops.higher_order.cond: _cond,

@@ -6,7 +6,7 @@ A module is made from a traced PyTorch graph, or loaded from bytecode, and runs 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,32 +96,35 @@ class ExportedModule:
     """A traced graph as a StableHLO module.
 
     Attributes:
-        stage: JAX's lowered stage.
+        module: MLIR's module.
     """
 
-    stage: Any
+    module: Any
 
     def __post_init__(self) -> None:
         from torch_xla.ops.composite import name_meanings
 
-        name_meanings(self.stage.compiler_ir("stablehlo"))
+        name_meanings(self.module)
 
     def text(self) -> str:
         """The module for human eyes."""
-        return self.stage.as_text()
+        return self.module.operation.get_asm(enable_debug_info=False)
 
     def bytecode(self) -> bytes:
         """The module in binary form."""
         from torch_xla._core.lower import lowering
 
-        return lowering.bytecode(self.stage)
+        return lowering.bytecode(self.module)
 
 
-def export_module(module: torch.fx.GraphModule, outputs: Sequence[int], lift: bool) -> tuple[ExportedModule, list[Any]]:
+def export_module(
+    module: torch.fx.GraphModule, outputs: Sequence[int], lift: bool, ranges: Mapping[Any, Any] | None = None
+) -> tuple[ExportedModule, list[Any]]:
     """Lowers a traced graph by itself.
 
     Args:
         module: The graph.
+        ranges: What is known of the sizes that its inputs leave open.
         outputs: Which of its results the module returns; those that are None are left out.
         lift: Whether its numbers, but 0 and 1, are inputs of the module.
 
@@ -135,14 +138,18 @@ def export_module(module: torch.fx.GraphModule, outputs: Sequence[int], lift: bo
     import jax
 
     from torch_xla._core.functions import fx
+    from torch_xla._core.functions.sizes import Sizes, is_open, lowered_open
     from torch_xla.ops import dtypes
     from torch_xla.ops.registry import StaticNumbers
 
     fx.check_exportable(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     used = [isinstance(node.meta.get("val"), torch.Tensor) and bool(node.users) for node in placeholders]
+    values = [node.meta["val"] for node, taken in zip(placeholders, used, strict=True) if taken]
+    sizes = Sizes(ranges)
     numbers = fx.Numbers() if lift else None
-    function = fx.as_jax(module, numbers)
+    function = fx.as_jax(module, numbers, sizes=sizes)
+    lower = lowered_open if any(map(is_open, values)) else _lowered
 
     def forward(*inputs: Any) -> tuple[Any, ...]:
         given = iter(inputs)
@@ -150,13 +157,9 @@ def export_module(module: torch.fx.GraphModule, outputs: Sequence[int], lift: bo
         return tuple(jax.numpy.asarray(results[i]) for i in outputs if results[i] is not None)
 
     with client.x64():
-        arguments = [
-            jax.ShapeDtypeStruct(node.meta["val"].shape, dtypes.numpy_dtype(node.meta["val"].dtype))
-            for node, taken in zip(placeholders, used, strict=True)
-            if taken
-        ]
+        arguments = [jax.ShapeDtypeStruct(sizes.shape(value), dtypes.numpy_dtype(value.dtype)) for value in values]
         if numbers is None:
-            return ExportedModule(jax.jit(forward, keep_unused=True).lower(*arguments)), []
+            return ExportedModule(lower(forward, arguments)), []
         while True:
             try:
                 numbers.start(None)
@@ -171,7 +174,13 @@ def export_module(module: torch.fx.GraphModule, outputs: Sequence[int], lift: bo
 
         lifted.__name__ = "forward"
         constants = list(numbers.arrays)
-        return ExportedModule(jax.jit(lifted, keep_unused=True).lower(*arguments, *constants)), constants
+        return ExportedModule(lower(lifted, [*arguments, *constants])), constants
+
+
+def _lowered(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    import jax
+
+    return jax.jit(function, keep_unused=True).lower(*arguments).compiler_ir("stablehlo")
 
 
 def as_numpy(tensor: torch.Tensor) -> Any:
@@ -189,45 +198,58 @@ def upload(array: Any) -> torch.Tensor:
     return _bindings.tensor_of(transfer.put(array, index), list(array.shape), dtypes.torch_dtype(array.dtype), index)
 
 
-@dataclass(frozen=True)
 class LoadedModule:
     """A compiled module; a call takes and returns a flat list of tensors.
 
-    Attributes:
-        loaded: XLA's executable.
-        index: The device it was compiled for.
+    One that takes inputs of any size is compiled for each set of sizes that it meets.
+
+    Args:
+        bytecode: The module.
+        index: The device to compile for.
     """
 
-    loaded: Any
-    index: int
+    def __init__(self, bytecode: bytes, index: int) -> None:
+        from torch_xla._core.functions.sizes import has_open_sizes
+
+        self._bytecode = bytecode
+        self._index = index
+        self._open = has_open_sizes(bytecode)
+        self._compiled: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         from torch_xla._core import sync
         from torch_xla.ops import dtypes
 
-        tensors = [t.detach().to(torch.device("xla", self.index)).contiguous() for t in inputs]
+        tensors = [t.detach().to(torch.device("xla", self._index)).contiguous() for t in inputs]
+        loaded = self._executable(tuple(tuple(t.shape) for t in tensors) if self._open else ())
         buffers = sync.buffers(tensors)
         with _metrics.timed("ExecuteTime"):
-            results = self.loaded.execute_sharded(buffers)
+            results = loaded.execute_sharded(buffers)
         arrays = [shards[0] for shards in results.disassemble_into_single_device_arrays()]
         return [
-            _bindings.tensor_of(array, list(array.shape), dtypes.torch_dtype(array.dtype), self.index)
+            _bindings.tensor_of(array, list(array.shape), dtypes.torch_dtype(array.dtype), self._index)
             for array in arrays
         ]
 
+    def _executable(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        from jaxlib import xla_client
+
+        from torch_xla._core.functions.sizes import specialised
+
+        if shapes not in self._compiled:
+            module = specialised(self._bytecode, shapes) if self._open else self._bytecode
+            devices = placement.of(self._index).local
+            with _metrics.timed("CompileTime"):
+                self._compiled[shapes] = devices[0].client.compile_and_load(
+                    module, xla_client.DeviceList(devices), xla_client.CompileOptions()
+                )
+        return self._compiled[shapes]
+
 
 def load_module(bytecode: bytes) -> LoadedModule:
-    """Compiles a StableHLO module for the current device.
+    """Takes a StableHLO module for the current device.
 
     Args:
         bytecode: The module, or its text in UTF-8.
     """
-    from jaxlib import xla_client
-
-    index = _bindings.current_device()
-    devices = placement.of(index).local
-    with _metrics.timed("CompileTime"):
-        loaded = devices[0].client.compile_and_load(
-            bytecode, xla_client.DeviceList(devices), xla_client.CompileOptions()
-        )
-    return LoadedModule(loaded, index)
+    return LoadedModule(bytecode, _bindings.current_device())

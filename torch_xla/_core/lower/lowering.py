@@ -320,11 +320,10 @@ def hlo_text(stage: jax.stages.Lowered) -> str:
     return _jax.mlir.mlir_module_to_xla_computation(text).get_hlo_module().to_string(options)
 
 
-def bytecode(stage: jax.stages.Lowered) -> bytes:
-    """The module in MLIR's binary form, as other StableHLO tools read it."""
+def bytecode(module: Any) -> bytes:
+    """A module in MLIR's binary form, as other StableHLO tools read it."""
     from io import BytesIO
 
-    module: Any = stage.compiler_ir("stablehlo")
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
