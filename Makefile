@@ -11,9 +11,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
-PY := torch_xla tests benchmarks examples setup.py
+PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: demo test test-fast test-sweep test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-sweep test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -25,6 +25,7 @@ help:
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
 	@echo "make lint       ruff, clang-format, mypy"
+	@echo "make docs       the guides as a site, in build/docs;  make wheel  a wheel for all supported PyTorch, and an sdist"
 	@echo "make bench      the figures of benchmarks/, with targets; writes benchmarks/results/"
 	@echo "make build      (re)build the C++ extension;  make dev  everything a developer needs;  make size  lines by file"
 
@@ -117,6 +118,14 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix $(PY)
 	$(BIN)/ruff format $(PY)
 	$(BIN)/clang-format -i $(CSRC)
+
+# The guides as a site, in build/docs/index.html; a warning is an error.
+docs: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m sphinx -q -n -W --keep-going docs build/docs
+
+# A wheel for this Python with a recorder for each PyTorch, and an sdist; ARGS="--torch 2.13.0" takes some of them.
+wheel: $(STAMPS)/dev
+	$(BIN)/python tools/wheel.py $(ARGS)
 
 bench: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m benchmarks.run

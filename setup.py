@@ -1,69 +1,38 @@
-"""Builds the recorder, one C++ extension against the installed torch. Everything else is in pyproject.toml."""
+"""Builds the recorder by torch_xla/csrc/build.py; everything else is in pyproject.toml.
+
+With TORCH_XLA_NATIVE, a folder of compiled recorders (`torch-2.13/_C.*.so`), a wheel takes those instead: `make wheel`.
+"""
 
 import os
-import shlex
-import subprocess
-import sys
-from importlib.util import find_spec
+import runpy
 from pathlib import Path
 
-import torch
-from setuptools import Extension, setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
-# Debug information doubles the compile time and makes the library thirty times as large.
-DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
-# Such as "address,undefined", for `make sanitize`; the check of vtables takes PyTorch's hidden classes for wrong.
-SANITIZE = os.environ.get("SANITIZE", "")
-OPTIONS = ["-O2", DEBUG]
-LINK = []
-if SANITIZE:
-    LINK = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr"]
-    OPTIONS = ["-O1", "-g1", "-fno-omit-frame-pointer", *LINK]
-# XLA's headers, without which its programs cannot call PyTorch's kernels.
-JAXLIB = find_spec("jaxlib")
-HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
-CSRC = ROOT / "torch_xla" / "csrc"
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in CSRC.glob("*/*.cpp"))
-PRECOMPILED = CSRC / "base" / "precompiled.h"
+ROOT = Path(__file__).resolve().parent
 
 
-class Build(BuildExtension):
-    """Keeps object files in one place for each Python and PyTorch, so that only what changed is compiled."""
+class WithRecorders(build_py):
+    """Puts the compiled recorders into the package."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        name = f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
-        self.build_temp = str(Path("build", "sanitized" if SANITIZE else "", name))
+    def run(self) -> None:
+        super().run()
+        for library in Path(os.environ["TORCH_XLA_NATIVE"]).glob("torch-*/_C.*.so"):
+            target = Path(self.build_lib, "torch_xla", "_native", library.parent.name)
+            self.mkpath(str(target))
+            self.copy_file(str(library), str(target / library.name))
 
-    def build_extension(self, extension: Extension) -> None:
-        """Compiles PyTorch's headers first, once; a compiler that cannot use the result reads them in each source."""
-        folder = Path(self.build_temp, "precompiled").absolute()
-        extension.include_dirs.insert(0, str(folder))
-        name = str(PRECOMPILED.relative_to(CSRC))
-        compiled = folder / f"{name}.gch"
-        compiled.parent.mkdir(parents=True, exist_ok=True)
-        if not compiled.exists() or compiled.stat().st_mtime < max(map(os.path.getmtime, (PRECOMPILED, __file__))):
-            command = [*shlex.split(os.environ.get("CXX", "c++")), *self.compiler.compiler_so[1:]]
-            folders = [f"-I{path}" for path in [*self.compiler.include_dirs, *extension.include_dirs]]
-            options = [*folders, *extension.extra_compile_args, "-x", "c++-header", str(PRECOMPILED)]
-            subprocess.run([*command, *options, "-o", str(compiled)], check=True)
-        extension.extra_compile_args += ["-include", name, "-Winvalid-pch"]
-        super().build_extension(extension)
+
+class Compiled(Distribution):
+    """A wheel of this platform, although nothing is compiled."""
+
+    def has_ext_modules(self) -> bool:
+        return True
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
-    setup(
-        ext_modules=[
-            CppExtension(
-                "torch_xla._C",
-                SOURCES,
-                include_dirs=[str(CSRC)],
-                extra_compile_args=[*OPTIONS, "-std=c++20", "-fvisibility=hidden", *HEADERS],
-                extra_link_args=LINK,
-            )
-        ],
-        cmdclass={"build_ext": Build},
-    )
+    if "TORCH_XLA_NATIVE" in os.environ:
+        setup(distclass=Compiled, cmdclass={"build_py": WithRecorders})
+    else:
+        runpy.run_path(str(ROOT / "torch_xla" / "csrc" / "build.py"))["run"]()

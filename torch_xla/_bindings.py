@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  # the extension links against its libraries
+from torch_xla import _extension
 
-import torch_xla._C as _C
+_extension.load()  # which of several there may be
+
+import torch_xla._C as _C  # noqa: E402
 
 Binding = _C.Binding
 Cut = _C.Cut
@@ -87,3 +89,8 @@ current_device = _C.current_device
 set_current_device = _C.set_current_device
 rng_state = _C.rng_state
 set_rng_state = _C.set_rng_state
+
+
+def library() -> str:
+    """The file of the recorder."""
+    return str(_C.__file__)

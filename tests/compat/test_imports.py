@@ -31,7 +31,7 @@ def layer_of(module: str) -> int:
     head = module.split(".")[1] if "." in module else ""
     if head in ("_capture", "_config", "_errors", "_fallbacks", "_files", "_metrics", "_timeline"):
         return LAYERS.index("settings")
-    if head in ("_bindings", "_C"):
+    if head in ("_bindings", "_C", "_extension"):
         return LAYERS.index("bindings")
     if head == "_core":
         folder = module.split(".")[2] if MODULES[module].parent != PACKAGE / "_core" else ""

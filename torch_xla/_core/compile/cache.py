@@ -160,7 +160,8 @@ def _identity() -> bytes:
         digest.update(f"{name} {version(name)}\n".encode())
     package = Path(_config.__file__).parent
     # The recorder makes the key and decides which buffers travel together.
-    for source in sorted([*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), *package.glob("_C.*.so")]):
+    sources = [*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), Path(_bindings.library())]
+    for source in sorted(sources):
         digest.update(source.read_bytes())
     digest.update(os.environ.get("XLA_FLAGS", "").encode())
     return digest.digest()

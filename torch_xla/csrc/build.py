@@ -1,0 +1,78 @@
+"""Builds the recorder, one C++ extension against the installed torch; setup.py and `torch_xla._extension` run this."""
+
+import os
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+CSRC = Path(__file__).resolve().parent
+# Debug information doubles the compile time and makes the library thirty times as large.
+DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
+# Such as "address,undefined", for `make sanitize`; the check of vtables takes PyTorch's hidden classes for wrong.
+SANITIZE = os.environ.get("SANITIZE", "")
+OPTIONS = ["-O2", DEBUG]
+LINK = []
+if SANITIZE:
+    LINK = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr"]
+    OPTIONS = ["-O1", "-g1", "-fno-omit-frame-pointer", *LINK]
+# XLA's headers, without which its programs cannot call PyTorch's kernels.
+JAXLIB = find_spec("jaxlib")
+HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
+PRECOMPILED = CSRC / "base" / "precompiled.h"
+
+
+class Build(BuildExtension):
+    """Keeps object files in one place for each Python and PyTorch, so that only what changed is compiled."""
+
+    def finalize_options(self) -> None:
+        """Sets the place, unless the command line did."""
+        given = self.build_temp
+        super().finalize_options()
+        name = f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
+        self.build_temp = given or str(Path("build", "sanitized" if SANITIZE else "", name))
+
+    def build_extension(self, extension: Extension) -> None:
+        """Compiles PyTorch's headers first, once; a compiler that cannot use the result reads them in each source."""
+        folder = Path(self.build_temp, "precompiled").absolute()
+        extension.include_dirs.insert(0, str(folder))
+        name = str(PRECOMPILED.relative_to(CSRC))
+        compiled = folder / f"{name}.gch"
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        if not compiled.exists() or compiled.stat().st_mtime < max(
+            path.stat().st_mtime for path in (PRECOMPILED, Path(__file__))
+        ):
+            command = [*shlex.split(os.environ.get("CXX", "c++")), *self.compiler.compiler_so[1:]]
+            folders = [f"-I{path}" for path in [*self.compiler.include_dirs, *extension.include_dirs]]
+            options = [*folders, *extension.extra_compile_args, "-x", "c++-header", str(PRECOMPILED)]
+            subprocess.run([*command, *options, "-o", str(compiled)], check=True)
+        extension.extra_compile_args += ["-include", name, "-Winvalid-pch"]
+        super().build_extension(extension)
+
+
+def extension() -> Extension:
+    """The extension; its sources are named as seen from the current folder where they are below it."""
+    here = Path.cwd()
+    sources = [path.relative_to(here) if path.is_relative_to(here) else path for path in CSRC.glob("*/*.cpp")]
+    return CppExtension(
+        "torch_xla._C",
+        sorted(map(str, sources)),
+        include_dirs=[str(CSRC)],
+        extra_compile_args=[*OPTIONS, "-std=c++20", "-fvisibility=hidden", *HEADERS],
+        extra_link_args=LINK,
+    )
+
+
+def run(**options: object) -> None:
+    """Runs setuptools with what the command line says."""
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    setup(ext_modules=[extension()], cmdclass={"build_ext": Build}, **options)
+
+
+if __name__ == "__main__":
+    run(name="torch_xla_recorder")
