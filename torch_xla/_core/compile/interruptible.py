@@ -42,7 +42,7 @@ def call(function: Callable[[], T], label: str) -> T:
             outcome.set_result(None)
 
     threading.Thread(target=run, name="torch_xla-compile").start()
-    if sys.stderr.isatty() and not wait([outcome], _PATIENCE_SECONDS).done:
+    if _is_watched() and not wait([outcome], _PATIENCE_SECONDS).done:
         with _line(label) as line:
             while not wait([outcome], _REDRAW_SECONDS).done:
                 line.refresh()
@@ -50,6 +50,11 @@ def call(function: Callable[[], T], label: str) -> T:
     if raised:
         raise raised.pop()
     return cast(T, result)
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees a line that changes: in a terminal, or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _line(label: str) -> Any:

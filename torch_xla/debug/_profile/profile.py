@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import sys
 import threading
@@ -99,6 +100,11 @@ class profile:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        """The page, for a notebook's output."""
+        source = html.escape(page.html(self.report, "report.json"))
+        return f'<iframe srcdoc="{source}" style="width: 100%; height: 640px; border: 0"></iframe>'
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report as one page, and beside it the timeline for Perfetto or ``chrome://tracing``.

@@ -1,0 +1,84 @@
+"""The code blocks of the guides run: those of a page one after the other in one process, files as programs.
+
+A block that begins with ``# file: name.py`` is a program of its own. What a page takes for granted stands before a
+block in a comment, ``<!-- run`` … ``-->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from probes import PACKAGE, ROOT, python
+
+PAGES = ["README.md", *(f"docs/{name}.md" for name in (
+    "install", "first-program", "how-it-works", "migrate", "performance", "distributed", "caveats", "debugging",
+))]  # fmt: skip
+BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run\n(?P<hidden>.*?)^-->$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# file: (\S+)\n")
+HERE = Path(__file__)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code of a page, with the line where it begins, and the name of the file that it is."""
+
+    page: str
+    line: int
+    code: str
+    file: str | None
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text()
+    for found in BLOCK.finditer(text):
+        code = found["shown"] if found["shown"] is not None else found["hidden"]
+        name = FILE.match(code)
+        yield Block(page, text.count("\n", 0, found.start()) + 2, code, name[1] if name else None)
+
+
+def starts_processes(block: Block) -> bool:
+    return "launch(" in block.code
+
+
+def run_pages() -> None:
+    """Runs the blocks of all pages in this process: each page, and each file, has a name space of its own."""
+    for page in PAGES:
+        shared: dict[str, object] = {"__name__": "__main__"}
+        for block in blocks(page):
+            if starts_processes(block):
+                continue
+            source = "\n" * (block.line - 1) + block.code  # so that tracebacks have the page's lines
+            exec(compile(source, str(ROOT / page), "exec"), shared if block.file is None else {"__name__": "__main__"})
+        print("ran", page)
+
+
+def test_every_page_with_code_is_run() -> None:
+    with_code = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()
+    }
+    assert with_code <= set(PAGES)
+
+
+@pytest.mark.slow
+def test_blocks_run(tmp_path: Path) -> None:
+    done = python(HERE, cwd=tmp_path, devices=1, timeout=250, MPLBACKEND="Agg", XLA_HOST_COMPUTE="1")
+    assert done.stdout.count("ran ") == len(PAGES)
+
+
+def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
+    found = [block for page in PAGES for block in blocks(page) if starts_processes(block)]
+    assert found
+    for block in found:
+        assert block.file is not None, "processes import the program"
+        (tmp_path / block.file).write_text(block.code)
+        python(tmp_path / block.file, cwd=tmp_path, devices=2)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(PACKAGE))
+    run_pages()
