@@ -50,12 +50,14 @@ def expected(rank: int, world: int, local_world: int) -> dict[str, Any]:
     }
 
 
-def refuse(what: str) -> None:
-    """Raises what the caller can tell from other failures, and checks what a result may be put into."""
+def refuse(what: str, folder: str) -> None:
+    """Raises what the caller can tell from other failures; checks what results and texts of graphs are put into."""
+    os.environ["XLA_SAVE_TENSORS_FILE"] = f"{folder}/graphs"
     x = torch.arange(8.0, device="xla").view(4, 2)
     out = torch.empty(1, device="xla")
     assert xm.reduce_scatter("sum", x, 1.0, 0, xr.world_size(), output=out) is out
     assert torch.equal(out.cpu(), x.cpu()[xr.global_ordinal() * 2 :][:2] * 2)
+    assert "xla::collective" in Path(folder, f"graphs.{xr.global_ordinal()}").read_text()
     raise KeyError(what)
 
 

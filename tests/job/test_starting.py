@@ -65,12 +65,12 @@ if __name__ == "__main__":
     found = pjrt.run_multiprocess(torch.full, (2,), 3.0, device="xla")
     assert {rank: (str(x.device), x.tolist()) for rank, x in found.items()} == dict.fromkeys((0, 1), ("xla:0", [3, 3]))
     try:
-        pjrt.run_multiprocess(starts.refuse, "this")
+        pjrt.run_multiprocess(starts.refuse, "this", sys.argv[1])
     except KeyError as error:
         assert error.args == ("this",)
     else:
         raise AssertionError("nothing was raised")
-""", 2)  # fmt: skip
+""", 2, tmp_path)  # fmt: skip
 
 
 def test_from_a_cell_of_a_notebook(tmp_path: Path) -> None:

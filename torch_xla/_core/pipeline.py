@@ -203,7 +203,7 @@ def _dump(described: graph.Graph) -> None:
     path = _config.XLA_SAVE_TENSORS_FILE.get()
     if path is not None:
         text = render(described, _config.XLA_SAVE_TENSORS_FMT.get())
-        _files.append("graph", "XLA_SAVE_TENSORS_FILE", path, text)
+        _files.append("graph", "XLA_SAVE_TENSORS_FILE", session.own_file(path), text)
 
 
 def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> Any:

@@ -427,6 +427,12 @@ def seat() -> environment.Seat:
     return _session.seat if _session is not None else environment.seat()
 
 
+def own_file(path: str) -> str:
+    """The file of this process, where a setting names one for all of them: with its rank, in a job of several."""
+    own = seat()
+    return path if own.world == 1 else f"{path}.{own.rank}"
+
+
 def session() -> Session | None:
     """The connection to the other processes, made at the first call; None for a process alone.
 

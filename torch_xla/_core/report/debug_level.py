@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_xla import _bindings, _config, _files, _metrics
 from torch_xla._core.graph.graph import Graph
+from torch_xla._core.job import session
 
 if TYPE_CHECKING:
     from torch_xla._core.compile.compiler import Executable
@@ -147,5 +148,5 @@ def _write(kind: str, lines: list[str]) -> None:
 
 def _emit(text: str) -> None:
     path = _config.PT_XLA_DEBUG_FILE.get()
-    if path is None or not _files.append("debug", "PT_XLA_DEBUG_FILE", path, text):
+    if path is None or not _files.append("debug", "PT_XLA_DEBUG_FILE", session.own_file(path), text):
         sys.stderr.write(text)
