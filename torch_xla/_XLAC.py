@@ -12,10 +12,13 @@ from torch_xla._core import region
 from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
 from torch_xla._core.functions import custom_calls
-from torch_xla.core import _barriers, _debug_info, _donation, _operators
+from torch_xla.core import _barriers, _debug_info, _donation, _operators, _preemption
 from torch_xla.core import lowering as lowering
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
+from torch_xla.distributed.spmd import _private_names as _splits
+from torch_xla.distributed.spmd import manual as _manual
+from torch_xla.distributed.spmd import marking as _marking
 
 Tensors = Sequence[torch.Tensor]
 
@@ -101,11 +104,6 @@ def _xla_get_cpu_tensors(tensors: Tensors) -> list[torch.Tensor]:
     return xm._maybe_convert_to_cpu(list(tensors))
 
 
-def _xla_tensors_from_aten(tensors: Tensors, devices: Sequence[str], shardings: Any = None) -> list[torch.Tensor]:
-    """Copies of CPU tensors, one per device named."""
-    return [tensor.detach().to(device) for tensor, device in zip(tensors, devices, strict=True)]
-
-
 def _xla_sync_multi(
     tensors: Tensors, devices: Sequence[str] = (), wait: bool = True, sync_xla_data: bool = True
 ) -> None:
@@ -163,15 +161,12 @@ def _xla_real_devices(devices: Sequence[str | torch.device] = ()) -> list[str]:
     return [client.hardware(index) for index in indices] if indices else _api.real_devices()
 
 
-_xla_get_all_devices = _xla_get_runtime_devices = _xla_get_all_runtime_devices = _xla_get_devices
+_xla_get_all_devices = _xla_get_devices
 
 
 def _xla_num_devices() -> int:
     """Number of devices of this process."""
     return _api.device_count()
-
-
-_xla_num_runtime_devices = _xla_num_devices
 
 
 def _xla_device_kind(device: str) -> str:
@@ -223,22 +218,45 @@ _xla_set_mat_mul_precision = backends.set_mat_mul_precision
 _xla_get_mat_mul_precision = backends.get_mat_mul_precision
 
 
-# Sharding annotations: without SPMD over several devices no tensor is split.
+# Splits over a mesh.
+
+OpSharding = _splits.OpSharding
+XlaShardingSpec = _splits.XlaShardingSpec
+_get_xla_sharding_spec = _splits.get_spec
+_get_xla_sharding_specs = _splits.get_specs
+_get_xla_op_sharding = _splits.get_op_sharding
+_get_xla_sharding_type = _splits.get_type
+_xla_mark_sharding = _splits.mark
+_xla_annotate_custom_sharding = _splits.annotate
+_xla_clear_sharding = _marking.clear_sharding
+_get_local_shards = _splits.local_shards
+_get_local_shard_replica_and_indices = _splits.local_shard_places
+_load_local_shards = _splits.load_local_shards
+_global_tensor_from_cpu_shards = _splits.tensor_of_shards
+_xla_tensors_from_aten = _splits.tensors_from_aten
+_mark_manual_sharding = _manual._mark_manual_sharding
+_spmd_full_to_shard_shape = _manual.full_to_shard
+_spmd_shard_to_full_shape = _manual.shard_to_full
+_xla_spmd_all_reduce = _manual.all_reduce
+_xla_spmd_reduce_scatter = _manual.reduce_scatter
+_xla_get_runtime_devices = _xla_get_all_runtime_devices = _splits.device_names
+_xla_num_runtime_devices = client.hardware_count
 
 
-def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """The annotation of a tensor in XLA's notation, empty if it has none."""
-    return getattr(tensor, "sharding_spec", "")
+_activate_preemption_sync_manager = _preemption.watch
+_deactivate_preemption_sync_manager = _preemption.unwatch
+_sync_point_reached = _preemption.reached
 
 
-def _get_xla_sharding_specs(tensors: Tensors) -> list[str]:
-    """`_get_xla_sharding_spec` of several tensors."""
-    return [_get_xla_sharding_spec(tensor) for tensor in tensors]
+def _ensure_xla_coordinator_initialized(
+    global_rank: int = 0, world_size: int = 1, master_addr: str = "", master_port: str = ""
+) -> None:
+    """Does nothing: processes meet when they first need to."""
 
 
-def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
-    """Kind of a tensor's sharding, or None."""
-    return getattr(tensor, "sharding_type", None)
+def _xla_get_auto_sharding() -> bool:
+    """Whether XLA chooses how parameters are split."""
+    return False
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,9 @@ buffer_of = _C.buffer_of
 location_of = _C.location_of
 tensor_of = _C.tensor_of
 placeholder = _C.placeholder
+place = _C.place
+replace_buffer = _C.replace_buffer
+placement_of = _C.placement_of
 is_placeholder = _C.is_placeholder
 tensor_id = _C.tensor_id
 give_buffer = _C.give_buffer
@@ -84,6 +87,7 @@ shape_cache_misses = _C.shape_cache_misses
 
 # Devices and random state.
 set_device_count = _C.set_device_count
+set_spans_mesh = _C.set_spans_mesh
 device_count = _C.device_count
 current_device = _C.current_device
 set_current_device = _C.set_current_device

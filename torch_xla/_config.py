@@ -227,6 +227,11 @@ XLA_HOST_COMPUTE = _bool(
 )
 
 XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
+XLA_SPMD_VERIFY = _bool(
+    "XLA_SPMD_VERIFY",
+    False,
+    "Runs each program whose tensors are split without the splits too, and names the first value that differs.",
+)
 
 # What is told while it runs.
 XLA_RETRACE_REPORT = _bool(

@@ -5,15 +5,12 @@ Counts and kinds come from the environment and the drivers where that is possibl
 
 from __future__ import annotations
 
-import warnings
+from typing import Any
 
-from torch_xla import _config
 from torch_xla._core.device import client
 from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
-
-_spmd = False
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -53,13 +50,13 @@ def local_process_count() -> int:
 
 
 def global_device_count() -> int:
-    """Number of devices of all processes."""
+    """Number of xla devices of all processes; with SPMD they have one together."""
     return world_size() * client.device_count()
 
 
 def world_size() -> int:
-    """Number of processes of the job."""
-    return session.seat().world
+    """Number of processes that work on data of their own: with SPMD all of the job are one."""
+    return 1 if client.spmd() else session.seat().world
 
 
 def local_device_count() -> int:
@@ -73,8 +70,8 @@ def addressable_device_count() -> int:
 
 
 def global_ordinal() -> int:
-    """Ordinal of this process in the job, whichever of its devices is the current one."""
-    return session.seat().rank
+    """Ordinal of this process in the job, whichever of its devices is the current one; with SPMD all are one."""
+    return 0 if client.spmd() else session.seat().rank
 
 
 def local_ordinal() -> int:
@@ -116,11 +113,19 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
         index = int(device.rsplit(":", 1)[1])
     except (IndexError, ValueError):
         raise ValueError(message("runtime", f"got device {device!r}", expected="a name such as 'xla:0'")) from None
-    if not 0 <= index < client.device_count():
-        raise ValueError(
-            message("runtime", f"got device {device!r}", expected=f"an index below {client.device_count()}")
-        )
-    found = client.jax_device(index)
+    devices = _hardware()
+    if not 0 <= index < len(devices):
+        raise ValueError(message("runtime", f"got device {device!r}", expected=f"an index below {len(devices)}"))
+    return _attributes(devices[index], index)
+
+
+def _hardware() -> tuple[Any, ...]:
+    """The devices that this process knows by number: with SPMD those of all processes."""
+    found = client.hardware_devices()
+    return (client.devices_of_job() if client.spmd() else ()) or found
+
+
+def _attributes(found: Any, index: int) -> dict[str, object]:
     attributes: dict[str, object] = {"name": client.hardware(index)}
     for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
         if hasattr(found, name):
@@ -130,54 +135,41 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
     """`runtime_device_attributes` of all devices."""
-    return [runtime_device_attributes(f"xla:{index}") for index in range(global_device_count())]
+    return [runtime_device_attributes(f"xla:{index}") for index in range(len(_hardware()))]
 
 
 def global_runtime_device_count() -> int:
     """Number of hardware devices of all processes."""
-    return global_device_count()
+    return session.seat().world * client.hardware_count()
 
 
 def addressable_runtime_device_count() -> int:
     """Number of hardware devices of this process."""
-    return client.device_count()
+    return client.hardware_count()
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Turns SPMD mode on, in which one program spans all devices.
+    """Turns SPMD mode on: all devices of the job are one xla device, over which tensors may be split.
 
     Args:
-        auto: Whether XLA chooses how tensors are split.
+        auto: Whether XLA chooses how parameters are split; not in this version.
 
     Raises:
-        NotImplementedError: there is more than one device; this version runs one program per device.
+        RuntimeError: There are xla tensors already.
+        NotImplementedError: `auto` is asked for.
     """
-    global _spmd
-    if client.device_count() > 1:
+    if auto:
         raise NotImplementedError(
             message(
-                "runtime",
-                f"SPMD mode was asked for with {client.device_count()} devices",
-                expected="one device in this version",
-                do="leave use_spmd() out, or set CPU_NUM_DEVICES=1",
+                "spmd", "got auto=True, and XLA's search for splits is not built in", do="mark the parameters yourself"
             )
         )
-    _spmd = True
+    client.use_spmd()
 
 
 def is_spmd() -> bool:
-    """Whether SPMD mode is on. ``XLA_USE_SPMD`` asks for it; with several devices it stays off, which is said once."""
-    if _spmd:
-        return True
-    if not _config.XLA_USE_SPMD.get():
-        return False
-    if client.device_count() == 1:
-        return True
-    warnings.warn(
-        message("runtime", "XLA_USE_SPMD is set but SPMD mode needs one device in this version", do="unset it"),
-        stacklevel=2,
-    )
-    return False
+    """Whether SPMD mode is on, which ``XLA_USE_SPMD=1`` asks for too."""
+    return client.spmd()
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:

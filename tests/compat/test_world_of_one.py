@@ -64,7 +64,7 @@ def test_a_mesh_has_the_first_devices() -> None:
         assert mesh.size() == len(ids) and mesh.get_logical_mesh().tolist() == torch.tensor(ids).view(shape).tolist()
     x = torch.ones(2, 2, device="xla")
     xs.mark_sharding(x, xs.Mesh([0], (1, 1), ("a", "b")), ("a", None))
-    with pytest.raises(NotImplementedError, match=r"\[spmd\] got a mesh of 2 devices"):
+    with pytest.raises(RuntimeError, match=r"\[spmd\] got a mesh of 2 devices.*use_spmd"):
         xs.mark_sharding(x, xs.Mesh([0, 1], (2, 1), ("a", "b")), ("a", None))
     for ids, shape in (([1], (1,)), ([0, 0], (2,)), (list(range(5)), (5,)), ([0, 1], (3,))):
         with pytest.raises(AssertionError, match=r"\[mesh\]"):
@@ -452,8 +452,8 @@ xs.set_global_mesh(mesh)
 x = torch.randn(2, 3).to("xla").requires_grad_()
 marked = xs.mark_sharding(x, mesh, ("fsdp", None))
 assert isinstance(marked, xs.XLAShardedTensor) and marked.partition_spec == ("fsdp", None)
-assert type(marked + 1) is torch.Tensor and torch.equal((marked + 1).cpu(), x.cpu() + 1)
-assert torch.equal(marked.global_tensor, x) and torch.equal(marked.local_shards[0].unpadded_data, x)
+assert isinstance(marked + 1, xs.XLAShardedTensor) and torch.equal((marked + 1).cpu(), x.cpu() + 1)
+assert torch.equal(marked.global_tensor, x) and torch.equal(marked.local_shards[0].unpadded_data, x.cpu())
 xs.mark_sharding_with_gradients(x * 2, mesh, (("fsdp", "tensor"), None)).sum().backward()
 assert x.grad.tolist() == [[2, 2, 2]] * 2
 for spec, error in ((("fsdp",), AssertionError), (("other", None), ValueError), (("fsdp", "fsdp"), AssertionError)):
@@ -495,7 +495,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
-dist.init_process_group("xla", init_method="xla://")
+try:
+    dist.init_process_group("xla", init_method="xla://")
+except RuntimeError as error:
+    assert "in SPMD mode" in str(error)
+else:
+    raise SystemExit("process group xla was accepted")
+dist.init_process_group("gloo", init_method="xla://")
 devices = init_device_mesh("xla", (1,))
 spread = distribute_tensor(torch.arange(6.0).view(2, 3), devices, [Shard(0)])
 assert isinstance(spread, xs.XLAShardedTensor) and spread.partition_spec == (0, None), spread

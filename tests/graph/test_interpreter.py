@@ -142,7 +142,8 @@ def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     for output in outputs:
         cut = _bindings.Cut.of_tensors([output]).preview()
         fills = cut.describe_fills()
-        cut.provide_fills([transfer.fill(shape, dtype, number, cut.device) for (shape, dtype), number, _ in fills])
+        buffers = [transfer.fill(shape, dtype, number, cut.device) for (shape, dtype), number, *_ in fills]
+        cut.provide_fills(buffers, [0] * len(buffers))
         described = graph.describe(cut)
         verify.verify(described)
         leaves = [

@@ -9,18 +9,18 @@ from typing import Any
 from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
-from torch_xla._core.device import failures, memory, transfer
+from torch_xla._core.device import client, failures, memory, splits, transfer
 from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
-from torch_xla._core.run import executor, host_evaluation
+from torch_xla._core.run import executor, host_evaluation, split_check
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY)
+_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY)
 
 
 @dataclass
@@ -80,7 +80,8 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if barrier.failures:
             return []  # it needs what was lost
         raise
-    if cut.has_fills:
+    later = client.spmd() and cut.num_outputs > 0  # then the compiled program says how they are split
+    if cut.has_fills and not later:
         try:
             provide_fills(cut)
         except OutOfMemoryError as error:
@@ -91,10 +92,16 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
             return []
         if watched and what is barrier.cut:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if barrier.reading and cut.fits_host and _config.XLA_HOST_COMPUTE.get() and host_evaluation.run(cut):
+        if (
+            barrier.reading
+            and cut.fits_host
+            and not cut.has_fills
+            and _config.XLA_HOST_COMPUTE.get()
+            and host_evaluation.run(cut)
+        ):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
-        if watched or not cache.run(cut):
+        if watched or cut.has_fills or not cache.run(cut):
             _run_by_stages(cut, barrier.cause, barrier.name)
         if barrier.reading:
             loop_report.value_read(outputs, cut.device)
@@ -146,8 +153,11 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     if executable is None:
         numbers.compare(cut)
         executable = cache.find(cut) or _first_use(cut, cause, name)
+    if cut.has_fills:
+        provide_fills(cut, executable.program.input_places)
     memory.before_run(executable, cut, name)
     debug_level.before_run(cut, cause, name)
+    split_check.before_run(cut)
     region.about_to_run(cut, executable)
     executor.run(executable, cut)
 
@@ -174,17 +184,25 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
     return executable
 
 
-def provide_fills(cut: _bindings.Graph) -> None:
+def provide_fills(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number.
+
+    Args:
+        cut: The graph.
+        places: Placement number of each of its leaves, where its program is known.
 
     Raises:
         OutOfMemoryError: There is no room for some.
     """
     buffers: list[Any] = []
+    found: list[int] = []
     errors: dict[int, OutOfMemoryError] = {}
-    for i, ((shape, dtype), number, line) in enumerate(cut.describe_fills()):
+    for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
+        if where == splits.ANYWHERE:
+            where = places[slot] if places and slot >= 0 else splits.WHOLE
+        found.append(where)
         try:
-            buffers.append(transfer.fill(shape, dtype, number, cut.device, line))
+            buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))
         except OutOfMemoryError as error:
             errors[i] = error
     if errors:
@@ -196,7 +214,7 @@ def provide_fills(cut: _bindings.Graph) -> None:
             raise first
         finally:
             del first, others, errors  # they would hold themselves, with the caller's variables
-    cut.provide_fills(buffers)
+    cut.provide_fills(buffers, found)
 
 
 def _dump(described: graph.Graph) -> None:

@@ -138,6 +138,18 @@ def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
         return [_held(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
 
 
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """A scope in which no program is started, by any thread: what is handed out here is not written over."""
+    with _lock:
+        yield
+
+
+def location(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Where a tensor's values are, which is computed first; to be asked for within `exclusive`."""
+    return _held(tensor, _bindings.location_of, partial(evaluate, [tensor]))
+
+
 def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
     """What `find` gives once the tensor is computed; another thread may have written it again by then."""
     while (found := find(tensor)) is None:
@@ -268,9 +280,9 @@ class _Hooks:
     """What the recorder asks of Python."""
 
     @untraced
-    def upload(self, tensor: torch.Tensor, index: int) -> Any:
+    def upload(self, tensor: torch.Tensor, index: int, number: int) -> Any:
         """Copies a CPU tensor to a device."""
-        return transfer.upload(tensor, index)
+        return transfer.upload(tensor, index, number)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""

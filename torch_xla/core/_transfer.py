@@ -88,12 +88,18 @@ def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_shardi
                 torch.nn.Parameter(sent, requires_grad=tensor.requires_grad)
                 if isinstance(tensor, torch.nn.Parameter)
                 else sent.requires_grad_(tensor.requires_grad)
-                for tensor, sent in ((tensor, tensor.to(target)) for tensor in tensors)
+                for tensor, sent in ((tensor, to_device(tensor)) for tensor in tensors)
             ]
-        for tensor in made if input_sharding is not None else ():
-            if input_sharding.can_apply(tensor):
-                input_sharding.apply(tensor)
         return made
+
+    def to_device(tensor: torch.Tensor) -> torch.Tensor:
+        if input_sharding is not None and input_sharding.can_apply(tensor):
+            split: torch.Tensor = input_sharding.send(tensor, target)
+            return split
+        sent = tensor.to(target)
+        if input_sharding is not None:
+            _bindings.buffer_of(sent.detach())  # now, and not when a program takes it
+        return sent
 
     arena = ToXlaTensorArena(send, lambda item: isinstance(item, torch.Tensor) and item.device.type == "cpu")
     return arena.transform(datas)

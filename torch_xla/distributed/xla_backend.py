@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from torch_xla import _api
+from torch_xla import _api, runtime
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
 from torch_xla._errors import message
@@ -422,6 +422,14 @@ class ProcessGroupXla(ProcessGroup):
 
 
 def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
+    if runtime.is_spmd():
+        raise RuntimeError(
+            message(
+                "spmd",
+                "got process group 'xla' in SPMD mode, where all processes are one device",
+                do="use init_process_group('gloo') for what processes tell each other, and splits for tensors",
+            )
+        )
     timeout = options.timeout if isinstance(options.timeout, timedelta) else None
     group = ProcessGroupXla(options.store, options.group_rank, options.group_size, timeout)
     group.enter(list(options.global_ranks_in_group) or range(options.group_size))

@@ -11,7 +11,8 @@ import torch
 
 from torch_xla._errors import message
 from torch_xla.core.xla_model import XLA_LIB
-from torch_xla.distributed.spmd.xla_sharding import given_or_global, mark_sharding
+from torch_xla.distributed.spmd.manual import given_or_global
+from torch_xla.distributed.spmd.marking import mark_sharding_with_gradients
 from torch_xla.experimental._paged_attention import multi_queries_paged_attention as multi_queries_paged_attention
 from torch_xla.experimental._paged_attention import paged_attention as paged_attention
 from torch_xla.experimental._paged_attention import ragged_paged_attention as ragged_paged_attention
@@ -82,15 +83,15 @@ def flash_attention(
     Raises:
         ValueError: One of the segment ids is missing, or their shapes do not fit.
         AssertionError: The partition does not fit the tensors, or there is no mesh for it.
-        NotImplementedError: The mesh has more than one device.
     """
     if partition_spec is not None:
-        for tensor in (q, k, v):
-            mark_sharding(tensor, given_or_global(mesh), partition_spec)
+        devices = given_or_global(mesh)
+        q, k, v = (mark_sharding_with_gradients(tensor, devices, partition_spec) for tensor in (q, k, v))
     bias = _bias(q, k, causal, _same_segment(q, k, q_segment_ids, kv_segment_ids), sm_scale, ab)
-    return torch.nn.functional.scaled_dot_product_attention(
+    out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, is_causal=causal and bias is None, scale=sm_scale
     )
+    return out if partition_spec is None else mark_sharding_with_gradients(out, devices, partition_spec)
 
 
 def _same_segment(

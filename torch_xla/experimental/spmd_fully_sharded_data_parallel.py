@@ -1,7 +1,9 @@
-"""Fully sharded data parallel training by sharding annotations, in one process."""
+"""Fully sharded data parallel training by splits over a mesh, which XLA turns into gathers and scatters."""
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch_xla._errors import message
 from torch_xla.distributed import spmd
 from torch_xla.distributed.fsdp import wrap
 from torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel import require_forward
+from torch_xla.distributed.spmd import _private_names
 
 
 class SpmdFullyShardedDataParallel(nn.Module):
@@ -25,8 +28,11 @@ class SpmdFullyShardedDataParallel(nn.Module):
         auto_wrapper_callable: What wraps them; this class by default.
         extra_data_axis: A further axis of the mesh that the first dimension of the result is split over.
 
+    Parameters that are split already stay as they are.
+
     Raises:
-        NotImplementedError: the mesh has more than one device.
+        ValueError: There is no mesh, or it has no such axes.
+        RuntimeError: The module has no forward pass, or is of this class already.
     """
 
     def __init__(
@@ -53,9 +59,10 @@ class SpmdFullyShardedDataParallel(nn.Module):
         self._mesh, self._shard_output = found, shard_output
         self._output_axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
         self._orig_module = module.to("xla")
+        count = found.shape()["fsdp"]
         for param in module.parameters():
-            longest = max(range(param.dim()), key=lambda dim: param.shape[dim], default=0)
-            spmd.mark_sharding(param, found, tuple("fsdp" if dim == longest else None for dim in range(param.dim())))
+            if not _private_names.get_spec(param):
+                spmd.mark_sharding(param, found, _longest_split(param.shape, count))
         spmd.apply_backward_optimization_barrier(module)
 
     @property
@@ -78,7 +85,10 @@ class SpmdFullyShardedDataParallel(nn.Module):
         if self._shard_output is not None:
             self._shard_output(output, self._mesh)
             return output
-        first = output[0] if isinstance(output, tuple) else output
+        first = output
+        if isinstance(output, tuple):
+            first = output[0]
+            _warn_of_tuple()
         if not isinstance(first, torch.Tensor):
             raise RuntimeError(
                 message("fsdp", f"the output is a {type(first).__name__}", expected="a tensor", do="give shard_output")
@@ -86,3 +96,16 @@ class SpmdFullyShardedDataParallel(nn.Module):
         axes = (self._output_axes,) + (None,) * (first.dim() - 1)
         spmd.mark_sharding(first, self._mesh, axes if first.dim() else ())
         return output
+
+
+def _longest_split(shape: torch.Size, count: int) -> tuple[str | None, ...]:
+    """The longest dimension, or the longest that divides, is split."""
+    dims = range(len(shape))
+    split = max(dims, key=lambda dim: (shape[dim] % count == 0, shape[dim]), default=0)
+    return tuple("fsdp" if dim == split else None for dim in dims)
+
+
+@functools.cache
+def _warn_of_tuple() -> None:
+    text = "The output is a tuple, but only the first element is sharded"
+    warnings.warn(message("fsdp", text, do="give shard_output to split the others"), stacklevel=3)

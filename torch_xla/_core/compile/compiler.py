@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.compile import interruptible, shared
+from torch_xla._core.compile import interruptible, result_places, shared
 from torch_xla._core.compile.dispatch import starter
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
@@ -49,7 +49,8 @@ def executable(
     """What XLA compiled a cut graph to, ready to run."""
     program = _bindings.Program(cut, waits)
     results = [*(Meta(*meta) for meta in program.packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
-    program.starter = functools.partial(starter, loaded, results, cut.device)
+    places = result_places.note(loaded, cut, program)
+    program.starter = functools.partial(starter, loaded, results, cut.device, places)
     return Executable(loaded, program, keep, elsewhere)
 
 

@@ -18,20 +18,27 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
 
 
-def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., tuple[Any, ...] | None]:
+def starter(
+    loaded: Any, results: Sequence[Meta], device: int, places: Sequence[int]
+) -> Callable[..., tuple[Any, ...] | None]:
     """A function that starts a program.
 
     Args:
         loaded: XLA's executable.
         results: Shape and dtype of each of its results.
         device: Index of its device.
+        places: Placement number of each of its results.
 
     Returns:
         Takes the input buffers and gives the results, without waiting for them; or gives None, without having started
         anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
     """
-    sharding = placement.of(device).sharding
-    avals = [jax.core.ShapedArray(meta.shape, dtypes.numpy_dtype(meta.dtype)) for meta in results]
+    place = placement.of(device)
+    shardings = [place.at(number, meta.shape) for number, meta in zip(places, results, strict=True)]
+    avals = [
+        jax.core.ShapedArray(place.held(number, meta.shape), dtypes.numpy_dtype(meta.dtype))
+        for number, meta in zip(places, results, strict=True)
+    ]
     registry = jax_internals.dispatch_registry
     structure = registry.flatten((0,) * len(avals))[1]
 
@@ -42,8 +49,8 @@ def starter(loaded: Any, results: Sequence[Meta], device: int) -> Callable[..., 
         how = jax_internals.MeshExecutableFastpathData(
             xla_executable=loaded,
             out_pytree_def=structure,
-            in_shardings=[sharding] * len(buffers),
-            out_shardings=[sharding] * len(avals),
+            in_shardings=[buffer.sharding for buffer in buffers],
+            out_shardings=shardings,
             out_avals=avals,
             out_committed=[True] * len(avals),
             kept_var_bitvec=[True] * len(buffers),

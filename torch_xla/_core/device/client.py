@@ -34,6 +34,7 @@ _everyone: tuple[jax.Device, ...] = ()
 _chosen: str | None = None
 _started = False
 _forked = False
+_spmd: bool | None = None  # not asked yet
 
 
 def device_type() -> str:
@@ -94,8 +95,42 @@ def _available() -> str:
     return ", ".join(dict.fromkeys(kinds))
 
 
+def spmd() -> bool:
+    """Whether all devices of the job are one xla device, over which tensors may be split."""
+    global _spmd
+    if _spmd is None:
+        _spmd = False
+        if _config.XLA_USE_SPMD.get():
+            use_spmd()
+    return _spmd
+
+
+def use_spmd() -> None:
+    """Makes all devices of the job one xla device, before any is used.
+
+    Raises:
+        RuntimeError: There are xla tensors already.
+    """
+    global _spmd
+    if _spmd:
+        return
+    if _started and any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
+        raise RuntimeError(
+            "[spmd] SPMD mode was asked for, but there are tensors on single devices already; call "
+            "torch_xla.runtime.use_spmd() before the first xla tensor"
+        )
+    _spmd = True
+    _bindings.set_spans_mesh(True)
+    publish_count()
+
+
 def device_count() -> int:
-    """Number of devices of this process. Asks the client only for kinds that cannot be counted otherwise."""
+    """Number of xla devices of this process: with SPMD one, else one for each of its hardware."""
+    return 1 if spmd() else hardware_count()
+
+
+def hardware_count() -> int:
+    """Number of devices that this process has. Asks the client only for kinds that cannot be counted otherwise."""
     if _started:
         return len(_devices())
     platform = _platform()
@@ -112,7 +147,7 @@ def device_count() -> int:
 def publish_count() -> None:
     """Tells the recorder how many devices there are, as PyTorch's autograd asks it without starting a client."""
     platform = _platform()
-    if platform in ("cpu", "cuda", "rocm", "tpu"):
+    if spmd() or platform in ("cpu", "cuda", "rocm", "tpu"):
         _bindings.set_device_count(max(device_count(), 1))
     else:
         # A plugin counts its devices only once started; the count may be too high, but not too low.
@@ -157,10 +192,13 @@ def _devices() -> tuple[jax.Device, ...]:
         host_kernel.register()  # a program from disk may call it
     if meeting is not None:
         global _everyone
-        devices = devices[:1]  # JAX may know more; a process of a job has one
-        first = {device.process_index: device for device in reversed(jax.devices(platform))}
-        _everyone = tuple(first[rank] for rank in sorted(first))
-    _bindings.set_device_count(len(devices))
+        if spmd():
+            _everyone = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
+        else:
+            devices = devices[:1]  # JAX may know more; a process of a job has one
+            first = {device.process_index: device for device in reversed(jax.devices(platform))}
+            _everyone = tuple(first[rank] for rank in sorted(first))
+    _bindings.set_device_count(1 if spmd() else len(devices))
     _started = True
     os.register_at_fork(after_in_child=_note_fork)
     atexit.register(_finish_at_exit)  # after JAX has registered what takes its client down: the latest is called first
@@ -177,7 +215,7 @@ def set_meeting(find: Callable[[], Meeting | None]) -> None:
 
 def spans_job() -> bool:
     """Whether programs of a job span the devices of all its processes, as XLA's own collectives need."""
-    return _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
+    return spmd() or _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
 
 
 def devices_of_job() -> tuple[jax.Device, ...]:
@@ -195,7 +233,7 @@ def _meet(address: str, processes: int, rank: int) -> None:
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
-    several = _platform() != "cpu" and device_count() > 1  # of which this process has one
+    several = _platform() != "cpu" and device_count() > 1  # of which this process has one, without SPMD
     jax.distributed.initialize(
         address,
         processes,
@@ -247,10 +285,20 @@ def jax_device(index: int) -> jax.Device:
         RuntimeError: There is none, or the client cannot be started here.
     """
     _check_process()
-    devices = _devices()
+    devices = _devices()[: 1 if spmd() else None]
     if not 0 <= index < len(devices):
         raise RuntimeError(f"[device] got xla:{index}, available are xla:0 to xla:{len(devices) - 1}")
     return devices[index]
+
+
+def hardware_devices() -> tuple[jax.Device, ...]:
+    """The PJRT devices of this process.
+
+    Raises:
+        RuntimeError: The client cannot be started here.
+    """
+    _check_process()
+    return _devices()
 
 
 def hardware(index: int) -> str:

@@ -18,7 +18,6 @@ _wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and u
 
 def pack(buffers: Sequence[Any]) -> Any:
     """Several device buffers of one dtype end to end in one."""
-    import jax
     import numpy as np
 
     buffers = [placement.own_part(buffer) for buffer in buffers]
@@ -26,7 +25,7 @@ def pack(buffers: Sequence[Any]) -> Any:
     if all(buffer.is_ready() for buffer in buffers):
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with client.x64():
-            return placement.with_others(jax.device_put(joined, buffers[0].sharding))
+            return placement.with_others(_put([joined], buffers[0])[0])
     earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].sharding)
     with client.x64(), _compiling(earlier == 0):
         return placement.with_others(_joined()(list(buffers)))
@@ -34,7 +33,6 @@ def pack(buffers: Sequence[Any]) -> Any:
 
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     """The parts of a device buffer, each as one of its own."""
-    import jax
     import numpy as np
 
     buffer = placement.own_part(buffer)
@@ -43,11 +41,21 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
         # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
         transfer.finish(buffer)
         with client.x64():
-            parts = jax.device_put(_parts(np.array(buffer), shapes), buffer.sharding)
+            parts = _put(_parts(np.array(buffer), shapes), buffer)
     else:
         with client.x64(), _compiling(earlier == 1):
             parts = _split()(buffer, shapes)
     return [placement.with_others(part) for part in parts]
+
+
+def _put(values: list[Any], like: Any) -> list[Any]:
+    """Arrays of the host where one of a device is."""
+    import jax
+
+    if client.spmd():
+        return [transfer.put(value, 0) for value in values]
+    put: list[Any] = jax.device_put(values, like.sharding)
+    return put
 
 
 def _parts(values: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:

@@ -6,11 +6,12 @@ Nothing else asks which: whoever puts a buffer somewhere, lowers, compiles or st
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_xla._core.device import client
+from torch_xla._core.device import client, splits
 
 if TYPE_CHECKING:
     import jax
@@ -24,11 +25,13 @@ class Placement:
         devices: Those that a program spans, in the order of its replicas and partitions.
         local: Those of them that belong to this process; a buffer has one part on each.
         sharding: Of a buffer whose leaf has placement number 0.
+        mesh: Whether buffers may be split over the devices, and programs are partitioned.
     """
 
     devices: tuple[jax.Device, ...]
     local: tuple[jax.Device, ...]
     sharding: jax.sharding.Sharding
+    mesh: bool = False
 
     @property
     def platform(self) -> str:
@@ -43,13 +46,41 @@ class Placement:
     @property
     def spans_job(self) -> bool:
         """Whether its programs have a replica in each process of a job."""
-        return len(self.devices) > len(self.local)
+        return len(self.devices) > len(self.local) and not self.mesh
 
     @property
     def target(self) -> str:
         """All of the devices that a compiled program depends on."""
         features = _cpu_features() if self.platform == "cpu" else ""
-        return f"{self.platform} {self.hardware} {len(self.devices)} {features}"
+        kind = "mesh" if self.mesh else ""
+        return f"{self.platform} {self.hardware} {len(self.devices)} {kind} {features}"
+
+    def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:
+        """The sharding of a buffer of a shape, by the placement number of its leaf."""
+        if number == splits.PARTS:
+            return splits.all_parts(self.devices)
+        found = splits.by_number(number)
+        return self.sharding if found is None else splits.sharding(found.held(shape), self.devices)
+
+    def held(self, number: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the buffer of a tensor."""
+        return (len(self.devices), *shape) if number == splits.PARTS else tuple(shape)
+
+    def in_module(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding | None:
+        """The same as modules are told; None where the compiler is to choose."""
+        import jax
+
+        if not self.mesh:  # the module is that of one device; how many run it is said when it is compiled
+            return jax.sharding.SingleDeviceSharding(self.local[0])
+        return None if number == splits.ANYWHERE else self.at(number, shape)
+
+    def parts(self, number: int, shape: Sequence[int]) -> list[tuple[slice, ...]]:
+        """What of a shape each local device has."""
+        found = splits.by_number(number)
+        if found is None:
+            return [(...,)] * len(self.local)  # type: ignore[list-item]
+        local = {self.devices.index(device) for device in self.local}
+        return [where for device, where, _ in found.held(shape).indices(shape) if device in local]
 
 
 def of(index: int) -> Placement:
@@ -67,6 +98,9 @@ def _of(device: jax.Device) -> Placement:
     import numpy as np
 
     everyone = client.devices_of_job()
+    if client.spmd():
+        local = client.hardware_devices()
+        return Placement(everyone or local, local, splits.sharding(None, everyone or local), mesh=True)
     if not everyone:
         return Placement((device,), (device,), jax.sharding.SingleDeviceSharding(device))
     ranks = jax.sharding.Mesh(np.array(everyone), ("ranks",))
@@ -75,18 +109,18 @@ def _of(device: jax.Device) -> Placement:
 
 
 def own_part(buffer: jax.Array) -> jax.Array:
-    """A buffer as an array of this process alone."""
-    return buffer if buffer.is_fully_addressable else buffer.addressable_data(0)
+    """A buffer as an array that JAX's functions take: of this process alone, where each has its own."""
+    return buffer if buffer.is_fully_addressable or client.spmd() else buffer.addressable_data(0)
 
 
 def with_others(part: jax.Array) -> jax.Array:
-    """An array of a local device as a buffer of its xla device."""
+    """What `own_part` gave, or was made of it, as a buffer of its xla device."""
     import jax
 
     from torch_xla._core.device import jax_internals
 
     everyone = client.devices_of_job()
-    if not everyone:
+    if not everyone or client.spmd():
         return part
     sharding = of(client.local_index(part)).sharding
     aval = jax.core.ShapedArray(part.shape, part.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
 _MOST_DIMENSIONS = 64
 
 
-def upload(tensor: torch.Tensor, index: int) -> jax.Array:
+def upload(tensor: torch.Tensor, index: int, number: int = 0) -> jax.Array:
     """Copies a CPU tensor to a device; the caller may change the tensor afterwards.
+
+    Args:
+        tensor: The tensor.
+        index: The device.
+        number: Where on it, by its placement number.
 
     Raises:
         TypeError: XLA has no such dtype.
@@ -36,11 +42,17 @@ def upload(tensor: torch.Tensor, index: int) -> jax.Array:
         )
     with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
         # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
-        return put(to_numpy(tensor).copy(), index)
+        return put(to_numpy(tensor).copy(), index, number)
 
 
-def put(array: Any, index: int) -> jax.Array:
-    """Moves a NumPy array to a device; the array must not be changed afterwards."""
+def put(array: Any, index: int, number: int = 0) -> jax.Array:
+    """Moves a NumPy array to a device; the array must not be changed afterwards.
+
+    Args:
+        array: The array.
+        index: The device.
+        number: Where on it, by its placement number.
+    """
     import jax
 
     from torch_xla._core.device import jax_internals
@@ -50,12 +62,37 @@ def put(array: Any, index: int) -> jax.Array:
     with _metrics.timed("TransferToDeviceTime"):
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
+        parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
         return jax_internals.batched_device_put(
-            aval, place.sharding, [array] * len(place.local), list(place.local), enable_x64=True
+            aval, place.at(number, array.shape), parts, list(place.local), enable_x64=True
         )
 
 
-def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None) -> jax.Array:
+def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: int) -> jax.Array:
+    """Moves NumPy arrays, one for each local device in their order, to a device as parts of one buffer.
+
+    Args:
+        parts: The arrays; they must not be changed afterwards.
+        shape: Shape of the whole.
+        index: The device.
+        number: Where on it, by its placement number.
+    """
+    import jax
+
+    from torch_xla._core.device import jax_internals
+
+    place = placement.of(index)
+    _metrics.add_sample("OutboundData", sum(part.nbytes for part in parts), "bytes")
+    with _metrics.timed("TransferToDeviceTime"):
+        aval = jax.core.ShapedArray(tuple(shape), parts[0].dtype)
+        return jax_internals.batched_device_put(
+            aval, place.at(number, shape), list(parts), list(place.local), enable_x64=True
+        )
+
+
+def fill(
+    shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None, where: int = 0
+) -> jax.Array:
     """A device buffer that holds one number everywhere.
 
     Args:
@@ -64,12 +101,13 @@ def fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, li
         number: The number.
         index: Its device.
         line: The user's line that made it.
+        where: Where on the device, by its placement number.
 
     Raises:
         torch.OutOfMemoryError: The host or the device has no room for it.
     """
     with _told(shape, dtype, index, line):
-        return put(_host_fill(shape, dtype, number), index)
+        return put(_host_fill(shape, dtype, number), index, where)
 
 
 @contextmanager
@@ -89,6 +127,19 @@ def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
     return to_numpy(torch.full(shape, number, dtype=dtype))
 
 
+def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
+    """A new device buffer with the values at a location, in another place; compiles nothing.
+
+    Args:
+        location: As `download` takes it.
+        shape: Sizes of the tensor.
+        dtype: Its type.
+        index: The device.
+        number: Where on it, by its placement number.
+    """
+    return upload(download(location, shape, dtype), index, number)
+
+
 def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new CPU tensor with values of the device; waits until they are computed.
 
@@ -106,11 +157,28 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     finish(buffer)
     _metrics.waited(asked)
     with _metrics.timed("TransferFromDeviceTime"):
-        values = np.asarray(buffer)
+        values = np.asarray(_gathered(buffer))
+        if values.ndim > len(shape) and start < 0:  # all parts of manual sharding, of which this process sees the first
+            values = values[0]
         _metrics.add_sample("InboundData", values.nbytes, "bytes")
         if start >= 0:
             values = values[start : start + math.prod(shape)].reshape(shape)
         return from_numpy(values, dtype)
+
+
+def _gathered(buffer: Any) -> Any:
+    """A buffer whose values this process can read: parts that others have are asked for, by all processes at once."""
+    if buffer.is_fully_addressable or buffer.is_fully_replicated:
+        return buffer
+    return _whole(buffer.sharding)(buffer)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole(split: Any) -> Any:
+    import jax
+
+    whole = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=whole)
 
 
 def finish(started: Any, index: int | None = None) -> None:
@@ -144,6 +212,18 @@ def copies(buffers: Sequence[Any]) -> list[Any]:
     """A copy of each device buffer, on its device; compiles nothing."""
     import jax
 
+    if client.spmd() and client.devices_of_job():
+        return [_copied_parts(buffer) for buffer in buffers]
     with client.x64():
         copied = jax.device_put([placement.own_part(buffer) for buffer in buffers], may_alias=False)
     return [placement.with_others(part) for part in copied]
+
+
+def _copied_parts(buffer: Any) -> Any:
+    import jax
+
+    from torch_xla._core.device import jax_internals
+
+    with client.x64():
+        parts = jax.device_put([shard.data for shard in buffer.addressable_shards], may_alias=False)
+    return jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)

@@ -125,6 +125,8 @@ class Graph:
         leaf_frames: The user's line that made each leaf, if known.
         numbers: For each number of the nodes, seed and offset included, its index in the vector of its type. Equal ones
             may have one place.
+        leaf_places: Placement number of each leaf; none where buffers are never split.
+        wanted_places: Likewise that which each output is to have.
     """
 
     key: str
@@ -137,6 +139,8 @@ class Graph:
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     leaf_frames: tuple[str | None, ...] = ()
     numbers: tuple[int, ...] = ()
+    leaf_places: tuple[int, ...] = ()
+    wanted_places: tuple[int, ...] = ()
 
 
 def describe(cut: _bindings.Graph) -> Graph:
@@ -153,6 +157,8 @@ def describe(cut: _bindings.Graph) -> Graph:
         packs=tuple(packing.packs),
         leaf_frames=tuple(cut.leaf_frames),
         numbers=cut.number_places,
+        leaf_places=tuple(cut.leaf_places) if cut.wanted_places else (),
+        wanted_places=tuple(cut.wanted_places),
     )
 
 

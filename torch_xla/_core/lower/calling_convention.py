@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla._core.device import splits
 from torch_xla._core.graph.graph import Graph, Wire, Wires
+from torch_xla._core.lower import manual
 from torch_xla.ops import dtypes
 
 # Which vector a number of this type travels in, and the vectors' dtypes.
@@ -33,6 +35,8 @@ class Convention:
 
     Attributes:
         buffers: Shape and dtype of each input.
+        places: Placement number of each input.
+        given_back: Shape and placement number of each result.
         aliases: For each input that the program may overwrite the result that takes its place, or None.
         given: What is in each pack that it takes.
         wanted: What is in each pack that it gives.
@@ -62,7 +66,23 @@ class Convention:
             self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
+        at = graph.leaf_places or (splits.WHOLE,) * len(graph.leaves)
+        to = graph.wanted_places or (splits.WHOLE,) * len(graph.outputs)
+        parts = manual.find(graph)
+        to = tuple(
+            splits.PARTS if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
+        )
+        self.places = [at[i] for i in self._singles]
+        self.places += [splits.WHOLE] * (len(self.buffers) - len(self.places))
+        self.given_back: list[tuple[tuple[int, ...], int]] = [((0,), splits.WHOLE)] * len(self.wanted)
+        self.given_back += [(_shape(graph, i), to[i]) for i in single]
+        if token:
+            self.given_back.append(((), splits.WHOLE))
+
         self.aliases = self._aliases(graph, single)
+        for slot, result in self.aliases.items():
+            if result is not None and not splits.same(self.places[slot], self.given_back[result][1]):
+                self.aliases[slot] = None
 
     def _aliases(self, graph: Graph, single: list[int]) -> dict[int, int | None]:
         inputs = {leaf: i for i, leaf in enumerate(self._singles)}
@@ -142,6 +162,13 @@ def _layer(shapes: Sequence[tuple[int, ...]]) -> int:
         if again >= 0.9 * (len(shapes) - period):
             return period
     return 8
+
+
+def _shape(graph: Graph, output: int) -> tuple[int, ...]:
+    node, result = graph.outputs[output]
+    meta = graph.nodes[node].outs[result]
+    assert meta is not None
+    return meta.shape
 
 
 def _fits(graph: Graph, leaf: int, output: int) -> bool:

@@ -23,7 +23,7 @@ from torch_xla import _config, _fallbacks, _metrics
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
 from torch_xla._core.job import agreement, sequence
-from torch_xla._core.lower import scopes
+from torch_xla._core.lower import manual, placing, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
@@ -96,9 +96,11 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     places = number_places(graph)
     rank = agreement.rank_of(graph)
     to_come = sequence.numbers(graph, rank)
+    parts = manual.find(graph)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
-        values, vectors = convention.arguments(inputs)
+        taken = placing.spread(inputs, convention.places, place)
+        values, vectors = convention.arguments(taken)
         results: Results = {}
         order = collective.Order(dict(to_come), not place.spans_job)
         numbers = {
@@ -115,29 +117,33 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
             elif sequence.is_collective(graph.nodes[step]):
                 node = graph.nodes[step]
                 results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, order)
+            elif step in parts or graph.nodes[step].op == manual.LEAVE:
+                results[step] = _on_parts(graph, graph.nodes[step], values, results, given[step], parts)
             elif step in needed:
                 results[step] = _compute(graph.nodes[step], values, results, given[step])
 
         def value(wire: Wire) -> Any:
             return values[wire.slot] if wire.leaf else results[wire.slot][wire.result]
 
-        packs = together.compute(convention.packs(inputs), value, numbers.__getitem__, _compute_on)
+        packs = together.compute(convention.packs(taken), value, numbers.__getitem__, _compute_on)
         return convention.results(value, packs)
 
     program.__name__ = name
     exact = jax.default_matmul_precision(precision.current().products)
     place = placement.of(graph.device)
-    own = host_kernel.used(to_run and place.platform == "cpu")
+    own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
     with client.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        # The module is that of one device; how many run it is said when it is compiled.
-        sharding = jax.sharding.SingleDeviceSharding(place.local[0])
         convention = Convention(graph, to_run)
         together = Plan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
         needed = _needed(graph, {*convention.singles, *together.singles, *shared})
-        jitted = jax.jit(program, keep_unused=True, out_shardings=sharding)
-        types = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in convention.buffers]
+        to = tuple(place.in_module(number, shape) for shape, number in convention.given_back)
+        jitted = jax.jit(program, keep_unused=True, out_shardings=to)
+        types = [
+            jax.ShapeDtypeStruct(place.held(number, shape), dtype, sharding=place.in_module(number, shape))
+            for (shape, dtype), number in zip(convention.buffers, convention.places, strict=True)
+        ]
         try:
             traced = jitted.trace(*types)
         except LoweringError as error:
@@ -247,9 +253,20 @@ def _compute(node: Node, leaves: Mapping[int, Any], results: Results, given: Num
     return _compute_on(node, tensors, *given)
 
 
+def _on_parts(
+    graph: Graph, node: Node, leaves: Mapping[int, Any], results: Results, given: Numbers, parts: frozenset[int]
+) -> tuple[Any, ...]:
+    tensors = _operands(node, leaves, results)
+    inside = [manual.is_part(graph, wire, parts) for wire in node.inputs]
+    numbers, seed = given
+    return manual.compute(node, tensors, inside, numbers, seed, lambda *own: _compute_on(node, *own))
+
+
 def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = None) -> tuple[Any, ...]:
     if node.waits:
         seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]
+    if node.op == placing.OPERATOR:
+        return (placing.constrained(tensors[0], node.args[1]),)
     _fallbacks.lowering_at(node.frame)
     try:
         return _apply(node, tensors, values, seed)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import transfer
+from torch_xla._core.device import client, splits, transfer
 from torch_xla._core.graph import graph, interpreter
 
 _CAPACITY = 64
@@ -21,6 +21,8 @@ _constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = Ordered
 
 def run(cut: _bindings.Graph) -> bool:
     """Computes a cut graph and gives its results to the tensors; False where no CPU kernel takes its dtypes."""
+    if client.spmd() and splits.PARTS in cut.leaf_places:
+        return False  # each device's are others
     numbers = b"".join(vector.tobytes() for vector in cut.packed_numbers())
     key = (cut.key, cut.number_places, numbers)
     buffers = _constants.get(key)
@@ -37,7 +39,9 @@ def run(cut: _bindings.Graph) -> bool:
             if isinstance(error, NotImplementedError) or "scalar type" in str(error):
                 return False
             raise
-        buffers = [transfer.upload(result, cut.device) for result in results]
+        places = [number if number != splits.ANYWHERE else splits.WHOLE for number in cut.wanted_places]
+        places = places or [splits.WHOLE] * len(results)
+        buffers = [transfer.upload(result, cut.device, number) for result, number in zip(results, places, strict=True)]
         if not leaves:
             _constants[key] = buffers
             if len(_constants) > _CAPACITY:

@@ -13,7 +13,7 @@ import torch
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import sync
 from torch_xla._core.device import client
-from torch_xla._core.functions import collectives, ctc, custom_calls, programs
+from torch_xla._core.functions import collectives, ctc, custom_calls, manual, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
 from torch_xla._core.torch import fake_devices
@@ -51,6 +51,7 @@ def install() -> None:
     sync.install()
     programs.install()
     collectives.install()
+    manual.install()
     custom_calls.install()
     composites.install()
     ctc.install()

@@ -45,9 +45,9 @@ std::vector<PyObject*> references(const py::object& list) {
 
 }  // namespace
 
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device) {
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement) {
   const py::gil_scoped_acquire gil;
-  return call("upload", cpu, static_cast<int>(device)).release().ptr();
+  return call("upload", cpu, static_cast<int>(device), placement).release().ptr();
 }
 
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {

@@ -133,19 +133,23 @@ py::list describe_fills(const Graph& graph) {
   py::list fills;
   for (const auto& node : graph.fills()) {
     const auto& meta = node->outs->metas[0];
-    fills.append(
-        py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value), describe_frame(node->frame)));
+    const auto leaf = std::find(graph.leaves.begin(), graph.leaves.end(), node);
+    const auto slot = leaf != graph.leaves.end() ? leaf - graph.leaves.begin() : -1;
+    fills.append(py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value),
+                                describe_frame(node->frame), slot, node->placement));
   }
   return fills;
 }
 
-void provide_fills(const Graph& graph, const std::vector<py::object>& buffers) {
+void provide_fills(const Graph& graph, const std::vector<py::object>& buffers, const std::vector<uint32_t>& places) {
   const auto fills = graph.fills();
-  TORCH_CHECK(fills.size() == buffers.size(), "[fill] got ", buffers.size(), " buffers, expected ", fills.size());
+  TORCH_CHECK(fills.size() == buffers.size() && fills.size() == places.size(), "[fill] got ", buffers.size(),
+              " buffers, expected ", fills.size());
   const RecorderLock lock;
   for (size_t i = 0; i < fills.size(); ++i) {
     fills[i]->buffer = py::object(buffers[i]).release().ptr();
     fills[i]->args.clear();
+    fills[i]->placement = places[i];
   }
 }
 
@@ -223,6 +227,15 @@ void bind_graphs(py::module_& m) {
                                }
                                return frames;
                              })
+      .def_property_readonly("leaf_places",
+                             [](const Graph& g) {
+                               py::list places;
+                               for (const auto& leaf : g.leaves) {
+                                 places.append(leaf->placement);
+                               }
+                               return places;
+                             })
+      .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
       .def("describe_nodes", &describe_nodes)
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
@@ -238,6 +251,9 @@ void bind_graphs(py::module_& m) {
              Vector<Arguments::Result> results(buffers.size());
              for (size_t i = 0; i < buffers.size(); ++i) {
                results[i].buffer = py::object(buffers[i]).release().ptr();
+               if (!g.wanted.empty()) {
+                 results[i].placement = g.wanted[i] == kAnywhere ? kWhole : g.wanted[i];
+               }
              }
              g.attach_shared(std::move(results));
            })

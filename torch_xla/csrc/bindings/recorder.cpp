@@ -62,6 +62,7 @@ void bind_recorder(py::module_& m) {
     check_count(n);
     set_device_count(static_cast<c10::DeviceIndex>(n));
   });
+  m.def("set_spans_mesh", &set_spans_mesh);
   m.def("device_count", [] { return static_cast<int>(device_count()); });
   m.def("current_device", [] { return static_cast<int>(current_device()); });
   m.def("set_current_device", [](int i) { set_current_device(checked_index(i)); });

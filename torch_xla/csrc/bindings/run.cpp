@@ -32,6 +32,14 @@ std::unique_ptr<Binding> bind(std::shared_ptr<Program> program, const std::vecto
   return std::make_unique<Binding>(std::move(program), inputs, std::move(slots), std::move(results));
 }
 
+py::list places_of(const Vector<Program::Type>& types) {
+  py::list places;
+  for (const auto& type : types) {
+    places.append(type.placement);
+  }
+  return places;
+}
+
 }  // namespace
 
 void bind_runs(py::module_& m) {
@@ -40,6 +48,9 @@ void bind_runs(py::module_& m) {
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
       .def("bind", &bind, py::arg("inputs"), py::arg("numbers"), py::arg("results"))
+      .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
+      .def_property_readonly("input_places", [](const Program& p) { return places_of(p.inputs); })
+      .def_property_readonly("output_places", [](const Program& p) { return places_of(p.outputs); })
       .def_readwrite("starter", &Program::starter)
       .def_property_readonly("run", &Program::run);
   py::class_<ExecutableCache>(m, "ExecutableCache")

@@ -2,6 +2,7 @@
 #include "bindings/describe.h"
 #include "cut/graph.h"
 #include "tensor/placeholder.h"
+#include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -45,6 +46,11 @@ void bind_tensors(py::module_& m) {
   m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
     return make_placeholder(contiguous_meta(sizes, dtype_of(dtype)), static_cast<c10::DeviceIndex>(device));
   });
+  m.def("place", &place, py::arg("tensor"), py::arg("placement"), py::arg("recorded") = false);
+  m.def("replace_buffer", [](const at::Tensor& t, const py::object& buffer, uint32_t placement) {
+    replace_buffer(t, py::object(buffer).release().ptr(), placement);
+  });
+  m.def("placement_of", &placement_of);
   m.def("is_placeholder", py::overload_cast<const at::Tensor&>(&is_placeholder));
   m.def("tensor_id", &tensor_id);
   m.def("give_buffer", &give_buffer);

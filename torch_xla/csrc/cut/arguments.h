@@ -13,6 +13,7 @@ class Arguments {
     PyObject* buffer = nullptr;
     c10::intrusive_ptr<Source> source;
     uint32_t place = 0;
+    uint32_t placement = kWhole;
   };
 
   virtual ~Arguments() = default;

@@ -31,6 +31,7 @@ void leave_traced(Vector<Value>& roots) {
 // has the same graph as the second.
 void fill_to_leaf(Storage& s) {
   s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
+  s.origin.node->placement = s.placement;
   s.synced = std::move(s.origin);
   s.origin = {};
 }
@@ -130,6 +131,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }
+  find_places();
   if (outputs.empty()) {
     settle();
   }

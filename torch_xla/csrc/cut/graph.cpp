@@ -116,6 +116,7 @@ void Graph::attach(Vector<Result> results, bool shared) {
       leaf->shared = shared;
       leaf->source = std::move(results[i].source);
       leaf->place = results[i].place;
+      leaf->placement = results[i].placement;
     }
     const auto epoch = next_epoch();
     for_each_storage(device, [&](Storage& s) {
@@ -124,6 +125,9 @@ void Graph::attach(Vector<Result> results, bool shared) {
         old.push_back(std::exchange(s.value, clone_leaf(s.value, {})));
       }
       s.value.node->epoch = epoch;
+      if (s.value.node->leaf() && s.placement == kAnywhere) {
+        s.placement = s.value.node->placement;
+      }
       if (s.value.node->leaf() && !(s.synced == s.value)) {
         old.push_back(std::move(s.synced));
         s.synced = s.value;

@@ -15,12 +15,16 @@ namespace torch_xla {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
+  Hash whole_key;              // the same of a graph whose buffers are all whole
   Hash same_as;                // the key of a graph that is the same, by `constants_vary`
   Vector<NodePtr> nodes;       // in recording order
   Vector<Value> outputs;       // in recording order
   Vector<bool> donated;        // per leaf: no one needs its buffer after the run
   Vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
+  Vector<uint32_t> wanted;     // per output: where its tensor wants it; empty where all are whole
 
+  // The key with the leaves and the outputs in these places.
+  Hash placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const;
   // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
   std::vector<Hash> roles() const;
 };
@@ -72,6 +76,8 @@ class Graph final : public Structure, public Arguments {
   void add_numbers(const Node& node, uint32_t position);
   void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, const Vector<bool>& inputs, bool runs);
   void find_donations(const Cut& cut);
+  void find_places();
+  void find_wanted();
   void take_given();
   void settle();
 

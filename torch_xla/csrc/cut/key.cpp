@@ -4,6 +4,8 @@
 
 #include "cut/adaptive.h"
 #include "cut/graph.h"
+#include "cut/reach.h"
+#include "device/device.h"
 #include "ir/op_info.h"
 
 namespace torch_xla {
@@ -96,7 +98,7 @@ void Graph::number_leaves(bool runs) {
         leaves.push_back(input.node);
         key.mix(in.outs->value);
       }
-      key.mix(kLeafTag | static_cast<uint64_t>(in.placement) << 32 | in.slot);
+      key.mix(kLeafTag | in.slot);
     }
   }
   donated.assign(leaves.size(), false);
@@ -111,6 +113,50 @@ void Graph::number_leaves(bool runs) {
   if (!adaptive.empty()) {
     settle_adaptive(adaptive, std::move(vary), inputs, runs);
   }
+}
+
+void Graph::find_places() {
+  whole_key = key;
+  Vector<uint32_t> at;
+  for (const auto& leaf : leaves) {
+    at.push_back(leaf->placement);
+  }
+  if (spans_mesh()) {
+    find_wanted();
+  } else if (std::all_of(at.begin(), at.end(), is_whole)) {
+    return;
+  }
+  key = placed_key(at, wanted);
+}
+
+void Graph::find_wanted() {
+  wanted.assign(outputs.size(), kAnywhere);
+  const auto epoch = latest_epoch();
+  Vector<uint32_t> first(nodes.size(), 0);  // output of each node
+  for (size_t i = outputs.size(); i-- > 0;) {
+    first[outputs[i].node->slot] = static_cast<uint32_t>(i);
+  }
+  for_each_storage(device, [&](const Storage& s) {
+    const auto& node = *s.value.node;
+    if (node.epoch != epoch || node.leaf() || !node.output) {
+      return;
+    }
+    for (size_t i = first[node.slot]; i < outputs.size() && outputs[i].node == s.value.node; ++i) {
+      if (outputs[i] == s.value) {
+        wanted[i] = s.placement;
+      }
+    }
+  });
+}
+
+Hash Structure::placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const {
+  auto placed = whole_key;
+  for (const auto* places : {&at, &to}) {
+    for (const auto place : *places) {
+      placed.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
+    }
+  }
+  return placed;
 }
 
 void Graph::add_numbers(const Node& node, uint32_t position) {

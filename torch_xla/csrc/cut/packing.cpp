@@ -66,7 +66,8 @@ void Packing::form(const Graph& graph) {
     const auto& leaf = *graph.leaves[predecessors[i]];
     const auto& before = leaf.outs->metas[0];
     const auto& after = node->meta(index);
-    if (before.value == after.value && small(before) && leaf.placement == 0) {
+    if (before.value == after.value && small(before) && is_whole(leaf.placement) &&
+        (graph.wanted.empty() || is_whole(graph.wanted[i]))) {
       shapes.insert(after.value);
       auto role = roles.at(node->slot);
       role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
@@ -101,7 +102,8 @@ void Packing::form(const Graph& graph) {
   std::map<at::ScalarType, Members> gradients;
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
-    if (predecessors[i] < 0 && meta.numel() > 1 && shapes.count(meta.value) > 0) {
+    const bool whole = graph.wanted.empty() || is_whole(graph.wanted[i]);
+    if (predecessors[i] < 0 && whole && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];
       pack.outputs.push_back(i);
       close(graph, pack, kMembers);

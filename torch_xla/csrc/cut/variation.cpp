@@ -91,11 +91,15 @@ Hash key_without_constants(const Graph& graph, Constants& constants) {
   }
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     key.mix(graph.leaves[i]->outs->value);
-    key.mix(static_cast<uint64_t>(graph.leaves[i]->placement));
+    const auto place = graph.leaves[i]->placement;
+    key.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
     key.mix(graph.donated[i] ? static_cast<uint64_t>(graph.successors[i] + 2) : uint64_t{0});
   }
   for (const auto& output : graph.outputs) {
     key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+  }
+  for (const auto place : graph.wanted) {
+    key.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
   }
   key.mix(static_cast<uint64_t>(graph.device));
   return key;

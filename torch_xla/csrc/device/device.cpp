@@ -12,6 +12,7 @@ namespace torch_xla {
 namespace {
 
 std::atomic<int> count{1};
+std::atomic<bool> mesh{false};
 thread_local c10::DeviceIndex current = 0;
 
 struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
@@ -72,6 +73,9 @@ struct XlaHooks final : at::XLAHooksInterface {
 };
 
 }  // namespace
+
+bool spans_mesh() { return mesh.load(std::memory_order_relaxed); }
+void set_spans_mesh(bool on) { mesh.store(on); }
 
 void set_device_count(c10::DeviceIndex n) { count.store(n); }
 c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(count.load(std::memory_order_relaxed)); }

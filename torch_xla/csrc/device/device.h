@@ -11,4 +11,8 @@ c10::DeviceIndex device_count();
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
 
+// Whether the one device stands for several, over which buffers may be split (SPMD).
+bool spans_mesh();
+void set_spans_mesh(bool on);
+
 }  // namespace torch_xla

@@ -66,6 +66,12 @@ MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
 // Whether XLA has the type; `ops/dtypes.py` tells which it is.
 bool has_xla_type(at::ScalarType dtype);
 
+// Where a buffer is: on its device alone, or in all of the devices as a whole, or as a number says that Python knows.
+constexpr uint32_t kWhole = 0;
+constexpr uint32_t kAnywhere = 1;    // where the program that takes or gives it has it
+constexpr uint32_t kKnownWhole = 2;  // whole, as a program chose or somebody asked for
+inline bool is_whole(uint32_t placement) { return placement == kWhole || placement == kKnownWhole; }
+
 struct Value {
   c10::intrusive_ptr<Node> node;
   uint32_t index = 0;
@@ -133,7 +139,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   PyObject* buffer = nullptr;
   c10::intrusive_ptr<Source> source;  // where else its values are
   uint32_t place = 0;                 // which of the source's they are
-  uint32_t placement = 0;             // where the buffer is: on its device alone, or as a number says that Python knows
+  uint32_t placement = kWhole;        // where the buffer is
   Inputs inputs;
   std::unique_ptr<std::string> error;
   std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one

@@ -16,6 +16,7 @@
 #include "record/recompute.h"
 #include "record/record.h"
 #include "tensor/lazy_clone.h"
+#include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 #include "tensor/view_path.h"
 #include "tensor/watch.h"
@@ -249,12 +250,12 @@ void copy_within(const Tensor& self, const Tensor& source) {
 
 void copy_to_device(const Tensor& self, const Tensor& source) {
   const auto values = source.to(at::kCPU, self.scalar_type()).resolve_conj().resolve_neg().expand(self.sizes());
-  auto* const buffer = upload(values, self.device().index());
-  const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
-  const RecorderLock lock;
-  auto leaf = make_leaf(meta, buffer);
-  note_upload(source, leaf.node);
   auto& alias = impl_of(self)->alias;
+  const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
+  const auto asked = alias.path.defined() ? kAnywhere : alias.storage->placement;
+  auto leaf = make_upload(meta, values, self.device().index(), asked);
+  const RecorderLock lock;
+  note_upload(source, leaf.node);
   if (!alias.path.defined()) {
     expect_leaf(*alias.storage, leaf);
   }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "base/python_hooks.h"
+#include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 #include "tensor/watch.h"
 
@@ -171,11 +172,11 @@ at::Tensor Call::adopt(const at::Tensor& t, bool any_rank) const {
     throw_other_device({c10::DeviceType::XLA, device}, t.device());
   }
   auto meta = contiguous_meta(t.sizes(), t.scalar_type());
-  auto* const buffer = upload(t, device);
+  auto leaf = make_upload(meta, t, device);
   Alias alias;
   {
     const RecorderLock lock;
-    alias = new_alias(make_leaf(meta, buffer), meta, device);
+    alias = new_alias(std::move(leaf), meta, device);
     note_upload(t, alias.storage->value.node);
   }
   return make_tensor(std::move(alias));

@@ -74,8 +74,8 @@ void Binding::check_results() const {
     TORCH_CHECK(is_xla(tensor) && tensor.device().index() == device, "[run] got result ", i, " on ", tensor.device(),
                 ", expected it on xla:", static_cast<int>(device));
     const auto& alias = impl_of(tensor)->alias;
-    TORCH_CHECK(!alias.path.defined() && (program_->outputs[i] == Program::Type{alias.meta->value, 0}),
-                "[run] got result ", i, " that is a view, or of another shape or dtype than the program gives");
+    TORCH_CHECK(!alias.path.defined() && program_->outputs[i].value == alias.meta->value, "[run] got result ", i,
+                " that is a view, or of another shape or dtype than the program gives");
     const auto same = [&](const at::Tensor& other) { return &storage_of(other) == alias.storage.get(); };
     TORCH_CHECK(std::none_of(results_.begin(), results_.begin() + static_cast<std::ptrdiff_t>(i), same),
                 "[run] got result ", i, " twice, expected a tensor for each");
@@ -115,6 +115,7 @@ void Binding::attach(Vector<Result> results) {
       auto leaf = make_leaf(storage.meta, results[i].buffer);
       leaf.node->source = std::move(results[i].source);
       leaf.node->place = results[i].place;
+      leaf.node->placement = storage.placement = results[i].placement;
       for (auto* held : {&storage.value, &storage.synced, &storage.origin}) {
         old.push_back(std::move(*held));
       }

@@ -6,6 +6,27 @@
 
 namespace torch_xla {
 
+namespace {
+
+// The key of the same graph once what may be anywhere is where the program has it: that of a loop's second step.
+Hash resolved_key(const Graph& graph, const Program& program) {
+  if (graph.wanted.empty()) {
+    return graph.key;
+  }
+  Vector<uint32_t> at;
+  auto to = graph.wanted;
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    at.push_back(program.inputs[i].placement);
+    const auto successor = graph.successors.empty() ? -1 : graph.successors[i];
+    if (graph.leaves[i]->placement == kAnywhere && successor >= 0 && to[successor] == kAnywhere) {
+      to[successor] = program.outputs[successor].placement;
+    }
+  }
+  return graph.placed_key(at, to);
+}
+
+}  // namespace
+
 const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t settings) {
   const auto found = index_.find({graph.key, settings});
   if (found == index_.end() || !graph.share_as(found->second->program->sharing)) {
@@ -40,7 +61,14 @@ bool ExecutableCache::run(Graph& graph, uint64_t settings) {
 
 void ExecutableCache::add(const Graph& graph, uint64_t settings, py::object executable,
                           std::shared_ptr<Program> program) {
-  Entry entry{{graph.key, settings}, std::move(executable), std::move(program)};
+  const auto placed = resolved_key(graph, *program);
+  if (!(placed == graph.key)) {
+    insert({{placed, settings}, executable, program});
+  }
+  insert({{graph.key, settings}, std::move(executable), std::move(program)});
+}
+
+void ExecutableCache::insert(Entry entry) {
   const auto found = index_.find(entry.key);
   if (found != index_.end()) {
     std::swap(*found->second, entry);  // the older one goes when the cache is in order again: that may run Python code

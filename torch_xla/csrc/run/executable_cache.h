@@ -44,6 +44,7 @@ class ExecutableCache {
     py::object executable;
     std::shared_ptr<Program> program;
   };
+  void insert(Entry entry);
   const Entry* look_up(Graph& graph, uint64_t settings);
 
   std::list<Entry> entries_;  // in order of use

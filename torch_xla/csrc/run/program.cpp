@@ -8,6 +8,7 @@
 
 #include "base/metric.h"
 #include "base/python_hooks.h"
+#include "device/device.h"
 
 namespace torch_xla {
 
@@ -43,6 +44,19 @@ py::tuple start(const py::object& run, const py::tuple& arguments) {
   TORCH_CHECK(false, "[run] JAX did not start a program that it was told how to start; please report this");
 }
 
+// With several devices the client crashes where it finds that a buffer is gone.
+void check_alive(const py::tuple& buffers) {
+  static auto* const name = PyUnicode_InternFromString("is_deleted");
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const auto deleted = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(buffers[i].ptr(), name));
+    if (!deleted) {
+      throw py::error_already_set();
+    }
+    TORCH_CHECK(!deleted.is(py::bool_(true)), "[run] input ", i,
+                " is gone: something outside torch_xla deleted it, or gave it to another program");
+  }
+}
+
 }  // namespace
 
 Program::Program(Graph& graph, bool waits)
@@ -58,6 +72,17 @@ Program::Program(Graph& graph, bool waits)
   }
   for (const auto& [node, index] : graph.outputs) {
     outputs.push_back({node->meta(index).value});
+  }
+}
+
+void Program::set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out) {
+  TORCH_CHECK(in.size() == inputs.size() && out.size() == outputs.size(), "[run] got places of ", in.size(),
+              " inputs and ", out.size(), " outputs, expected ", inputs.size(), " and ", outputs.size());
+  for (size_t i = 0; i < in.size(); ++i) {
+    inputs[i].placement = in[i];
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    outputs[i].placement = out[i];
   }
 }
 
@@ -151,13 +176,20 @@ py::object execute(Arguments& arguments, Program& program) {
     for (size_t i = 0; i < numbers.size(); ++i) {
       passed[buffers.size() + i] = numbers[i];
     }
+    if (spans_mesh()) {
+      check_alive(passed);
+    }
     const py::tuple results = start(program.run(), passed);
     token = results[results.size() - 1];
     if (program.waits) {
       block(token);
     }
     const Timed timed(attaching_time());
-    arguments.attach(program.packing.results_of(results));
+    auto given = program.packing.results_of(results);
+    for (size_t i = 0; i < given.size(); ++i) {
+      given[i].placement = program.outputs[i].placement;
+    }
+    arguments.attach(std::move(given));
   } catch (...) {  // an interrupt, say
     program.renew();
     throw;

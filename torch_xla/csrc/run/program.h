@@ -21,7 +21,10 @@ class Program {
   struct Type {
     Hash value;  // shape and dtype
     uint32_t placement = 0;
-    bool operator==(const Type&) const = default;
+    bool operator==(const Type& other) const {
+      return value == other.value &&
+             (placement == other.placement || (is_whole(placement) && is_whole(other.placement)));
+    }
   };
 
   const Hash key;
@@ -34,6 +37,9 @@ class Program {
   Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;            // for a run before its results count, because a host callback in it can fail
   py::object starter;          // makes `run`
+
+  // Says where it takes its inputs and gives its outputs, as the compiler had it.
+  void set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
 
   // What starts it, as dispatch.py tells.
   const py::object& run();

@@ -82,9 +82,17 @@ bool Replay::prepare(const std::vector<at::Tensor>& arguments, const py::list& v
     forget();
     return false;
   }
+  std::vector<uint32_t> where(plan_.uploads.size(), kWhole);
+  for (size_t i = 0; i < plan_.inputs.size(); ++i) {
+    if (plan_.inputs[i].from == Input::From::Upload) {
+      where.at(plan_.inputs[i].index) = program_->inputs[i].placement;
+    }
+  }
   for (const auto& [argument, sizes, dtype] : plan_.uploads) {
     const auto host = arguments.at(argument).to(at::kCPU, dtype).resolve_conj().resolve_neg().expand(sizes);
-    uploaded_.push_back(make_leaf(contiguous_meta(sizes, dtype), upload(host, device)).node);
+    const auto placement = where[uploaded_.size()];
+    uploaded_.push_back(make_leaf(contiguous_meta(sizes, dtype), upload(host, device, placement)).node);
+    uploaded_.back()->placement = placement;
   }
   wrong = find_leaves();
   if (*wrong != '\0') {
@@ -157,7 +165,7 @@ const char* Replay::find_leaves() {
     if (storage.meta->layout != expected->layout || storage.meta->offset != expected->offset) {
       return "a tensor has another shape, dtype or strides";
     }
-    if (!node.leaf() || node.unfilled() || node.error != nullptr || node.placement != 0 || node.given) {
+    if (!node.leaf() || node.unfilled() || node.error != nullptr || node.given) {
       return "a tensor has no value of its own yet";
     }
   }
@@ -230,6 +238,7 @@ void Replay::replace(Storage& storage, Value value) {
   }
   storage.origin = {};
   storage.value = storage.synced = std::move(value);
+  storage.placement = storage.value.node->placement;
   ++storage.generation;
 }
 
@@ -249,6 +258,7 @@ void Replay::attach(Vector<Result> given) {
       known = make_leaf(plan_.places[write.place].meta, std::exchange(result.buffer, nullptr));
       known.node->source = std::move(result.source);
       known.node->place = result.place;
+      known.node->placement = result.placement;
       value = known;
     }
     if (storage.defined()) {

@@ -7,6 +7,7 @@
 
 #include "base/python_hooks.h"
 #include "tensor/placeholder.h"
+#include "tensor/placement.h"
 
 namespace torch_xla {
 
@@ -52,6 +53,12 @@ bool is_cloneable(const Node& node) {
 }
 
 Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
+  if (leaf.node->buffer == nullptr && dynamic_cast<const Upload*>(leaf.node->source.get()) != nullptr) {
+    auto other = make_leaf({leaf.node->outs, leaf.index}, nullptr);  // from the host too
+    other.node->placement = leaf.node->placement;
+    other.node->source = leaf.node->source;
+    return other;
+  }
   const auto* const first = original_of(*leaf.node);
   const auto original = first != nullptr ? *first : leaf.node;
   auto clone = make_leaf({leaf.node->outs, leaf.index}, nullptr);

@@ -5,7 +5,9 @@
 #include <atomic>
 
 #include "base/fork.h"
+#include "device/device.h"
 #include "ir/op_info.h"
+#include "tensor/placement.h"
 #include "tensor/view_path.h"
 
 namespace torch_xla {
@@ -63,7 +65,8 @@ Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
       id(address),
       value(std::move(v)),
       meta(std::move(m)),
-      index(d) {
+      index(d),
+      placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kAnywhere : value.node->placement) {
   TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -242,7 +245,7 @@ void Alias::write(Value v) {
   }
   ++storage->generation;
   if (!path.defined()) {
-    storage->value = std::move(v);
+    storage->value = placed(*storage, std::move(v));
     return;
   }
   const auto steps = steps_of(through);

@@ -44,6 +44,7 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
   Value synced;             // the leaf it had after the last barrier
   Value origin;             // the fill it was created with, until the first barrier
+  uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
 
   Storage* previous = nullptr;  // the list of living storages of the device
   Storage* next = nullptr;

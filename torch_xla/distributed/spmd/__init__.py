@@ -1,13 +1,10 @@
-"""Annotations of how tensors are split over a mesh of devices, imported as ``xs``.
-
-Meshes, partition specs and their checks are complete. A program spans one device in this version, so an annotation
-over a larger mesh raises `NotImplementedError`.
-"""
+"""Tensors split over a mesh of devices, by one program that XLA partitions; imported as ``xs``."""
 
 from torch_xla.distributed.spmd.api import auto_policy, xla_distribute_module, xla_distribute_tensor
 from torch_xla.distributed.spmd.mesh import HybridMesh, Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShard, XLAShardedTensor
 from torch_xla.distributed.spmd.xla_sharding import (
+    EinsumLinear,
     MarkShardingFunction,
     ShardingSpec,
     ShardingType,
@@ -26,6 +23,7 @@ from torch_xla.distributed.spmd.xla_sharding import (
 )
 
 __all__ = [
+    "EinsumLinear",
     "HybridMesh",
     "MarkShardingFunction",
     "Mesh",

@@ -10,8 +10,8 @@ import torch
 
 from torch_xla._errors import message
 from torch_xla.distributed import _device_mesh
-from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
-from torch_xla.distributed.spmd.xla_sharding import mark_sharding
+from torch_xla.distributed.spmd.marking import mark_sharding
+from torch_xla.distributed.spmd.mesh import PartitionSpec, of_device_mesh, spec_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -22,9 +22,7 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: DeviceMesh) -> None:
     """A ``partition_fn`` for `xla_distribute_module` that leaves the choice to XLA."""
 
 
-def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The mesh for a `DeviceMesh` over all devices."""
-    return Mesh(dt_mesh.mesh.flatten().tolist(), tuple(dt_mesh.mesh.size()), dt_mesh.mesh_dim_names)
+convert_to_xla_mesh = of_device_mesh
 
 
 def convert_to_xla_partition_spec(tensor: torch.Tensor, placements: Sequence[Placement]) -> PartitionSpec:
@@ -34,13 +32,7 @@ def convert_to_xla_partition_spec(tensor: torch.Tensor, placements: Sequence[Pla
         tensor: The tensor to be split.
         placements: `Shard` or `Replicate`, one per axis of the mesh.
     """
-    axes: list[list[int]] = [[] for _ in tensor.shape]
-    for axis, placement in enumerate(placements):
-        if placement.is_shard():
-            axes[placement.dim].append(axis)  # type: ignore[attr-defined]
-        elif not placement.is_replicate():
-            raise ValueError(f"Unsupported placement type: {type(placement).__name__}")
-    return tuple(None if not found else found[0] if len(found) == 1 else tuple(found) for found in axes)
+    return spec_of(tensor.dim(), placements)
 
 
 def xla_distribute_tensor(

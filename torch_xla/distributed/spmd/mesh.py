@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import ast
+import functools
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_xla import runtime
-from torch_xla._core.device import client
+from torch_xla import _metrics, runtime
+from torch_xla._core.device import placement, splits
 from torch_xla._errors import message
+from torch_xla.distributed.spmd.op_sharding import OpSharding
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 AxisSpec = tuple[int | str, ...] | int | str | None
 PartitionSpec = tuple[AxisSpec, ...]
 
 
+class MeshError(AssertionError, ValueError):
+    """A mesh, or a partition spec for one, that cannot be; callers of the original catch AssertionError."""
+
+
+def _refuse(got: str, expected: str, do: str = "") -> MeshError:
+    return MeshError(message("mesh", got, expected=expected, do=do) if do else message("mesh", got, expected=expected))
+
+
 class Mesh:
-    """All devices of the job, or the first of them, arranged in an array.
+    """All devices of the job, arranged in an array; without SPMD also the first of them.
 
     Args:
         device_ids: Indices of the devices, 0 to their number less one, flat, in row-major order of the mesh.
         mesh_shape: Number of devices along each axis.
         axis_names: Names of the axes.
+
+    Raises:
+        MeshError: They are not all devices, each once, or the shape or the names do not fit.
     """
 
     def __init__(
@@ -32,27 +50,34 @@ class Mesh:
         mesh_shape: tuple[int, ...],
         axis_names: tuple[str, ...] | None = None,
     ) -> None:
-        ids = np.array(device_ids)
+        ids = np.array(device_ids).reshape(-1)
         count = runtime.global_runtime_device_count()
-        size = int(np.prod(mesh_shape))
-        # Callers of the original catch AssertionError here.
-        if ids.size > count or sorted(ids.tolist()) != list(range(ids.size)):
-            raise AssertionError(
-                message("mesh", f"device_ids={ids.tolist()}", expected=f"the first of the {count} devices, each once")
+        size = math.prod(mesh_shape)
+        if axis_names is not None and len(axis_names) != len(mesh_shape):
+            raise _refuse(
+                f"Number of axis names ({len(axis_names)}) must match mesh dimensions ({len(mesh_shape)})",
+                "a name for each axis",
             )
-        if axis_names is not None and (len(axis_names) != len(mesh_shape) or len(set(axis_names)) != len(axis_names)):
-            raise AssertionError(
-                message("mesh", f"axis_names={axis_names}", expected=f"{len(mesh_shape)} different names")
+        if axis_names is not None and len(set(axis_names)) != len(axis_names):
+            raise _refuse(f"Axis names must be unique, got: {axis_names}", "another name for each axis")
+        if len(ids) == size and (len(ids) != count if runtime.is_spmd() else len(ids) > count):
+            raise _refuse(
+                f"Number of device IDs ({len(ids)}) must match the global number of devices ({count})",
+                "a mesh over all of them",
             )
-        if size != ids.size:
-            raise AssertionError(message("mesh", f"mesh_shape={mesh_shape}", expected=f"a product of {ids.size}"))
+        if len(ids) != size:
+            raise _refuse(f"Number of device IDs ({len(ids)}) must match mesh size ({size})", "one for each place")
+        if len(np.unique(ids)) != len(ids):
+            raise _refuse(f"Device IDs must be unique, got: {ids}", "each device once")
+        if not all(0 <= device < size for device in ids):
+            raise _refuse(f"Device IDs must be less than mesh size ({size}), got: {ids}", "indices of devices")
         self.device_ids = ids
         self.mesh_shape = tuple(int(length) for length in mesh_shape)
         self.axis_names = None if axis_names is None else tuple(axis_names)
 
     def size(self) -> int:
         """Number of devices."""
-        return int(np.prod(self.mesh_shape))
+        return math.prod(self.mesh_shape)
 
     def shape(self) -> OrderedDict[str | int, int]:
         """Length of each axis, by name, or by index where axes have no names."""
@@ -72,15 +97,41 @@ class Mesh:
         """The same mesh as a `jax.sharding.Mesh`; unnamed axes are called by their index."""
         import jax
 
-        devices = np.array([client.jax_device(int(index)) for index in self.device_ids], dtype=object)
+        found = placement.of(0).devices
+        devices = np.array([found[int(index)] for index in self.device_ids], dtype=object)
         names = self.axis_names or tuple(map(str, range(len(self.mesh_shape))))
         return jax.sharding.Mesh(devices.reshape(self.mesh_shape), names)
+
+    def get_op_sharding(self, partition_spec: PartitionSpec) -> OpSharding:
+        """How a partition spec splits a tensor, as XLA tells it.
+
+        Args:
+            partition_spec: One entry per dimension: an axis, several axes, or None.
+        """
+        return OpSharding.of(splits.number_of(self.split(partition_spec)))
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few meshes, which live as long as the process
+    def split(self, partition_spec: PartitionSpec) -> splits.Split:
+        """How a partition spec splits a tensor.
+
+        Args:
+            partition_spec: See `axes_of`.
+        """
+        _metrics.count("CreateOpSharding")
+        axes = self.axes_of(partition_spec)
+        used = [axis for group in axes for axis in group]
+        order = used + [axis for axis in range(len(self.mesh_shape)) if axis not in used]
+        tiles = [math.prod(self.mesh_shape[axis] for axis in group) for group in axes]
+        return splits.split(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
         """The indices of mesh axes over which each dimension is split, after checking them.
 
         Args:
             partition_spec: One entry per dimension: an axis, several axes, or None.
+
+        Raises:
+            ValueError: It names an axis that the mesh does not have, or one twice, or is nested deeper.
         """
         axes: list[tuple[int, ...]] = []
         for entry in partition_spec:
@@ -88,17 +139,17 @@ class Mesh:
             axes.append(tuple(self._axis(name, partition_spec) for name in names))
         used = [axis for group in axes for axis in group]
         if len(set(used)) != len(used):
-            raise AssertionError(message("mesh", f"partition_spec={partition_spec}", expected="each axis at most once"))
+            raise _refuse(f"partition_spec={partition_spec}", "each axis at most once")
         return axes
 
-    def _axis(self, name: int | str, partition_spec: PartitionSpec) -> int:
+    def _axis(self, name: Any, partition_spec: PartitionSpec) -> int:
+        if isinstance(name, tuple):
+            raise _refuse(f"partition_spec={partition_spec} with nested tuples", "axes or flat tuples of axes")
         found = self.get_axis_name_idx(name) if isinstance(name, str) else name
-        if found is None or not 0 <= found < len(self.mesh_shape):
+        if not isinstance(found, (int, np.integer)) or not 0 <= found < len(self.mesh_shape):
             known = list(self.axis_names or ()) + list(range(len(self.mesh_shape)))
-            raise ValueError(
-                message("mesh", f"axis {name!r} in partition_spec={partition_spec}", expected=f"one of {known}")
-            )
-        return found
+            raise _refuse(f"axis {name!r} in partition_spec={partition_spec}", f"one of {known}")
+        return int(found)
 
     def __str__(self) -> str:
         return str(
@@ -110,7 +161,7 @@ class Mesh:
         """The mesh that `str` described, or None if the text describes none."""
         try:
             parts = ast.literal_eval(mesh_str.removeprefix("Mesh"))
-            return cls(np.array(parts["device_ids"]), parts["mesh_shape"], parts["axis_names"])
+            return Mesh(np.array(parts["device_ids"]), parts["mesh_shape"], parts["axis_names"])
         except (ValueError, SyntaxError, KeyError, TypeError):
             return None
 
@@ -122,6 +173,9 @@ class HybridMesh(Mesh):
         ici_mesh_shape: Devices along each axis within a slice.
         dcn_mesh_shape: Slices along each axis; one slice by default.
         axis_names: Names of the axes.
+
+    Raises:
+        ValueError: The number of slices is another.
     """
 
     def __init__(
@@ -133,16 +187,42 @@ class HybridMesh(Mesh):
     ) -> None:
         slices = dcn_mesh_shape or (1,) * len(ici_mesh_shape)
         if len(slices) != len(ici_mesh_shape):
-            raise AssertionError(
-                message("mesh", f"dcn_mesh_shape={slices}", expected=f"{len(ici_mesh_shape)} entries as ici_mesh_shape")
+            raise _refuse(f"dcn_mesh_shape={slices}", f"{len(ici_mesh_shape)} entries as ici_mesh_shape")
+        found = runtime.global_runtime_device_attributes()
+        attributes = sorted(found, key=lambda device: int(str(device["name"]).rsplit(":", 1)[1]))
+        several = len({device.get("slice_index", 0) for device in attributes}) > 1
+        if several and math.prod(slices) == 1:
+            raise ValueError(message("mesh", "Provide dcn_mesh_shape to create a mesh for multislice"))
+        if not several and math.prod(slices) > 1:
+            raise ValueError(message("mesh", "Invalid dcn_mesh_shape for single slice mesh"))
+        granules: dict[Any, list[int]] = {}
+        for index, device in enumerate(attributes):
+            granules.setdefault(device.get("slice_index", 0), []).append(index)
+        if len(granules) != math.prod(slices):
+            raise ValueError(
+                message("mesh", f"Number of slices {len(granules)} must equal the product of dcn_mesh_shape {slices}")
             )
-        # Devices are numbered slice by slice: bring each axis of slices beside its axis within a slice.
-        ids = np.arange(int(np.prod(slices)) * int(np.prod(ici_mesh_shape))).reshape(*slices, *ici_mesh_shape)
+        inside = [
+            _within_slice([attributes[i] for i in granules[key]], granules[key], ici_mesh_shape)
+            for key in sorted(granules)
+        ]
+        # Bring each axis of slices beside its axis within a slice.
+        ids = np.array(inside).reshape(*slices, *ici_mesh_shape)
         rank = len(slices)
         order = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
         shape = tuple(a * b for a, b in zip(slices, ici_mesh_shape, strict=True))
         self.ici_mesh_shape, self.dcn_mesh_shape = ici_mesh_shape, slices
         super().__init__(ids.transpose(order).reshape(-1), shape, axis_names)
+
+
+def _within_slice(attributes: list[dict[str, Any]], ids: list[int], shape: tuple[int, ...]) -> np.ndarray:
+    """The devices of a slice: neighbours in the last axis are neighbours in the torus."""
+    if math.prod(shape) != len(ids):
+        raise ValueError(message("mesh", f"got ici_mesh_shape={shape} for slices of {len(ids)} devices"))
+    if all("coords" in device for device in attributes):
+        places = [(*reversed(device["coords"]), device.get("core_on_chip", 0)) for device in attributes]
+        ids = [ids[i] for i in sorted(range(len(ids)), key=lambda i: places[i])]
+    return np.array(ids).reshape(shape)
 
 
 _global_mesh: Mesh | None = None
@@ -167,3 +247,24 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """
     count = runtime.global_runtime_device_count()
     return Mesh(np.arange(count), (count,), None if axis_name is None else (axis_name,))
+
+
+def of_device_mesh(mesh: DeviceMesh) -> Mesh:
+    """The mesh for a `DeviceMesh` over all devices."""
+    return Mesh(mesh.mesh.flatten().tolist(), tuple(mesh.mesh.size()), mesh.mesh_dim_names)
+
+
+def spec_of(rank: int, placements: Sequence[Placement]) -> PartitionSpec:
+    """Placements, which say for each axis of the mesh what it splits, by dimension of a tensor.
+
+    Args:
+        rank: Number of dimensions.
+        placements: `Shard` or `Replicate`, one per axis of the mesh.
+    """
+    axes: list[list[int]] = [[] for _ in range(rank)]
+    for axis, kind in enumerate(placements):
+        if kind.is_shard():
+            axes[kind.dim].append(axis)  # type: ignore[attr-defined]
+        elif not kind.is_replicate():
+            raise ValueError(f"Unsupported placement type: {type(kind).__name__}")
+    return tuple(None if not found else found[0] if len(found) == 1 else tuple(found) for found in axes)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla.distributed.spmd.mesh import PartitionSpec
+from torch_xla._core import parts
+from torch_xla._core.device import client, splits
+from torch_xla._errors import message
+from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec, of_device_mesh, spec_of
+from torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType
 
-
-class ShardingType(IntEnum):
-    """Kinds of sharding, numbered as in XLA's `OpSharding`."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass
 class XLAShard:
-    """One device's part of a tensor.
+    """One device's part of a tensor, as it was when it was asked for.
 
     Attributes:
-        data: The part.
+        data: The part, on the host; filled up with zeros where the dimension does not divide.
         indices: The slices of the whole that it holds, or an ellipsis for all of it.
         shard_device: The device.
         replica_id: Which of several equal copies this is.
@@ -39,19 +34,26 @@ class XLAShard:
     shard_device: str
     replica_id: int
 
+    def _unpadded(self) -> Any:
+        return ... if self.indices is ... else tuple(slice(0, s.stop - s.start) for s in self.indices)
+
     @property
     def unpadded_data(self) -> torch.Tensor:
         """The part without the padding of uneven splits."""
-        return self.data if self.indices is ... else self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
+        return self.data[self._unpadded()]
+
+    @unpadded_data.setter
+    def unpadded_data(self, values: torch.Tensor) -> None:
+        self.data[self._unpadded()] = values
 
 
 class XLAShardedTensor(torch.Tensor):
-    """A view of a tensor that knows its mesh and partition spec. Operations on it give plain tensors."""
+    """A view of a tensor that knows its mesh and partition spec. Operations on it give tensors of this class."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    mesh_shape: tuple[int, ...] | None
-    partition_spec: PartitionSpec | None
+    mesh_shape: tuple[int, ...] | None = None
+    partition_spec: PartitionSpec | None = None
+    _mesh: Mesh | None = None
+    _manual: bool = False
 
     @staticmethod
     def __new__(
@@ -62,25 +64,178 @@ class XLAShardedTensor(torch.Tensor):
     ) -> XLAShardedTensor:
         """Views ``elem``."""
         made = elem.as_subclass(cls)
-        made.mesh_shape, made.partition_spec = mesh_shape, partition_spec
+        made.mesh_shape = mesh_shape or getattr(elem, "mesh_shape", None)
+        made.partition_spec = partition_spec or getattr(elem, "partition_spec", None)
+        made._mesh = None
+        made._manual = getattr(elem, "_manual", False)
         return made
 
     @property
     def global_tensor(self) -> torch.Tensor:
         """The whole as a plain tensor; both share their values."""
-        return self.as_subclass(torch.Tensor)
+        plain = self.as_subclass(torch.Tensor)
+        if self._manual:
+            plain.__dict__["_manual"] = True
+        return plain
 
     @property
     def local_shards(self) -> list[XLAShard]:
         """The parts on devices of this process."""
-        return [XLAShard(self.global_tensor, ..., str(self.device), 0)]
+        own = self.global_tensor.detach()
+        whole = splits.by_number(parts.number_of(own)) is None
+        return [
+            XLAShard(
+                part.values,
+                ... if whole else list(part.where),
+                f"{client.device_type()}:{part.device}",
+                part.device if whole else part.copy,
+            )
+            for part in parts.of_tensor(own)
+        ]
+
+    def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
+        """Replaces the values of the parts on devices of this process.
+
+        Args:
+            shards: A part for each of these devices, of the sizes that `local_shards` gives.
+
+        Raises:
+            RuntimeError: The tensor is not split, or there are too few parts, or they have other sizes.
+        """
+        load_parts(self.global_tensor.detach(), [s.data for s in shards], [s.shard_device for s in shards])
 
     @property
     def sharding_type(self) -> ShardingType:
-        """How it is split: on one device, replicated."""
-        return ShardingType.REPLICATED
+        """How it is split."""
+        if self._manual:
+            return ShardingType.MANUAL
+        return OpSharding.of(parts.number_of(self.global_tensor)).type
 
     @property
     def sharding_spec(self) -> str:
         """The annotation in XLA's notation."""
-        return "{replicated}"
+        if self._manual:
+            return "{manual}"
+        return splits.text_of(parts.number_of(self.global_tensor))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"XLAShardedTensor({self.global_tensor!r})"
+
+    # What a `DTensor` has.
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh as a `DeviceMesh`.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        from torch.distributed.device_mesh import DeviceMesh
+
+        from torch_xla import runtime
+
+        if self.mesh_shape is None:
+            raise ValueError(message("spmd", "mesh_shape must be specified", do="mark_sharding gives such a tensor"))
+        devices = torch.arange(runtime.global_runtime_device_count()).reshape(self.mesh_shape)
+        return DeviceMesh("xla", devices, _init_backend=False)
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        """What each axis of the mesh splits.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        from torch.distributed.tensor import Replicate, Shard
+
+        if self.mesh_shape is None or self.partition_spec is None:
+            text = "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec to be set"
+            raise ValueError(message("spmd", text, do="use mark_sharding"))
+        found: list[Any] = [Replicate() for _ in self.mesh_shape]
+        names = self._mesh
+        for dim, entry in enumerate(self.partition_spec):
+            for axis in entry if isinstance(entry, tuple) else () if entry is None else (entry,):
+                index = names.get_axis_name_idx(axis) if isinstance(axis, str) and names is not None else axis
+                found[int(index)] = Shard(dim)  # type: ignore[arg-type]
+        return tuple(found)
+
+    @property
+    def _spec(self) -> Any:
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+        own = self.global_tensor
+        meta = TensorMeta(own.shape, own.stride(), own.dtype)
+        return DTensorSpec(mesh=self.device_mesh, placements=self.placements, tensor_meta=meta)
+
+    def invalidate_spec_cache(self) -> None:
+        """Does nothing: what it is split like is read when it is asked for."""
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole, on every device."""
+        return torch.ops.xla.place(self.global_tensor, splits.KNOWN_WHOLE)
+
+    def to_local(self) -> torch.Tensor:
+        """The whole as a plain tensor: with SPMD a process sees one device that has all of it."""
+        return self.global_tensor
+
+    def redistribute(
+        self, device_mesh: Mesh | DeviceMesh, placements: Sequence[Any], *, async_op: bool = False
+    ) -> XLAShardedTensor:
+        """The tensor split otherwise.
+
+        Args:
+            device_mesh: The devices.
+            placements: What each axis of the mesh splits.
+            async_op: Whether the tensor itself is to stay as it is.
+
+        Raises:
+            ValueError: There is not one placement for each axis.
+            NotImplementedError: One is a partial sum.
+            IndexError: One splits a dimension that the tensor does not have.
+        """
+        mesh = device_mesh if isinstance(device_mesh, Mesh) else of_device_mesh(device_mesh)
+        if len(placements) != len(mesh.mesh_shape):
+            got = f"Number of placements ({len(placements)}) must match mesh dimensions ({len(mesh.mesh_shape)})"
+            raise ValueError(message("spmd", got))
+        for placement in placements:
+            if placement.is_partial():
+                got = "Partial placement is not yet implemented"
+                raise NotImplementedError(message("spmd", got, expected="Shard or Replicate"))
+            if placement.is_shard() and not -self.dim() <= placement.dim < self.dim():
+                got = f"Shard dimension {placement.dim} is out of bounds for tensor with {self.dim()} dimensions"
+                raise IndexError(message("spmd", got))
+        spec = spec_of(self.dim(), placements)
+        own = self.global_tensor
+        result = XLAShardedTensor(own.clone() if async_op else own, mesh.mesh_shape, spec)
+        parts.place(result.global_tensor.detach(), splits.number_of(mesh.split(spec)), recorded=True)
+        result._mesh = mesh
+        return result
+
+
+def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
+    """Replaces the values of the parts that this process has of a tensor.
+
+    Args:
+        tensor: The tensor.
+        values: CPU tensors, one for each device of this process.
+        devices: These devices, in the order of the values.
+
+    Raises:
+        RuntimeError: The tensor is not split, or there are too few parts, or they have other sizes.
+    """
+    from torch_xla import _bindings
+
+    wanted = splits.by_number(parts.number_of(tensor))
+    if wanted is None:
+        raise RuntimeError(message("spmd", "got parts for a tensor that is not split", expected="a split tensor"))
+    local = {f"{client.device_type()}:{part.device}": part.values.shape for part in parts.of_tensor(tensor)}
+    if sorted(devices) != sorted(local):
+        raise RuntimeError(message("spmd", f"got parts of {sorted(devices)}", expected=f"one of each of {list(local)}"))
+    for value, device in zip(values, devices, strict=True):
+        if value.shape != local[device] or value.device.type != "cpu":
+            got = f"got a part of shape {tuple(value.shape)} on {value.device} for {device}"
+            raise RuntimeError(message("spmd", got, expected=f"{tuple(local[device])} on the host"))
+    found = dict(zip(devices, values, strict=True))
+    ordered = [found[device].to(tensor.dtype) for device in local]
+    buffer = parts.buffer_of(ordered, wanted, tuple(tensor.shape), tensor.device.index)
+    _bindings.replace_buffer(tensor, buffer, splits.number_of(wanted))

@@ -1,0 +1,20 @@
+"""SPMD over eight CPU devices. The mode is that of a process, so the tests are in files that another one runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("mesh_*.py")))
+def test_over_eight_devices(name: str) -> None:
+    environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"{name}.py"]
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,50 @@
+"""Where a compiled program takes its inputs and gives its results, as far as that was left to XLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_xla import _bindings
+from torch_xla._core.device import placement, splits
+from torch_xla._core.graph import graph
+from torch_xla._core.lower import manual
+
+
+def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[int]:
+    """Tells a program where its leaves and outputs are.
+
+    Args:
+        loaded: XLA's executable.
+        cut: The graph that it is of.
+        program: What the recorder knows of it.
+
+    Returns:
+        The placement number of each result, packs first and the token last.
+    """
+    packs = program.packing.packs
+    packed_inputs = {leaf for leaves, _ in packs for leaf in leaves}
+    packed_results = {output for _, outputs in packs for output in outputs}
+    to = list(cut.wanted_places) or [splits.WHOLE] * cut.num_outputs
+    single = [i for i in range(cut.num_outputs) if i not in packed_results]
+    if placement.of(cut.device).mesh:
+        at = list(cut.leaf_places)
+        described = graph.describe(cut)
+        parts = manual.find(described)
+        for i, (node, _) in enumerate(described.outputs):
+            if node in parts:
+                to[i] = splits.PARTS
+        metas = cut.leaf_metas
+        taken, given = loaded.get_parameter_shardings(), loaded.get_output_shardings()
+        inputs = [i for i in range(len(at)) if i not in packed_inputs]
+        for slot, leaf in enumerate(inputs):
+            if at[leaf] == splits.ANYWHERE:
+                at[leaf] = splits.of_xla(taken[slot], len(metas[leaf][0])) if taken else splits.KNOWN_WHOLE
+        shapes = program.packing.result_metas(cut)
+        for slot, output in enumerate(single, len(packs)):
+            if to[output] == splits.ANYWHERE:
+                to[output] = splits.of_xla(given[slot], len(shapes[slot][0])) if given else splits.KNOWN_WHOLE
+        for _, outputs in packs:
+            for output in outputs:
+                to[output] = splits.KNOWN_WHOLE if to[output] == splits.ANYWHERE else to[output]
+        program.set_places(at, to)
+    return [splits.WHOLE] * len(packs) + [to[i] for i in single] + [splits.WHOLE]

@@ -1,0 +1,128 @@
+"""Manual sharding: operators between two calls compute on each device's part, where XLA partitions all others.
+
+Such a value is one array of all parts, the devices its first dimension, in programs and in buffers; an operator on it
+is that of one part in a `shard_map`. XLA makes one region of neighbours, so nothing is moved between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from torch_xla._core.device import placement, splits
+from torch_xla._core.graph.graph import Graph, Node, Wire
+from torch_xla._errors import message
+
+ENTER, LEAVE = "xla.full_to_shard.default", "xla.shard_to_full.default"
+REDUCE, SCATTER = "xla.spmd_all_reduce.default", "xla.spmd_reduce_scatter.default"
+_REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
+
+
+def find(graph: Graph) -> frozenset[int]:
+    """The nodes whose results are parts."""
+    found: set[int] = set()
+    if splits.PARTS not in graph.leaf_places and not any(node.op == ENTER for node in graph.nodes):
+        return frozenset()
+    for slot, node in enumerate(graph.nodes):
+        inside = any(is_part(graph, wire, found) for wire in node.inputs)
+        if node.op == ENTER or (inside and node.op != LEAVE):
+            found.add(slot)
+    return frozenset(found)
+
+
+def is_part(graph: Graph, wire: Wire, parts: Container[int]) -> bool:
+    """Whether what a wire carries is a part, given the nodes whose results are parts."""
+    if wire.leaf:
+        return bool(graph.leaf_places) and graph.leaf_places[wire.slot] == splits.PARTS
+    return wire.slot in parts
+
+
+def compute(
+    node: Node,
+    tensors: Sequence[Any],
+    inside: Sequence[bool],
+    numbers: Sequence[Any],
+    seed: Any,
+    rule: Callable[[list[Any], list[Any], Any], tuple[Any, ...]],
+) -> tuple[Any, ...]:
+    """The results of an operator on parts, or of one that begins or ends them.
+
+    Args:
+        node: The operator.
+        tensors: Its operands.
+        inside: Which of them are parts.
+        numbers: Its numbers.
+        seed: Its seed and offset, if it draws.
+        rule: Gives its results for one device's operands.
+    """
+    if node.op == ENTER:
+        spec = splits.sharding(splits.by_number(node.args[1]), placement.of(0).devices).spec
+        return (_mapped(lambda x: x[None], (spec,), _parts())(tensors[0]),)
+    if node.op == LEAVE:
+        spec = splits.sharding(splits.by_number(node.args[1]), placement.of(0).devices).spec
+        return (_mapped(lambda x: x[0], (_parts(),), spec)(tensors[0]),)
+
+    def one(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
+        own = [x[0] if split else x for x, split in zip(tensors, inside, strict=True)]
+        if node.op == REDUCE:
+            return (_reduce(node, own[0])[None],)
+        if node.op == SCATTER:
+            return (_scatter(node, own[0])[None],)
+        return tuple(x if x is None else x[None] for x in rule(own, numbers, seed))
+
+    given = [_parts() if split else PartitionSpec() for split in inside]
+    whole = jax.tree.map(lambda _: PartitionSpec(), (list(numbers), seed))
+    return _mapped(one, (given, *whole), _parts())(list(tensors), list(numbers), seed)
+
+
+def _mesh() -> Any:
+    return splits.sharding(None, placement.of(0).devices).mesh
+
+
+def _parts() -> PartitionSpec:
+    return PartitionSpec(_mesh().axis_names)
+
+
+def _mapped(function: Callable[..., Any], given: Any, to: Any) -> Callable[..., Any]:
+    return jax.shard_map(function, mesh=_mesh(), in_specs=given, out_specs=to, check_vma=False)
+
+
+def _axes(groups: Sequence[int], size: int) -> tuple[str, ...]:
+    """The axes of the mesh along which these groups of devices, end to end, lie."""
+    names, lengths = _mesh().axis_names, _mesh().devices.shape
+    wanted = {frozenset(groups[i : i + size]) for i in range(0, len(groups), size)}
+    strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
+    first = next(group for group in wanted if 0 in group)
+    along = [i for i, stride in enumerate(strides) if stride in first]
+    others = [i for i in range(len(names)) if i not in along]
+    if wanted != {frozenset(fiber) for fiber in _fibers(lengths, others, along)}:
+        got = f"got groups {sorted(map(sorted, wanted))}"
+        raise NotImplementedError(message("spmd", got, expected="groups along axes of a mesh of all devices"))
+    return tuple(names[i] for i in along)
+
+
+def _fibers(lengths: Sequence[int], others: Sequence[int], along: Sequence[int]) -> list[list[int]]:
+    import numpy as np
+
+    devices = np.arange(math.prod(lengths)).reshape(lengths).transpose(*others, *along)
+    return devices.reshape(-1, math.prod(lengths[i] for i in along)).tolist()
+
+
+def _reduce(node: Node, part: Any) -> Any:
+    _, reduction, scale, groups, size = node.args
+    if reduction not in _REDUCTIONS:
+        raise NotImplementedError(message("spmd", f"got reduction {reduction}", expected=f"one of {list(_REDUCTIONS)}"))
+    return (_REDUCTIONS[reduction](part, _axes(groups, size)) * scale).astype(part.dtype)
+
+
+def _scatter(node: Node, part: Any) -> Any:
+    _, reduction, scale, dim, groups, size = node.args
+    if reduction != "sum":
+        raise NotImplementedError(message("spmd", f"got reduction {reduction}", expected="sum"))
+    axes = _axes(groups, size)
+    summed = jax.lax.psum_scatter(part, axes, scatter_dimension=dim % part.ndim, tiled=True)
+    return (summed * scale).astype(part.dtype)

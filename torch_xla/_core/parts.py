@@ -1,0 +1,111 @@
+"""The parts of a split tensor: asking for a split, reading what each device has, and making a tensor of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings, _metrics
+from torch_xla._core import sync
+from torch_xla._core.device import placement, splits, transfer
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a device has of a tensor.
+
+    Attributes:
+        device: Index of the device in the job.
+        where: What of the tensor it is; less than the other parts at the end of a dimension that does not divide.
+        copy: Which of the equal parts this is.
+        values: The values; short ones are filled up with zeros.
+    """
+
+    device: int
+    where: tuple[slice, ...]
+    copy: int
+    values: torch.Tensor
+
+
+def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
+    """Asks for a tensor to be in the place with a number, from now on.
+
+    Args:
+        tensor: The tensor.
+        number: The placement number.
+        recorded: Whether a value that is elsewhere is moved by the next program, and not at once.
+    """
+    if _bindings.place(tensor, number, recorded):
+        return
+    with sync.exclusive():
+        location = sync.location(tensor)
+        moved = transfer.move(location, tensor.shape, tensor.dtype, tensor.device.index, number)
+        _bindings.replace_buffer(tensor, moved, number)
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """The placement number of a tensor, or the one it is to have."""
+    found: int = _bindings.placement_of(tensor)
+    return found
+
+
+def of_tensor(tensor: torch.Tensor) -> list[Part]:
+    """What each device of this process has of a tensor, which is computed first."""
+    from torch_xla.ops.fallback import from_numpy
+
+    (buffer,) = sync.buffers([tensor])
+    place = placement.of(tensor.device.index)
+    wanted = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
+    shape = tuple(tensor.shape)
+    local = {place.devices.index(device): device for device in place.local}
+    transfer.finish(buffer)
+    here = {shard.device: shard.data for shard in buffer.addressable_shards}
+    whole = None if wanted.fits(shape) else transfer.download((buffer, -1), shape, tensor.dtype)
+    parts = []
+    for device, where, copy in wanted.indices(shape):
+        if device not in local:
+            continue
+        if whole is None:
+            values = from_numpy(_numpy(here[local[device]]), tensor.dtype)
+        else:
+            values = _padded(whole[where], [-(-n // t) for n, t in zip(shape, wanted.tiles, strict=True)])
+        parts.append(Part(device, where, copy, values))
+    return parts
+
+
+def _numpy(array: Any) -> Any:
+    import numpy as np
+
+    _metrics.add_sample("InboundData", array.nbytes, "bytes")
+    return np.array(array)
+
+
+def _padded(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    full = torch.zeros(tuple(shape), dtype=values.dtype)
+    full[tuple(slice(0, n) for n in values.shape)] = values
+    return full
+
+
+def buffer_of(parts: Sequence[torch.Tensor], wanted: splits.Split | None, shape: Sequence[int], index: int) -> Any:
+    """A device buffer of the parts for the devices of this process, in their order.
+
+    Args:
+        parts: CPU tensors of equal shape.
+        wanted: How the whole is split; None where each has all of it.
+        shape: Shape of the whole; what the last parts have beyond is dropped.
+        index: The xla device.
+    """
+    from torch_xla.ops.fallback import to_numpy
+
+    place = placement.of(index)
+    number = splits.WHOLE if wanted is None else splits.number_of(wanted)
+    if wanted is None or wanted.fits(shape):
+        return transfer.put_parts([to_numpy(part).copy() for part in parts], shape, index, number)
+    whole = torch.zeros(tuple(shape), dtype=parts[0].dtype)
+    local = [place.devices.index(device) for device in place.local]
+    for device, where, _ in wanted.indices(shape):
+        whole[where] = parts[local.index(device)][tuple(slice(0, s.stop - s.start) for s in where)]
+    return transfer.upload(whole, index, number)

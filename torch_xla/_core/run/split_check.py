@@ -1,0 +1,87 @@
+"""Each program with splits run without them too (``XLA_SPMD_VERIFY=1``): the first value that differs is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from torch_xla import _bindings, _config
+from torch_xla._core.device import client, placement, splits, transfer
+from torch_xla._core.graph import graph
+from torch_xla._core.graph.graph import Graph, Node
+from torch_xla._core.lower import lowering, placing
+from torch_xla._errors import message
+
+ASKED_BY = (_config.XLA_SPMD_VERIFY,)
+_TOLERANCES = {2: 2e-2, 4: 1e-3, 8: 1e-9}  # of the largest value, by bytes of a floating-point number
+
+_compiled: dict[str, tuple[Any, Any]] = {}
+
+
+class SplitError(RuntimeError):
+    """A program with splits computes something else than without."""
+
+
+def before_run(cut: _bindings.Graph) -> None:
+    """Compares all values of a graph, where that is asked for.
+
+    Raises:
+        SplitError: One differs.
+    """
+    if not _config.XLA_SPMD_VERIFY.get() or not placement.of(cut.device).mesh:
+        return
+    described = graph.describe(cut)
+    places = [(slot, i) for slot, node in enumerate(described.nodes) for i, m in enumerate(node.outs) if m is not None]
+    leaves = [
+        transfer.download(location, meta.shape, meta.dtype)
+        for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
+    ]
+    split, whole = _compiled.get(cut.key) or _compiled.setdefault(cut.key, _programs(described, places))
+    numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
+    with client.x64():
+        inputs = [
+            transfer.upload(leaf, cut.device, number)
+            for leaf, number in zip(leaves, described.leaf_places, strict=True)
+        ]
+        results = split(*inputs, *numbers)
+        expected = whole(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
+    for (slot, result), value, other in zip(places, results, expected, strict=True):
+        _compare(described.nodes[slot], result, value, other)
+
+
+def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+    """The graph with all its values as results, split and whole."""
+    free = (splits.ANYWHERE,) * len(places)
+    all_values = replace(described, outputs=tuple(places), donated=(), successors=(), packs=(), wanted_places=free)
+    nodes = tuple(
+        replace(node, args=(node.args[0], splits.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
+        for node in described.nodes
+    )
+    whole = (splits.WHOLE,) * len(described.leaves)
+    unsplit = replace(all_values, nodes=nodes, leaf_places=whole, wanted_places=(splits.WHOLE,) * len(places))
+    with client.x64():
+        return tuple(lowering.lower(g, "split_check").stage.compile() for g in (all_values, unsplit))  # type: ignore[return-value]
+
+
+def _compare(node: Node, result: int, value: Any, other: Any) -> None:
+    found, expected = np.asarray(value), np.asarray(other)
+    if found.size == 0:
+        return
+    if not _is_inexact(found):
+        same = bool(np.array_equal(found, expected))
+    else:
+        found, expected = (x.astype(np.complex128) for x in (found, expected))
+        scale = float(np.max(np.abs(np.nan_to_num(expected, posinf=0, neginf=0))))
+        tolerance = _TOLERANCES[min(max(np.asarray(other).dtype.itemsize, 2), 8)]
+        same = bool(np.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+    if not same:
+        where = f", recorded at {node.frame}" if node.frame else ""
+        got = f"result {result} of {node.op} differs between the split program and the whole one{where}"
+        raise SplitError(message("spmd", got, do="report it, with the splits of its inputs"))
+
+
+def _is_inexact(array: Any) -> bool:
+    return array.dtype.kind in "fc" or "float" in array.dtype.name

@@ -1,0 +1,32 @@
+// Where values are to be on a device that stands for several (SPMD). A placement is a number: Python knows the split.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "tensor/source.h"
+#include "tensor/storage.h"
+
+namespace torch_xla {
+
+// Values still on the host, which go to the device when a program takes them: by then it is known how they are split.
+struct Upload final : Source {
+  Upload(at::Tensor v, c10::DeviceIndex d) : values(std::move(v)), device(d) {}
+  void fetch(const NodePtr& leaf) override;
+  at::Tensor values;
+  c10::DeviceIndex device;
+};
+
+// The leaf of a CPU tensor that goes to a device: to where `asked` says, if it says anything.
+Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked = kAnywhere);
+
+// `value` where the storage wants it, which is about to get it.
+Value placed(Storage& storage, Value value);
+
+// Asks for a tensor to be in another place. False where its value is there already, in a buffer elsewhere, which the
+// caller then replaces; `recorded`, the next program does.
+bool place(const at::Tensor& tensor, uint32_t placement, bool recorded = false);
+// Gives a tensor the buffer with its values in another place (a new reference, stolen).
+void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placement);
+// Where a tensor is, or is to be.
+uint32_t placement_of(const at::Tensor& tensor);
+
+}  // namespace torch_xla

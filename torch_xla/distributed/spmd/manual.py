@@ -1,0 +1,155 @@
+"""Code that works on the part of one device, between two calls: outside of them XLA partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core import parts
+from torch_xla._core.device import splits
+from torch_xla._errors import message
+from torch_xla.distributed.spmd.marking import mark_sharding, unwrapped, wrapped
+from torch_xla.distributed.spmd.mesh import Mesh, MeshError, PartitionSpec, get_global_mesh
+from torch_xla.distributed.spmd.op_sharding import OpSharding
+from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
+
+
+def given_or_global(mesh: Mesh | None) -> Mesh:
+    """A mesh, or the one of `set_global_mesh`.
+
+    Raises:
+        AssertionError: There is neither.
+    """
+    found = mesh or get_global_mesh()
+    if found is None:
+        raise AssertionError(message("spmd", "mesh is None", do="pass a mesh or call set_global_mesh"))
+    return found
+
+
+def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
+    own = unwrapped(t)
+    if _bindings.location_of(own.detach()) is not None:
+        raise RuntimeError(message("spmd", "got a tensor that has its values", expected="one that is to be computed"))
+    own.__dict__["_manual"] = True
+    return XLAShardedTensor(own)
+
+
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: PartitionSpec, *, mesh: Mesh | None = None
+) -> XLAShardedTensor:
+    """The part of a tensor that each device has, for code that works per device.
+
+    What is computed from it is of one device's part too, until `disable_manual_sharding`; a value that is still such a
+    part at the barrier is the first device's.
+
+    Args:
+        t: The tensor.
+        partition_spec: See `mark_sharding`.
+        mesh: The devices; the global mesh by default.
+
+    Raises:
+        RuntimeError: A dimension does not divide.
+    """
+    found = given_or_global(mesh)
+    marked = mark_sharding(t, found, partition_spec)
+    if found.size() == 1:
+        return marked
+    return wrapped(full_to_shard(unwrapped(marked)), found, partition_spec)
+
+
+def full_to_shard(t: torch.Tensor) -> torch.Tensor:
+    """The part of a split tensor that each device has.
+
+    Raises:
+        RuntimeError: It is not split, or its dimensions do not divide.
+    """
+    number = parts.number_of(t.detach())
+    if number in (splits.WHOLE, splits.ANYWHERE):
+        raise RuntimeError(message("spmd", "got a tensor without a split", do="call mark_sharding first"))
+    wanted = splits.by_number(number)
+    if wanted is not None and not wanted.fits(t.shape):
+        got = f"got a tensor of shape {tuple(t.shape)} for manual sharding as {wanted.tiles}"
+        raise RuntimeError(message("spmd", got, expected="sizes that divide"))
+    part = torch.ops.xla.full_to_shard(t, number)
+    part.__dict__["_manual"] = True
+    return part
+
+
+def disable_manual_sharding(
+    t: torch.Tensor, partition_spec: PartitionSpec, full_shape: torch.Size, *, mesh: Mesh | None = None
+) -> XLAShardedTensor:
+    """The whole again, from the parts that the devices have.
+
+    Args:
+        t: The part.
+        partition_spec: How the whole is split; see `mark_sharding`. Over an axis that it does not name, all devices
+            are taken to have the same.
+        full_shape: Shape of the whole.
+        mesh: The devices; the global mesh by default.
+
+    Raises:
+        ValueError: The parts do not make such a whole.
+    """
+    found = given_or_global(mesh)
+    wanted = found.split(tuple(partition_spec))
+    shape = OpSharding.of(splits.number_of(wanted)).shape_of(t.shape)
+    if len(partition_spec) != t.dim() or tuple(full_shape) != shape:
+        raise MeshError(
+            message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{shape}, of parts {tuple(t.shape)}")
+        )
+    if found.size() == 1:
+        return mark_sharding(t, found, partition_spec)
+    whole = torch.ops.xla.shard_to_full(unwrapped(t), splits.number_of(wanted), list(shape))
+    return wrapped(whole, found, partition_spec)
+
+
+def shard_to_full(t: torch.Tensor, sharding: OpSharding, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The whole of the parts that devices have.
+
+    Args:
+        t: The part.
+        sharding: How the whole is split.
+        size: Shape of the whole.
+        dtype: Type of the whole, that of the parts.
+
+    Raises:
+        RuntimeError: That is no part.
+    """
+    if not getattr(t, "_manual", False):
+        raise RuntimeError(message("spmd", "got a tensor that is no part", do="call enable_manual_sharding first"))
+    return torch.ops.xla.shard_to_full(t, sharding.number, list(size))
+
+
+def all_reduce(reduction: str, t: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Parts reduced over groups of devices, inside manual sharding.
+
+    Args:
+        reduction: ``"sum"``, ``"max"`` or ``"min"``.
+        t: The part.
+        scale: Factor of the result.
+        groups: The devices of each group.
+    """
+    flat = [device for group in groups for device in group]
+    return torch.ops.xla.spmd_all_reduce(t, reduction, float(scale), flat, len(groups[0]))
+
+
+def reduce_scatter(
+    reduction: str, t: torch.Tensor, scale: float, dim: int, count: int, groups: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Parts added up over groups of devices, of which each keeps its share, inside manual sharding.
+
+    Args:
+        reduction: ``"sum"``.
+        t: The part.
+        scale: Factor of the result.
+        dim: The dimension that is shared out.
+        count: Size of the groups.
+        groups: The devices of each group.
+    """
+    if t.shape[dim] % count:
+        got = f"got {t.shape[dim]} rows to scatter over {count} devices"
+        raise RuntimeError(message("spmd", got, expected="a multiple of their number"))
+    flat = [device for group in groups for device in group]
+    return torch.ops.xla.spmd_reduce_scatter(t, reduction, float(scale), dim, flat, count)

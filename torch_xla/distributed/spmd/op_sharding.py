@@ -1,0 +1,90 @@
+"""Splits as XLA's `OpSharding` tells them, which vendors read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from torch_xla._core.device import splits
+from torch_xla._errors import message
+
+
+class ShardingType(IntEnum):
+    """Kinds of sharding, numbered as in XLA's `OpSharding`."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+class OpSharding:
+    """How a tensor is split, in XLA's terms.
+
+    Args:
+        tile_assignment: The devices in the shape of the tiles; for partial replication any shape.
+        group_assignment: For partial replication, which group has which tile.
+        replication_groups: For partial replication, the devices of each group.
+        sharding_type: The kind, as a `ShardingType`.
+    """
+
+    def __init__(
+        self,
+        tile_assignment: Any,
+        group_assignment: Any,
+        replication_groups: Sequence[Sequence[int]],
+        sharding_type: int,
+    ) -> None:
+        self.type = ShardingType(sharding_type)
+        self.split: splits.Split | None = None
+        if self.type == ShardingType.TILED:
+            tiles = np.array(tile_assignment)
+            self.split = splits.split(tiles.shape, tiles.reshape(-1).tolist())
+        elif self.type == ShardingType.PARTIAL:
+            groups = np.array(group_assignment)
+            members = np.array(replication_groups)[groups.reshape(-1)]
+            self.split = splits.split(groups.shape, members.reshape(-1).tolist())
+        elif self.type not in (ShardingType.REPLICATED, ShardingType.MAXIMAL, ShardingType.MANUAL):
+            raise ValueError(message("spmd", f"got sharding type {self.type.name}", expected="one of a single tensor"))
+        if self.split is not None and self.split.whole:
+            self.type, self.split = ShardingType.REPLICATED, None
+
+    @classmethod
+    def of(cls, number: int) -> OpSharding:
+        """The form of a placement."""
+        made = cls([], [], [], ShardingType.REPLICATED)
+        made.split = splits.by_number(number)
+        if made.split is not None:
+            made.type = ShardingType.PARTIAL if made.split.copies > 1 else ShardingType.TILED
+        return made
+
+    @property
+    def number(self) -> int:
+        """Its placement number."""
+        return splits.KNOWN_WHOLE if self.split is None else splits.number_of(self.split)
+
+    def shape_of(self, part: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the whole of equal parts."""
+        if self.split is None:
+            return tuple(part)
+        return tuple(math.prod(pair) for pair in zip(part, self.split.tiles, strict=True))
+
+    def __str__(self) -> str:
+        if self.type == ShardingType.MANUAL:
+            return "{manual}"
+        return "{replicated}" if self.split is None else str(self.split)
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpSharding) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
