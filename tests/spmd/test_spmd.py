@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 
@@ -18,3 +19,12 @@ def test_over_eight_devices(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"{name}.py"]
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_after_the_first_tensor_it_is_too_late() -> None:
+    import torch_xla.runtime as xr
+
+    x = torch.ones(2, device="xla")
+    with pytest.raises(RuntimeError, match="before the first xla tensor"):
+        xr.use_spmd()
+    assert not xr.is_spmd() and x.tolist() == [1, 1]

@@ -13,7 +13,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import compiler
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import placement
+from torch_xla._core.device import client, placement
 from torch_xla._core.graph import graph
 from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import scopes
@@ -144,11 +144,11 @@ def _maps() -> tuple[int, int]:
 
 def _settings() -> int:
     """What beside the graph decides the program within a process, as a number of 64 bits."""
-    return _number(precision.current(), compiler.passed_options)
+    return _number(precision.current(), compiler.passed_options, client.spmd())
 
 
 @functools.cache
-def _number(*settings: tuple[Any, ...]) -> int:
+def _number(*settings: Any) -> int:
     return int.from_bytes(hashlib.sha256(str(settings).encode()).digest()[:8], "little")
 
 

@@ -89,16 +89,16 @@ def of(index: int) -> Placement:
     Raises:
         RuntimeError: There is no such device, or the client cannot be started here.
     """
-    return _of(client.jax_device(index))  # which looks each time whether this process may use it
+    return _of(client.jax_device(index), client.spmd())  # which looks each time whether this process may use it
 
 
 @functools.cache
-def _of(device: jax.Device) -> Placement:
+def _of(device: jax.Device, spmd: bool) -> Placement:
     import jax
     import numpy as np
 
     everyone = client.devices_of_job()
-    if client.spmd():
+    if spmd:
         local = client.hardware_devices()
         return Placement(everyone or local, local, splits.sharding(None, everyone or local), mesh=True)
     if not everyone:
