@@ -350,3 +350,48 @@ def test_parameters_and_gradients_flags_survive():
     (sent,) = pl.MpDeviceLoader([[parameter, torch.ones(1, requires_grad=True)]], "xla")
     assert isinstance(sent[0], torch.nn.Parameter) and sent[0].device.type == "xla"
     assert sent[1].requires_grad and sent[1].is_leaf
+
+
+def test_batches_of_any_length_become_batches_of_a_few(compiles):
+    batches = [torch.arange(1.0, 1 + 2 * n).reshape(2, n) for n in (3, 4, 5, 7, 8, 2)]
+    means = []
+    with compiles(2):
+        for x, mask in pl.MpDeviceLoader(batches, "xla", pad_to=pl.Buckets([8, 4], mask=True)):
+            means.append((x * mask).sum() / mask.sum())
+    for found, batch in zip(means, batches, strict=True):
+        torch.testing.assert_close(found.cpu(), batch.mean())
+
+
+def test_padding_reaches_what_has_the_length():
+    pair = collections.namedtuple("pair", ("words", "labels"))
+
+    @dataclasses.dataclass
+    class Record:
+        words: torch.Tensor
+        labels: torch.Tensor
+
+    words, labels, other = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3), torch.ones(2, 5)
+    buckets = pl.Buckets([4], value=9, values={"labels": -100, 1: -100}, mask="mask")
+    batch = {"words": words, "labels": labels, "other": [other], "name": "n"}
+    sent = [*pl.MpDeviceLoader([batch], "xla", pad_to=buckets)]
+    assert sent[0]["words"].tolist() == [[1, 1, 1, 9]] * 2 and sent[0]["labels"].tolist() == [[1, 1, 1, -100]] * 2
+    assert sent[0]["other"][0].shape == (2, 5) and sent[0]["name"] == "n"
+    assert sent[0]["mask"].tolist() == [[True, True, True, False]] * 2
+    plain = pl.Buckets(4, value=9, values={"labels": -100, 1: -100})
+    made = plain.pad(pair(words, labels))
+    assert isinstance(made, pair) and made.words[0, 3] == 9
+    assert plain.pad(Record(words, labels)).labels[1, 3] == -100
+    assert plain.pad([words, labels])[1][0, 3] == -100
+    whole = torch.ones(2, 4)
+    assert plain.pad(whole) is whole and plain.pad("text") == "text"
+    assert pl.Buckets(4, dim=0).pad(other).tolist() == [[1] * 5, [1] * 5, [0] * 5, [0] * 5]
+
+
+def test_lengths_that_fit_no_bucket():
+    with pytest.raises(ValueError, match=r"\[loader\] got a batch of length 5 in dimension 1, expected at most 4, the"):
+        list(pl.MpDeviceLoader([torch.ones(2, 5)], "xla", pad_to=[2, 4]))
+    with pytest.raises(ValueError, match=r"\[loader\] got pad_to=\[0\], expected lengths of 1 or more"):
+        pl.MpDeviceLoader([], "xla", pad_to=[0])
+    with pytest.raises(ValueError, match=r"to which pad_to is to add a mask, expected a dict"):
+        pair = collections.namedtuple("pair", ("a",))
+        list(pl.MpDeviceLoader([pair(torch.ones(2, 3))], "xla", pad_to=pl.Buckets(4, mask="m")))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ from torch_xla._core.device import background
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
+from torch_xla.distributed._buckets import Buckets as Buckets
+from torch_xla.distributed._buckets import Padded, buckets_of
 
 T = TypeVar("T")
 
@@ -335,6 +337,8 @@ class MpDeviceLoader:
     Args:
         loader: A `torch.utils.data.DataLoader`, or anything that yields nested containers of CPU tensors.
         device: Where the batches go.
+        pad_to: Lengths that sequences are padded to, such as ``[64, 128, 256]``, so that there are as many programs;
+            or `Buckets`, which say in which dimension, with what, and whether there shall be a mask.
         **kwargs: Arguments of `ParallelLoader`.
 
     Example::
@@ -343,15 +347,17 @@ class MpDeviceLoader:
             ...
     """
 
-    def __init__(self, loader: Any, device: Any, **kwargs: Any) -> None:
+    def __init__(self, loader: Any, device: Any, *, pad_to: Buckets | Sequence[int] | int | None = None, **kwargs: Any):
         self._loader = loader
         self._device = device
+        self._buckets = None if pad_to is None else buckets_of(pad_to)
         self._parallel_loader_kwargs = kwargs
         self._dataset: Any = None
         self._current: weakref.ref[ParallelLoader] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
+        batches = self._loader if self._buckets is None else Padded(self._loader, self._buckets)
+        parallel = ParallelLoader(batches, [self._device], **self._parallel_loader_kwargs)
         self._current = weakref.ref(parallel)
         return parallel.per_device_loader(self._device)
 

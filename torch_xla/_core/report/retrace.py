@@ -31,6 +31,8 @@ _ALIGNED = 2000
 # wherever they are, as where a model skips some of its layers.
 _ALIKE = 0.5
 _ALIKE_ANYWHERE = 0.75
+# How many lengths of an input are seen before a remedy is proposed.
+_LENGTHS = 3
 _NOTHING = "nothing that is recorded: a setting of PyTorch or XLA changed, or its program was dropped"
 
 
@@ -137,7 +139,7 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
     _forget()
     if found is not None:
         _records.append(found)
-        _tell(found, known)
+        _tell(found, known, nearest)
     return found
 
 
@@ -148,13 +150,37 @@ def _forget() -> None:
         nodes -= sum(len(graph.nodes) for graph in dropped.graphs)
 
 
-def _tell(found: Retrace, line: _Line) -> None:
+def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
     line.told += 1
     # The first three of a line, then the tenth, the hundredth, …
     told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
     if told and _config.XLA_RETRACE_REPORT.get():
         more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
-        print(f"torch_xla: {found}{more}", file=sys.stderr)
+        print(f"torch_xla: {found}{_remedy(line.graphs, nearest)}{more}", file=sys.stderr)
+
+
+def _remedy(graphs: deque[Graph], nearest: Graph | None) -> str:
+    """What helps where the latest graph, and others, differ in one length of an input."""
+    latest = graphs[-1]
+    pairs = zip(latest.leaves, nearest.leaves if nearest is not None else [], strict=False)
+    leaf, new, old = next(((i, new, old) for i, (new, old) in enumerate(pairs) if new != old), (0, None, None))
+    if new is None or old is None or new.dtype != old.dtype or len(new.shape) != len(old.shape):
+        return ""
+    dims = [dim for dim, (a, b) in enumerate(zip(new.shape, old.shape, strict=True)) if a != b]
+    if len(dims) != 1:
+        return ""
+    (dim,) = dims
+    same = [
+        meta.shape
+        for meta in (graph.leaves[leaf] for graph in graphs if leaf < len(graph.leaves))
+        if meta is not None and len(meta.shape) == len(new.shape)
+    ]
+    lengths = sorted({s[dim] for s in same if s[:dim] + s[dim + 1 :] == new.shape[:dim] + new.shape[dim + 1 :]})
+    if len(lengths) < _LENGTHS:
+        return ""
+    sizes = sorted({1 << max(length - 1, 0).bit_length() for length in lengths})
+    wanted = sizes if dim == 1 else f"Buckets({sizes}, dim={dim})"
+    return f"; lengths {', '.join(map(str, lengths))} came: MpDeviceLoader(…, pad_to={wanted}) makes them {len(sizes)}"
 
 
 def records() -> list[Retrace]:

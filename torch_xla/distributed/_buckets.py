@@ -1,0 +1,174 @@
+"""Batches of any length as batches of a few: each length of a batch has a program of its own."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from torch_xla._errors import message
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How long batches are made, and with what.
+
+    The length of a batch is that of its first tensor that has the dimension. It and all others of that length there are
+    padded at the end to the next size.
+
+    Attributes:
+        sizes: The lengths that batches are to have, or one for all.
+        dim: The dimension that is padded: 1 for sequences, 0 for a last batch that is smaller.
+        value: What is put in.
+        values: What is put into some tensors instead, by key of a batch that is a dict, or position in one that is a
+            list or a tuple: ``{"labels": -100}``.
+        mask: A key under which a batch that is a dict gets a mask, bool, with True where there was something, of the
+            shape of the first padded tensor up to the dimension. A list or a tuple gets it as its last element, under
+            any key. A mask that the batch has already is padded with zeros like the rest.
+
+    Example::
+
+        MpDeviceLoader(loader, "xla", pad_to=Buckets([64, 128, 256], values={"labels": -100}, mask="mask"))
+    """
+
+    sizes: Sequence[int] | int
+    dim: int = 1
+    value: Number = 0
+    values: Mapping[Any, Number] = field(default_factory=dict)
+    mask: Any = None
+
+    def __post_init__(self) -> None:
+        sizes = [self.sizes] if isinstance(self.sizes, int) else sorted(self.sizes)
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(message("loader", f"pad_to={self.sizes}", expected="lengths of 1 or more"))
+        if self.dim < 0:
+            raise ValueError(
+                message("loader", f"dim={self.dim} of pad_to", expected="0 or more; tensors differ in their last ones")
+            )
+        object.__setattr__(self, "sizes", tuple(sizes))
+
+    def size_for(self, length: int) -> int:
+        """The size that a length becomes.
+
+        Args:
+            length: Of a batch.
+
+        Raises:
+            ValueError: It is longer than all sizes.
+        """
+        assert not isinstance(self.sizes, int)
+        place = bisect.bisect_left(self.sizes, length)
+        if place == len(self.sizes):
+            raise ValueError(
+                message(
+                    "loader",
+                    f"a batch of length {length} in dimension {self.dim}",
+                    expected=f"at most {self.sizes[-1]}, the largest size of pad_to",
+                    do="add a size, or cut the batch in the collate function",
+                )
+            )
+        return self.sizes[place]
+
+    def pad(self, batch: Any) -> Any:
+        """A batch of one of the sizes; the batch itself where it has that already and wants no mask.
+
+        Args:
+            batch: CPU tensors, nested in lists, tuples, dicts and dataclasses.
+        """
+        first = next(self._tensors(batch), None)
+        if first is None:
+            return batch
+        length = first.shape[self.dim]
+        more = self.size_for(length) - length
+        padded = self._padded(batch, length, more, self.value, top=True) if more else batch
+        return padded if self.mask is None else self._with_mask(padded, first, length, more)
+
+    def _tensors(self, part: Any) -> Iterator[torch.Tensor]:
+        if isinstance(part, torch.Tensor):
+            if part.dim() > self.dim:
+                yield part
+        elif is_dataclass(part) and not isinstance(part, type):
+            for each in fields(part):
+                yield from self._tensors(getattr(part, each.name))
+        elif isinstance(part, Mapping):
+            for value in part.values():
+                yield from self._tensors(value)
+        elif isinstance(part, (list, tuple)):
+            for value in part:
+                yield from self._tensors(value)
+
+    def _padded(self, part: Any, length: int, more: int, value: Number, top: bool = False) -> Any:
+        def inner(key: Any, child: Any) -> Any:
+            return self._padded(child, length, more, self.values.get(key, value) if top else value)
+
+        if isinstance(part, torch.Tensor):
+            if part.dim() <= self.dim or part.shape[self.dim] != length:
+                return part
+            return functional.pad(part, [0, 0] * (part.dim() - self.dim - 1) + [0, more], value=value)
+        if is_dataclass(part) and not isinstance(part, type):
+            return replace(part, **{each.name: inner(each.name, getattr(part, each.name)) for each in fields(part)})
+        if isinstance(part, Mapping):
+            changed = {key: inner(key, child) for key, child in part.items()}
+            return changed if type(part) is dict else _like_mapping(part, changed)
+        if isinstance(part, (list, tuple)):
+            items = [inner(i, child) for i, child in enumerate(part)]
+            return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
+        return part
+
+    def _with_mask(self, batch: Any, first: torch.Tensor, length: int, more: int) -> Any:
+        mask = torch.zeros(*first.shape[: self.dim], length + more, dtype=torch.bool)
+        mask[..., :length] = True
+        if isinstance(batch, Mapping):
+            return _like_mapping(batch, {**batch, self.mask: mask})
+        if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
+            return type(batch)([*batch, mask])
+        if isinstance(batch, torch.Tensor):
+            return batch, mask
+        raise ValueError(
+            message(
+                "loader",
+                f"a batch of {type(batch).__name__}, to which pad_to is to add a mask",
+                expected="a dict, a list, a tuple or a tensor",
+                do="have the collate function make the mask",
+            )
+        )
+
+
+def _like_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind: a transformers batch is asked for its attributes."""
+    if type(like) is dict:
+        return items
+    made: Any = copy.copy(like)
+    for key, value in items.items():
+        made[key] = value
+    return made
+
+
+class Padded:
+    """A loader whose batches are padded, by whoever reads them."""
+
+    def __init__(self, loader: Any, buckets: Buckets) -> None:
+        self._loader = loader
+        self._buckets = buckets
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._buckets.pad, iter(self._loader))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def buckets_of(pad_to: Any) -> Buckets:
+    """What `pad_to` of a loader means.
+
+    Args:
+        pad_to: `Buckets`, or their sizes alone.
+    """
+    return pad_to if isinstance(pad_to, Buckets) else Buckets(pad_to)
