@@ -51,6 +51,19 @@ in_eager_operation = _C.in_eager_operation
 set_eager_operation = _C.set_eager_operation
 host_kernel_target = _C.host_kernel_target
 
+# Loops without barriers.
+LONGEST_STREAM = _C.LONGEST_STREAM
+follow_streams = _C.follow_streams
+follows_streams = _C.follows_streams
+find_loop = _C.find_loop
+is_looping = _C.is_looping
+nothing_found = _C.nothing_found
+piece_ends = _C.piece_ends
+drop_piece_ends = _C.drop_piece_ends
+end_stream = _C.end_stream
+was_cut = _C.was_cut
+whole_comes = _C.whole_comes
+
 # Collectives on CPUs.
 collective_kernel_target = _C.collective_kernel_target
 set_collective_rank = _C.set_collective_rank

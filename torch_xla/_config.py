@@ -226,6 +226,12 @@ XLA_HOST_COMPUTE = _bool(
     "Computes a very small graph behind a value that is read with PyTorch's CPU kernels instead of compiling it.",
 )
 
+XLA_AUTO_BARRIER = _bool(
+    "XLA_AUTO_BARRIER",
+    True,
+    "Cuts a loop without barriers as if torch_xla.sync() stood in its body; takes effect at import.",
+)
+
 XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
 XLA_SPMD_VERIFY = _bool(
     "XLA_SPMD_VERIFY",

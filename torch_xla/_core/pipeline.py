@@ -32,6 +32,7 @@ class _Barrier:
         cause: What asks for it, as the analyses print it.
         reading: Its values go to the host next, so a very small graph is computed there.
         name: What its graph is called, in a region.
+        weighed: Whether it was asked what to run instead.
         failures: What to raise once all that can run has been started.
     """
 
@@ -39,6 +40,7 @@ class _Barrier:
     cause: str
     reading: bool
     name: str | None = None
+    weighed: bool = False
     failures: list[Exception] = field(default_factory=list)
 
 
@@ -90,20 +92,21 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         outputs = cut.num_outputs
         if not outputs:
             return []
-        if watched and what is barrier.cut:  # a region does not see its graph's parts
+        first = what is barrier.cut
+        if watched and first:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if (
-            barrier.reading
-            and cut.fits_host
-            and not cut.has_fills
-            and _config.XLA_HOST_COMPUTE.get()
-            and host_evaluation.run(cut)
-        ):
-            return []
+        if barrier.reading and first:
+            on_host = cut.fits_host and not cut.has_fills and _config.XLA_HOST_COMPUTE.get()
+            if on_host and host_evaluation.run(cut):
+                return []
+            if not (barrier.weighed or region.stack or cache.knows(cut)):
+                barrier.weighed = what.again = True
+                cut.clear()  # it holds what others may write over
+                return [_instead(what) or what]
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or cut.has_fills or not cache.run(cut):
             _run_by_stages(cut, barrier.cause, barrier.name)
-        if barrier.reading:
+        if barrier.reading and first:
             loop_report.value_read(outputs, cut.device)
         return []
     except GraphLimitError:  # before anything ran: the graph stays pending
@@ -118,6 +121,40 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
     except Exception as error:
         _raise_interrupt()
         return _apart(error, cut, barrier)
+
+
+def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
+    """What to run where a value is read and the graph for it would be a new one, or None: a read costs a read.
+
+    All that is pending, where that is a graph that is known: the loop's body mostly, which ends here. Or the value
+    alone, where such a graph is about to come: what the value needs is computed twice in this step, and no part of the
+    body gets a graph of its own. After the end of a loop without barriers again all that is pending: other values are
+    read next.
+    """
+    whole = _bindings.Cut.of_device(what.device)
+    known = is_known(whole)
+    if known:
+        return whole
+    needed = what.needed()
+    if needed is not None and _bindings.whole_comes(what.device):
+        return needed
+    return whole if known is not None and _bindings.was_cut(what.device) else None
+
+
+def is_known(what: _bindings.Cut) -> bool | None:
+    """Whether the program of a graph is in memory; None where nothing is to be computed. The graph stays pending.
+
+    Args:
+        what: What the graph is to be made of.
+    """
+    cut = what.graph()
+    if not cut.num_outputs:
+        return None
+    if cut.has_fills:
+        provide_fills(cut)
+    known = cache.knows(cut)
+    cut.clear()
+    return known
 
 
 def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[_bindings.Cut]:

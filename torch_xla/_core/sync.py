@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_xla import _bindings, _fallbacks, _metrics, _timeline
-from torch_xla._core import region
+from torch_xla._core import auto_barrier, region
 from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
 from torch_xla._core.job import pending
@@ -73,9 +73,11 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
+                _cut_pieces(device)
                 if _bindings.has_pending(device):
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
+                _bindings.end_stream(device)
                 if wait:
                     _wait(device)
             except Exception as error:
@@ -111,6 +113,7 @@ def evaluate(
     failed: list[Exception] = []
     for device, group in by_device.items():
         try:
+            _cut_pieces(device)
             cut = (
                 _bindings.Cut.of_device(device)
                 if pending.any_on(device)
@@ -182,6 +185,17 @@ def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False)
         marks = pending.take(device)
         _pipeline().run(cut, cause, reading)
         del marks
+
+
+def _cut_pieces(device: int) -> None:
+    """Runs the pieces of a loop that were found in what is pending."""
+    if _bindings.piece_ends(device):
+        with _lock:
+            auto_barrier.flush(device, _run_piece, _pipeline().is_known)
+
+
+def _run_piece(device: int, cut: _bindings.Cut) -> None:
+    _barrier(device, cut, debug_level.AUTO)
 
 
 @functools.cache
@@ -322,6 +336,12 @@ class _Hooks:
         with _metrics.eager_operation():
             evaluate(tensors)
 
+    @untraced
+    def cut_loop(self, index: int) -> None:
+        """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
+        with _lock:
+            auto_barrier.look(index, _run_piece)
+
     def note_read(self, op: str) -> None:
         """Counts an operator that gives a value to Python."""
         _metrics.count(op)
@@ -340,4 +360,5 @@ class _Hooks:
 def install() -> None:
     """Connects the recorder; called once, at import."""
     _bindings.set_python_hooks(_Hooks())
+    auto_barrier.initialize()
     pending.add_runner(sync)

@@ -90,6 +90,12 @@ def find(cut: _bindings.Graph) -> Executable | None:
     return known
 
 
+def knows(cut: _bindings.Graph) -> bool:
+    """Whether a graph's executable is in memory."""
+    known: bool = _executables.knows(cut, _settings())
+    return known
+
+
 def load(cut: _bindings.Graph) -> Executable | None:
     """The executable of a graph from the disk, or None; counts what it found."""
     _initialize_from_environment()

@@ -28,6 +28,7 @@ COMPILE_ENTRY = "torch_xla.compile clear the pending graph prior calling the tar
 REPLAY = "torch_xla.compile replays a step"
 DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
 DYNAMO = "dynamo is executing a compiled program"
+AUTO = "a loop without torch_xla.sync, of which a piece is complete"
 READ = "most likely user code trying to access tensor value before torch_xla.sync"
 
 # What it is called where the graph is compiled, if that has another name.

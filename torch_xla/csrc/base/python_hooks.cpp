@@ -99,6 +99,11 @@ void note_host_op(const std::string& op, const std::string& reason) {
   call("note_host_op", op, reason);
 }
 
+void cut_loop(c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  call("cut_loop", static_cast<int>(device));
+}
+
 bool is_lowered(const std::string& op) {
   const py::gil_scoped_acquire gil;
   return call("is_lowered", op).cast<bool>();

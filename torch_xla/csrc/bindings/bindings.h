@@ -10,5 +10,6 @@ void bind_replays(py::module_& m);
 void bind_tensors(py::module_& m);
 void bind_recorder(py::module_& m);
 void bind_collectives(py::module_& m);
+void bind_loops(py::module_& m);
 
 }  // namespace torch_xla

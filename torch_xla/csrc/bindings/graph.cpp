@@ -279,6 +279,8 @@ void bind_graphs(py::module_& m) {
                   py::arg("donate") = Cut::Donate::kNothing)
       .def("graph", &Cut::graph)
       .def("preview", &Cut::preview)
+      .def("needed", &Cut::needed)
+      .def_property_readonly("device", [](const Cut& c) { return static_cast<int>(c.device); })
       .def_readwrite("again", &Cut::again);
   m.def("node_sequence", &node_sequence);
   m.def("has_pending", [](int device) { return has_pending(static_cast<c10::DeviceIndex>(device)); });

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   bind_tensors(m);
   bind_recorder(m);
   bind_collectives(m);
+  bind_loops(m);
 }
 
 }  // namespace torch_xla

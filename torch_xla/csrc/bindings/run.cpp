@@ -56,6 +56,7 @@ void bind_runs(py::module_& m) {
   py::class_<ExecutableCache>(m, "ExecutableCache")
       .def(py::init<>())
       .def("find", &ExecutableCache::find)
+      .def("knows", &ExecutableCache::knows)
       .def("run", &ExecutableCache::run)
       .def("add", &ExecutableCache::add)
       .def("drop", &ExecutableCache::drop)

@@ -101,6 +101,14 @@ Cut Cut::of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate 
   return {tensors.empty() ? c10::DeviceIndex{0} : tensors.back().device().index(), tensors, {}, scope, kNow, donate};
 }
 
+std::optional<Cut> Cut::needed() const {
+  const auto one = [](const at::Tensor& t) { return t.numel() == 1; };
+  if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), one)) {
+    return {};
+  }
+  return of_tensors(tensors, Scope::kNeeded, Donate::kNothing);
+}
+
 Graph Cut::graph() const { return {*this, true}; }
 
 Graph Cut::preview() const { return {*this, false}; }
@@ -114,8 +122,8 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);
   }
-  if (runs && pending && cut.until == Cut::kNow) {
-    cut_at_ = node_sequence();
+  if (runs && pending) {
+    cut_at_ = std::min(cut.until, node_sequence());
   }
   next_epoch();
   auto roots = cut.values;
@@ -127,7 +135,11 @@ Graph::Graph(const Cut& cut, bool runs) {
   } else if (cut.scope == Cut::Scope::kLive) {
     add_live(device, runs, roots);
   }
+  read_ = runs && cut.scope == Cut::Scope::kLive;
   collect(std::move(roots), runs);
+  if (runs && cut.until != Cut::kNow) {
+    find_versions(cut.until);
+  }
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "ir/node.h"
@@ -38,6 +39,9 @@ struct Cut {
   static Cut of_device(c10::DeviceIndex device, uint64_t until = kNow);
   // The device is that of the tensors; without any it is the first.
   static Cut of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate);
+
+  // What the tensors need and nothing else, which leaves all the rest as it is: of tensors with one value each.
+  std::optional<Cut> needed() const;
 
   // The graph, to be run.
   Graph graph() const;

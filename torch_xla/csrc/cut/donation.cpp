@@ -44,16 +44,22 @@ void Graph::find_donations(const Cut& cut) {
         s.value.node->pinned = true;  // still a tensor's value
       }
     }
-    // A failure gives a tensor its value at the last barrier back, which it must not have lost to an older graph.
-    const bool here = cut.donate == Cut::Donate::kOverwritten && s.value.node->sequence < cut.until;
-    if (here && s.synced && !(s.synced == s.value)) {
-      const auto slot = slot_of(*s.synced.node);
-      if (slot >= 0) {
-        overwritten[slot] = true;
-        if (s.value.node->epoch == epoch && !s.value.node->leaf()) {
-          successors[slot] = output_at[base[s.value.node->slot] + s.value.index];
-        }
-      }
+    // A failure gives a tensor its value at the last barrier back, which it must not have lost to an older graph: what
+    // was written since that was cut must have a value at the cut.
+    const auto slot = s.synced ? slot_of(*s.synced.node) : -1;
+    if (slot < 0 || s.synced == s.value || cut.donate != Cut::Donate::kOverwritten) {
+      return;
+    }
+    const bool here = s.value.node->sequence < cut.until;
+    const auto value = here ? s.value : version_of(s);
+    const auto output = value && value.node->epoch == epoch && !value.node->leaf()
+                            ? output_at[base[value.node->slot] + value.index]
+                            : -1;
+    if (here || output >= 0) {
+      overwritten[slot] = true;
+      successors[slot] = output;
+    } else {
+      s.synced.node->pinned = true;
     }
   });
   for (const auto* ours : {&outputs, &forgotten_}) {

@@ -10,9 +10,11 @@
 #include "base/metric.h"
 #include "cut/reach.h"
 #include "ir/op_info.h"
+#include "loops/stream.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placeholder.h"
 #include "tensor/tensor_impl.h"
+#include "tensor/write_log.h"
 
 namespace torch_xla {
 
@@ -91,6 +93,9 @@ void Graph::attach(Vector<Result> results, bool shared) {
   {
     const RecorderLock lock;
     settle();
+    if (read_) {
+      stream_of(device).read(nodes.size());
+    }
     take_given();
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
@@ -128,9 +133,9 @@ void Graph::attach(Vector<Result> results, bool shared) {
       if (s.value.node->leaf() && s.placement == kAnywhere) {
         s.placement = s.value.node->placement;
       }
-      if (s.value.node->leaf() && !(s.synced == s.value)) {
-        old.push_back(std::move(s.synced));
-        s.synced = s.value;
+      auto latest = s.value.node->leaf() ? s.value : version_of(s);
+      if (latest && latest.node->leaf() && !(s.synced == latest)) {
+        old.push_back(std::exchange(s.synced, std::move(latest)));
       }
     });
   }
@@ -140,13 +145,43 @@ void Graph::attach(Vector<Result> results, bool shared) {
 void Graph::settle() {
   if (cut_at_ != 0) {
     last_cut[device] = cut_at_;
+    forget_writes(device, cut_at_);
+    stream_of(device).drop_ends(cut_at_);
   }
+}
+
+void Graph::find_versions(uint64_t until) {
+  std::unordered_map<uint64_t, const Write*> latest;
+  for (const auto& write : writes(device)) {
+    if (write.when > until) {
+      break;
+    }
+    latest[write.storage] = &write;
+  }
+  for (const auto& [storage, write] : latest) {
+    const auto found = std::partition_point(nodes.begin(), nodes.end(),
+                                            [&](const NodePtr& node) { return node->sequence < write->node; });
+    if (found != nodes.end() && (*found)->sequence == write->node) {
+      versions_[storage] = {static_cast<uint32_t>(found - nodes.begin()), write->index};
+    }
+  }
+}
+
+Value Graph::version_of(const Storage& storage) const {
+  const auto found = versions_.find(storage.id);
+  if (found == versions_.end()) {
+    return {};
+  }
+  Value value{nodes[found->second.node], found->second.index};
+  resolve(value);
+  return value;
 }
 
 void Graph::clear() {
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
   }
+  versions_.clear();
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();

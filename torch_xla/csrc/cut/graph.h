@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cut/arguments.h"
@@ -81,7 +82,17 @@ class Graph final : public Structure, public Arguments {
   void take_given();
   void settle();
 
-  uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
+  // Where a storage's value at the end of a cut further back is among the nodes: it was written again since.
+  struct Version {
+    uint32_t node;
+    uint32_t index;
+  };
+  void find_versions(uint64_t until);
+  Value version_of(const Storage& storage) const;
+
+  bool read_ = false;                               // it was cut for values that are read, with what else lives of it
+  uint64_t cut_at_ = 0;                             // the node sequence, where a barrier cut it
+  std::unordered_map<uint64_t, Version> versions_;  // by storage
   std::shared_ptr<const Sharing> sharing_;
   Vector<Value> forgotten_;       // what views remembered, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet

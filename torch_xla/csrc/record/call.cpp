@@ -110,6 +110,9 @@ void Call::collect() {
     attrs.mix(info.redefined);
   }
   key = info.hash;
+  sequence = node_sequence();
+  reads = {};
+  first_storage_ = stream_of(device).first_storage();
   phase = current_phase();
   const auto& numbers_of = info.recorded();
   for (size_t i = 0; i < info.kinds.size(); ++i) {
@@ -134,6 +137,10 @@ void Call::collect() {
     push(attr({}));
   }
   key.mix(attrs);
+}
+
+uint64_t Call::signature(const MetaSet& metas) const {
+  return info.hash.lo + attrs.lo * 0x9fb21c651e98df25ULL + metas.value.lo * 0xff51afd7ed558ccdULL;
 }
 
 void Call::note(const at::Tensor& t, bool aliased) {
@@ -191,6 +198,9 @@ void Call::add_input(const at::Tensor& t) {
   auto* const impl = impl_of(t);
   touch(t);
   const auto& value = impl->alias.current();
+  if (const auto id = impl->alias.storage->id; id < first_storage_) {
+    reads.add(id);
+  }
   inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
   key.mix(impl->alias.meta->layout);
   if (info.view || info.inplace_view) {

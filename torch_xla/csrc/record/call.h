@@ -8,6 +8,7 @@
 
 #include "ir/node.h"
 #include "ir/op_info.h"
+#include "loops/stream.h"
 #include "record/recompute.h"
 
 namespace torch_xla {
@@ -32,8 +33,10 @@ class Call {
   void adopt_foreign();
   // Index lists may hold host tensors, as on every device.
   void adopt_indices();
-  // Fills `args`, `inputs`, `attrs`, `key` and `phase`. Wants the lock.
+  // Fills `args`, `inputs`, `attrs`, `key`, `phase`, `sequence` and `reads`. Wants the lock.
   void collect();
+  // Equal for calls of one operator, with equal constants, on and with tensors of the same shapes and dtypes.
+  uint64_t signature(const MetaSet& metas) const;
 
   c10::ArrayRef<c10::IValue> given() const { return c10::ArrayRef<c10::IValue>(arguments, info.kinds.size()); }
 
@@ -42,8 +45,10 @@ class Call {
   c10::DeviceIndex device = -1;
   Args args;
   Inputs inputs;
-  Hash attrs;  // of the constant arguments
-  Hash key;    // of the signature: operator, constants, layouts of the inputs
+  Hash attrs;             // of the constant arguments
+  uint64_t sequence = 0;  // the node sequence before it
+  StorageRange reads;     // of the storages it reads, those that were there before the stream's window
+  Hash key;               // of the signature: operator, constants, layouts of the inputs
   Phase phase = Phase::Forward;
   std::optional<at::Generator> generator;
 
@@ -57,6 +62,7 @@ class Call {
   void add_tensor(const at::Tensor& t);
   void add(size_t i, const c10::IValue& v);
 
+  uint64_t first_storage_ = 0;
   bool foreign_ = false;  // some tensor is on another device
   bool fake_ = false;
   std::optional<c10::Device> other_;

@@ -10,6 +10,7 @@
 #include "base/user_line.h"
 #include "device/random.h"
 #include "ir/op_info.h"
+#include "loops/stream.h"
 #include "record/call.h"
 #include "record/eager_checks.h"
 #include "record/grouped.h"
@@ -209,6 +210,7 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
 // Wants the recorder's lock.
 void place(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   call.info.calls.fetch_add(1, std::memory_order_relaxed);
+  note_call(call.device, {call.signature(*metas), call.sequence, call.reads});
   if (call.info.view) {
     place_views(call, metas, outcome);
   } else {
@@ -247,6 +249,9 @@ Tensors make_fresh(const Call& call, Outcome& outcome) {
     }
     std::copy_if(fresh.begin(), fresh.end(), std::back_inserter(touched), [](const auto& t) { return t.defined(); });
     evaluate(touched);
+  }
+  if (any_due()) {
+    run_due();
   }
   return fresh;
 }

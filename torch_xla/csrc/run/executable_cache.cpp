@@ -37,6 +37,11 @@ const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t se
   return &entries_.back();
 }
 
+bool ExecutableCache::knows(const Graph& graph, uint64_t settings) const {
+  const auto found = index_.find({graph.key, settings});
+  return found != index_.end() && found->second->program->sharing->holds(graph.numbers);
+}
+
 py::object ExecutableCache::find(Graph& graph, uint64_t settings) {
   const auto* entry = look_up(graph, settings);
   if (entry == nullptr && !(graph.same_as == Hash())) {

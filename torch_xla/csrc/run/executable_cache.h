@@ -17,6 +17,8 @@ class ExecutableCache {
   // The executable of a graph, as the pipeline knows it, or None. The graph's numbers travel as it takes them from now
   // on; where it takes two as one that differ here, it is none for this graph.
   py::object find(Graph& graph, uint64_t settings);
+  // Whether it has one, without taking notice of the question.
+  bool knows(const Graph& graph, uint64_t settings) const;
   // Finds it and runs the graph; false if there is none.
   bool run(Graph& graph, uint64_t settings);
   void add(const Graph& graph, uint64_t settings, py::object executable, std::shared_ptr<Program> program);

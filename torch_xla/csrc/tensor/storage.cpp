@@ -9,6 +9,7 @@
 #include "ir/op_info.h"
 #include "tensor/placement.h"
 #include "tensor/view_path.h"
+#include "tensor/write_log.h"
 
 namespace torch_xla {
 
@@ -43,11 +44,11 @@ namespace {
 
 // Addresses that no process has, so that reading at one fails at once. Storages without bytes take one too, as their
 // id.
+std::atomic<uintptr_t> next_address{uintptr_t{1} << 56};
 uintptr_t new_address(int64_t bytes) {
-  constexpr uintptr_t kFirst = uintptr_t{1} << 56;
   constexpr uintptr_t kAlignment = 64;
-  static std::atomic<uintptr_t> next{kFirst};
-  return next.fetch_add((static_cast<uintptr_t>(bytes) / kAlignment + 1) * kAlignment, std::memory_order_relaxed);
+  return next_address.fetch_add((static_cast<uintptr_t>(bytes) / kAlignment + 1) * kAlignment,
+                                std::memory_order_relaxed);
 }
 
 c10::DataPtr data_at(uintptr_t address, int64_t bytes, c10::DeviceIndex device) {
@@ -56,6 +57,8 @@ c10::DataPtr data_at(uintptr_t address, int64_t bytes, c10::DeviceIndex device) 
 }
 
 }  // namespace
+
+uint64_t next_storage_id() { return next_address.load(std::memory_order_relaxed); }
 
 Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
     : Storage(new_address(m->bytes), std::move(v), std::move(m), d) {}
@@ -246,6 +249,7 @@ void Alias::write(Value v) {
   ++storage->generation;
   if (!path.defined()) {
     storage->value = placed(*storage, std::move(v));
+    note_write(*storage);
     return;
   }
   const auto steps = steps_of(through);
@@ -259,6 +263,7 @@ void Alias::write(Value v) {
     back = inverse(*steps[i], inputs[i], back);
   }
   storage->value = std::move(back);
+  note_write(*storage);
   if (!path->repeats) {  // a view with repeated elements must see its own write, so it replays
     path->remember(std::move(v), *storage);
   }

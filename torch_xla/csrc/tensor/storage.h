@@ -55,6 +55,8 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   bool listed_ = true;
 };
 using StoragePtr = c10::intrusive_ptr<Storage>;
+// Storages that are made from now on have this id or larger ones.
+uint64_t next_storage_id();
 
 // Calls `visit` for every living storage of a device, oldest first. The caller holds the recorder's lock.
 template <class Visit>

@@ -1,0 +1,227 @@
+"""Loops without a barrier are cut where they repeat: values as on CPU, and few more programs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import Counting
+from torch import Tensor, nn
+
+import torch_xla
+from torch_xla import _bindings, _metrics, experimental
+from torch_xla._core import auto_barrier
+
+STEPS = 12
+
+# A loop's body, which is given the step's number; a program gives that, and what to compare at the end.
+Body = Callable[[int], None]
+Program = Callable[[str], tuple[Body, Callable[[], list[Tensor]]]]
+
+
+@pytest.fixture(autouse=True)
+def fresh(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    torch_xla.sync()
+    auto_barrier.forget()
+    _bindings.follow_streams(True, first_look=100, least_piece=24)  # as for a loop of a few times as many steps
+    yield
+    experimental.auto_barrier(True)
+    torch_xla.sync()
+
+
+def run(program: Program, device: str, steps: int = STEPS, barrier: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    body, results = program(device)
+    for step in range(steps):
+        body(step)
+        if barrier:
+            torch_xla.sync()
+    found = [result.detach() for result in results()]
+    return [result.cpu() for result in found]
+
+
+def cuts() -> int:
+    return _metrics.counter("AutoBarrier") or 0
+
+
+def check(program: Program, compiles: Counting, steps: int = STEPS, more: int = 2, **tolerance: float) -> int:
+    """Compares a program without barriers with the CPU's; gives how many cuts it had."""
+    with compiles() as marked:
+        run(program, "xla", 4, barrier=True)
+    torch_xla.sync()
+    from torch_xla._core.compile import cache
+
+    cache.clear()
+    before = cuts()
+    with compiles() as found:
+        ours = run(program, "xla", steps)
+    made = cuts() - before
+    assert made > 0, "no loop was found"
+    assert found.value <= marked.value + more, f"{found.value} compiles, {marked.value} with a barrier"
+    for got, expected in zip(ours, run(program, "cpu", steps), strict=True):
+        torch.testing.assert_close(got, expected, **tolerance)
+    return made
+
+
+def network(*parts: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 16), *parts, nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def trained(optimizer: Callable[..., Any], *parts: Callable[[], nn.Module], **options: Any) -> Program:
+    def program(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+        model = network(*(part() for part in parts)).to(device)
+        chosen = optimizer(model.parameters(), **options)
+        batches = torch.randn(STEPS, 8, 6)
+
+        def body(step: int) -> None:
+            chosen.zero_grad()
+            loss = model(batches[step % STEPS].to(device)).square().mean()
+            loss.backward()
+            chosen.step()
+
+        return body, lambda: [*model.state_dict().values()]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(trained(torch.optim.SGD, lr=0.1, momentum=0.9), id="sgd"),
+        pytest.param(trained(torch.optim.AdamW, lr=0.01), id="adamw"),
+        pytest.param(trained(torch.optim.SGD, lambda: nn.BatchNorm1d(16), nn.ReLU, lr=0.1), id="batch-norm"),
+    ],
+)
+def test_training(program: Program, compiles: Counting) -> None:
+    assert check(program, compiles, rtol=1e-4, atol=1e-5) > 3
+
+
+def accumulated(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+    model = network().to(device)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = torch.randn(5, 8, 6)
+
+    def body(step: int) -> None:
+        for micro in range(3):
+            (model(batches[(step + micro) % 5].to(device)).square().mean() / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for kept, now in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(now, 0.1)
+
+    return body, lambda: [*model.parameters(), *average.parameters()]
+
+
+def test_accumulation_clipping_and_averages(compiles: Counting) -> None:
+    check(accumulated, compiles, rtol=1e-4, atol=1e-5)
+
+
+def adversaries(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+    maker, judge = nn.Linear(4, 6).to(device), network().to(device)
+    for_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+    for_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+    noise, real = torch.randn(STEPS, 8, 4), torch.randn(STEPS, 8, 6)
+
+    def body(step: int) -> None:
+        made = maker(noise[step].to(device))
+        for_judge.zero_grad()
+        (judge(real[step].to(device)).mean() - judge(made.detach()).mean()).backward()
+        for_judge.step()
+        for_maker.zero_grad()
+        judge(made).mean().backward()
+        for_maker.step()
+
+    return body, lambda: [*maker.parameters(), *judge.parameters()]
+
+
+def test_two_optimizers(compiles: Counting) -> None:
+    check(adversaries, compiles, rtol=1e-3, atol=1e-5)
+
+
+def evaluated(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+    model = network(nn.ReLU(), nn.Linear(16, 16), nn.ReLU()).to(device).eval()
+    batches, labels = torch.randn(8, 8, 6), torch.randint(0, 4, (8, 8))
+    right = torch.zeros((), device=device)
+    losses: list[Tensor] = []
+
+    def body(step: int) -> None:
+        with torch.no_grad():
+            given, wanted = model(batches[step % 8].to(device)), labels[step % 8].to(device)
+            right.add_((given.argmax(-1) == wanted).sum())
+            losses.append(nn.functional.cross_entropy(given, wanted))
+
+    return body, lambda: [right, torch.stack(losses)]
+
+
+def test_evaluation_that_keeps_a_list(compiles: Counting) -> None:
+    check(evaluated, compiles, steps=40)
+
+
+def test_sums_that_fit_no_step() -> None:
+    """A few operators a step: many of them make a piece."""
+    x = y = torch.linspace(0, 1, 4)
+    x = x.to("xla")
+    for _ in range(200):
+        x = x * 0.999 + 0.001
+        y = y * 0.999 + 0.001
+    torch.testing.assert_close(x.cpu(), y)
+
+
+def test_it_is_told_once_with_the_line(capfd: pytest.CaptureFixture[str]) -> None:
+    run(trained(torch.optim.SGD, lr=0.1), "xla", 24)
+    told = [line for line in capfd.readouterr().err.splitlines() if "a loop without a barrier" in line]
+    assert len(told) == 1 and "test_auto_barrier.py" in told[0] and "operators repeat" in told[0]
+
+
+def test_off() -> None:
+    experimental.auto_barrier(False)
+    before = cuts()
+    run(trained(torch.optim.SGD, lr=0.1), "xla", 5)
+    assert cuts() == before and not _bindings.follows_streams()
+
+
+def test_a_loop_with_barriers_is_let_be(compiles: Counting) -> None:
+    program = trained(torch.optim.SGD, lr=0.1)
+    before = cuts()
+    with compiles() as without:
+        run(program, "xla", 3, barrier=True)
+    with compiles(0):
+        run(program, "xla", 12, barrier=True)
+    assert cuts() == before and without.value <= 4
+
+
+def layers(count: int, gradients: bool) -> None:
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()) for _ in range(count))).to("xla")
+    x = torch.randn(2, 4).to("xla")
+    torch_xla.sync()
+    with torch.set_grad_enabled(gradients):
+        y = deep(x)
+    if gradients:
+        y.sum().backward()
+    torch_xla.sync()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_layers_are_no_loop(gradients: bool) -> None:
+    before = cuts()
+    layers(80, gradients)
+    assert cuts() == before
+
+
+def test_cells_with_gradients_are_no_loop() -> None:
+    cell = nn.RNNCell(4, 4).to("xla")
+    x = torch.randn(2, 4).to("xla")
+    torch_xla.sync()
+    before = cuts()
+    h = torch.zeros(2, 4).to("xla")
+    for _ in range(80):
+        h = cell(x, h)
+    h.sum().backward()
+    torch_xla.sync()
+    assert cuts() == before

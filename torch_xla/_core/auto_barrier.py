@@ -1,0 +1,108 @@
+"""Programs without barriers: where the recorder finds a loop, it is cut as if a barrier stood in its body.
+
+A piece of the loop runs when the next one is recorded: by then its local variables are gone, so that the first piece,
+those in the middle and the last have one program. What is cut follows from what was recorded and what is alive, never
+from time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from torch_xla import _bindings, _config, _metrics, _timeline
+from torch_xla._core import region
+from torch_xla._core.job import environment, pending
+from torch_xla._core.report import debug_level
+
+Run = Callable[[int, _bindings.Cut], None]
+
+_told: set[str] = set()
+
+
+def initialize() -> None:
+    """Follows what is recorded from now on, unless the environment says otherwise."""
+    _bindings.follow_streams(_config.XLA_AUTO_BARRIER.get())
+
+
+def look(device: int, run: Run) -> None:
+    """Looks for a loop in what was recorded, and cuts those pieces of it that are due.
+
+    Args:
+        device: Index of the device.
+        run: Cuts a device's graph and runs it.
+    """
+    if region.stack or not region.allowed or pending.any_on(device):
+        return
+    if not _bindings.is_looping(device):
+        with _timeline.span("look for a loop"):
+            found = _bindings.find_loop(device)
+        if found is None:
+            if _bindings.nothing_found(device):
+                _tell(
+                    "long",
+                    f"{_bindings.LONGEST_STREAM} operators were recorded without a barrier, and do not repeat: put "
+                    f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
+                )
+            return
+        if not _may_cut(*found):
+            return
+    for end in _bindings.piece_ends(device)[:-1]:
+        _cut(device, end, run)
+
+
+def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) -> None:
+    """Cuts the pieces that are complete, before a barrier or a read.
+
+    Args:
+        device: Index of the device.
+        run: Cuts a device's graph and runs it.
+        known: Whether a graph's program is in memory. The youngest piece runs only then: its variables are alive.
+    """
+    *ends, youngest = _bindings.piece_ends(device) or (None,)
+    for end in ends:
+        _cut(device, end, run)
+    if youngest is not None and known(_bindings.Cut.of_device(device, youngest)):
+        _cut(device, youngest, run)
+
+
+def _cut(device: int, end: int, run: Run) -> None:
+    try:
+        with _timeline.span("barrier", lambda: (debug_level.AUTO, _bindings.user_frame())):
+            run(device, _bindings.Cut.of_device(device, end))
+    except Exception:
+        _bindings.drop_piece_ends(device, end)  # what failed does not come again; what was interrupted does
+        raise
+    _bindings.drop_piece_ends(device, end)
+    _metrics.count("AutoBarrier")
+
+
+def _may_cut(calls: int, crossing: int, line: str | None) -> bool:
+    """Tells of a loop that was found; whether it is to be cut."""
+    where = f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators repeat"
+    if environment.seat().world > 1:
+        _bindings.follow_streams(False)
+        _tell(
+            "processes",
+            f"{where}; in a job of several processes, which must agree on where they cut, it stays whole: put "
+            "torch_xla.sync() at the end of its body",
+        )
+        return False
+    _tell(
+        f"{line}",
+        f"{where}, and each such piece becomes a graph as if torch_xla.sync() stood there; {crossing} pending values "
+        "go from one to the next. Put torch_xla.sync() at the end of its body, or switch this off with "
+        "torch_xla.experimental.auto_barrier(False)",
+    )
+    return True
+
+
+def _tell(what: str, text: str) -> None:
+    if what not in _told and _config.XLA_LOOP_REPORT.get():
+        _told.add(what)
+        print(f"torch_xla: {text}", file=sys.stderr)
+
+
+def forget() -> None:
+    """Tells everything again."""
+    _told.clear()

@@ -1,0 +1,190 @@
+#include "cut/repetition.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cut/reach.h"
+#include "loops/stream.h"
+
+namespace torch_xla {
+
+namespace {
+
+// Pieces that must have been seen, and the part of the window that they must cover: the steps between which gradients
+// are accumulated repeat too, but the optimizer's comes soon.
+constexpr double kPieces = 2.25;
+constexpr size_t kWindowPart = 2;
+// Values that a repetition may leave behind, or use up, for good: a list of losses is a loop, the saved activations of
+// a forward pass are not.
+constexpr size_t kLeftBehind = 8;
+constexpr size_t kLeftBehindPart = 10;  // of the calls, one in so many
+
+size_t piece_of(size_t period) {
+  const auto least = stream_limits().least_piece;
+  return (least + period - 1) / period * period;
+}
+
+// The smallest period with which the latest calls repeat often enough, and how many calls repeat with it.
+struct Period {
+  size_t calls = 0;
+  size_t covered = 0;
+};
+Period find_period(const std::vector<StreamCall>& calls) {
+  const size_t n = calls.size();
+  const auto at = [&](size_t i) { return calls[n - 1 - i].signature; };  // the latest first
+  std::vector<size_t> common(n, 0);  // with the stream's end, from so far back on (the Z function)
+  for (size_t i = 1, left = 0, right = 0; i < n; ++i) {
+    auto& z = common[i];
+    z = i < right ? std::min(right - i, common[i - left]) : 0;
+    while (i + z < n && at(z) == at(i + z)) {
+      ++z;
+    }
+    if (i + z > right) {
+      left = i;
+      right = i + z;
+    }
+  }
+  for (size_t p = 1; p < n / 2; ++p) {
+    const auto covered = p + common[p];
+    if (covered * kWindowPart >= n && static_cast<double>(covered) >= kPieces * static_cast<double>(piece_of(p))) {
+      return {p, covered};
+    }
+  }
+  return {};
+}
+
+// Layers repeat as steps do, but each reads weights of its own.
+bool reads_the_same(const std::vector<StreamCall>& calls, size_t period) {
+  size_t equal = 0;
+  size_t differ = 0;
+  for (size_t i = calls.size() - period; i < calls.size(); ++i) {
+    const auto& now = calls[i].reads;
+    const auto& before = calls[i - period].reads;
+    if (now.last != 0 && before.last != 0) {
+      ++(now.first == before.first || now.last == before.last ? equal : differ);
+    }
+  }
+  return differ <= equal;
+}
+
+// What is pending, seen from the calls of the window's repetition.
+class Crossing {
+ public:
+  Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts);
+  // Per call: how many values from before it are needed later.
+  const std::vector<size_t>& counts() const { return counts_; }
+  // How many values that came between two calls are still some tensor's.
+  size_t held(size_t from, size_t to) const;
+  // The line of the first node after a call.
+  Frame frame_at(size_t call) const;
+
+ private:
+  // The first call that begins after a node.
+  size_t after(const Node& node) const {
+    return static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), node.sequence) - starts_.begin());
+  }
+
+  const std::vector<uint64_t> starts_;
+  Vector<Value> roots_;
+  Vector<Node*> nodes_;
+  std::vector<size_t> counts_;
+};
+
+Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : starts_(std::move(starts)) {
+  next_epoch();
+  for_each_storage(device, [&](Storage& s) {
+    resolve(s.value);
+    if (!s.value.node->leaf()) {
+      roots_.push_back(s.value);
+    }
+  });
+  nodes_ = reach(roots_);
+  sort_by_sequence(nodes_);
+  for (uint32_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i]->slot = i;
+  }
+  const auto n = starts_.size();
+  std::vector<size_t> last(nodes_.size(), 0);  // after which calls it is used
+  for (const auto* node : nodes_) {
+    const auto reader = after(*node);
+    for (const auto& input : node->inputs) {
+      if (!input.node->leaf()) {
+        auto& use = last[input.node->slot];
+        use = std::max(use, reader);
+      }
+    }
+  }
+  for (const auto& root : roots_) {
+    root.node->output = true;
+    last[root.node->slot] = n;
+  }
+  std::vector<int64_t> change(n + 1, 0);
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const auto born = after(*nodes_[i]);
+    if (last[i] > born) {
+      ++change[born];
+      --change[last[i]];
+    }
+  }
+  int64_t now = 0;
+  for (size_t i = 0; i < n; ++i) {
+    now += change[i];
+    counts_.push_back(static_cast<size_t>(now));
+  }
+}
+
+size_t Crossing::held(size_t from, size_t to) const {
+  return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [&](const Node* node) {
+    return node->output && starts_[from] <= node->sequence && node->sequence < starts_[to];
+  }));
+}
+
+Frame Crossing::frame_at(size_t call) const {
+  const auto found = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node* node) {
+    return node->sequence >= starts_[call] && node->frame != nullptr;
+  });
+  return found != nodes_.end() ? (*found)->frame : nullptr;
+}
+
+}  // namespace
+
+std::optional<Repetition> find_repetition(c10::DeviceIndex device) {
+  const RecorderLock lock;
+  auto& stream = stream_of(device);
+  const auto& calls = stream.window();
+  const auto period = find_period(calls);
+  if (period.calls == 0 || !reads_the_same(calls, period.calls)) {
+    return {};
+  }
+  const auto first = calls.size() - period.covered;
+  const auto piece = piece_of(period.calls);
+  std::vector<uint64_t> sequences;
+  for (auto i = first; i < calls.size(); ++i) {
+    sequences.push_back(calls[i].sequence);
+  }
+  const Crossing crossing(device, std::move(sequences));
+  const auto& counts = crossing.counts();
+  // Before the first repetition there may have been nothing.
+  const auto second = counts.begin() + static_cast<long>(period.calls);
+  const auto phase = static_cast<size_t>(std::min_element(second, second + static_cast<long>(period.calls)) - second);
+  const auto later = counts[phase + piece];
+  const auto used_up = counts[phase] - std::min(counts[phase], later);
+  const auto left = std::max(crossing.held(0, piece), used_up);
+  if (left * kLeftBehindPart > piece || left * period.calls > kLeftBehind * piece) {
+    return {};
+  }
+  std::vector<size_t> starts;
+  std::vector<uint64_t> signatures;
+  for (auto i = first + phase; i < calls.size(); i += piece) {
+    starts.push_back(i);
+  }
+  for (size_t i = 0; i < piece; ++i) {
+    signatures.push_back(calls[first + phase + i].signature);
+  }
+  const Repetition found{piece, later, crossing.frame_at(phase)};
+  stream.found(Loop(std::move(signatures)), starts);
+  return found;
+}
+
+}  // namespace torch_xla

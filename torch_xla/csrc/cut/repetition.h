@@ -1,0 +1,19 @@
+// Finding a loop in what was recorded on a device since its latest barrier.
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "ir/node.h"
+
+namespace torch_xla {
+
+struct Repetition {
+  size_t calls = 0;       // of a piece
+  size_t crossing = 0;    // values that one piece gives to the next
+  Frame frame = nullptr;  // the line where a piece begins
+};
+
+// Looks at the stream's window; what it finds is followed from now on. Takes the recorder's lock.
+std::optional<Repetition> find_repetition(c10::DeviceIndex device);
+
+}  // namespace torch_xla

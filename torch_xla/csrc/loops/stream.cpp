@@ -1,0 +1,223 @@
+#include "loops/stream.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include "base/python_hooks.h"
+#include "tensor/placeholder.h"
+#include "tensor/write_log.h"
+
+namespace torch_xla {
+
+namespace {
+
+constexpr size_t kKnown = 4;         // loops that are remembered
+constexpr size_t kInnerPieces = 16;  // a barrier after fewer makes them a part of the program's own loop
+constexpr size_t kReads = 4;         // values that are read in a step without a graph of their own each
+constexpr double kNextLook = 1.25;   // of the window's length
+
+bool on = true;
+StreamLimits limits;
+thread_local c10::DeviceIndex due = -1;
+thread_local bool busy = false;
+
+}  // namespace
+
+Loop::Loop(std::vector<uint64_t> signatures) : signatures_(std::move(signatures)), fallback_(signatures_.size() + 1) {
+  for (size_t i = 1, k = 0; i < signatures_.size(); ++i) {
+    while (k > 0 && signatures_[i] != signatures_[k]) {
+      k = fallback_[k];
+    }
+    k += signatures_[i] == signatures_[k] ? 1 : 0;
+    fallback_[i + 1] = static_cast<uint32_t>(k);
+  }
+}
+
+bool Loop::follow(uint64_t signature) {
+  if (signatures_[matched_] != signature) {
+    return false;
+  }
+  matched_ = matched_ + 1 == size() ? 0 : matched_ + 1;
+  return true;
+}
+
+bool Loop::search(uint64_t signature) {
+  while (matched_ > 0 && signatures_[matched_] != signature) {
+    matched_ = fallback_[matched_];
+  }
+  matched_ += signatures_[matched_] == signature ? 1 : 0;
+  if (matched_ < size()) {
+    return false;
+  }
+  matched_ = 0;
+  return true;
+}
+
+void Stream::restart() {
+  window_.clear();
+  for (auto& loop : known_) {
+    loop.restart();
+  }
+}
+
+bool Stream::note(const StreamCall& call) {
+  if (thread_ != &due) {  // another thread: what two record has no order
+    thread_ = &due;
+    active_ = nullptr;
+    restart();
+  }
+  as_before_ = as_before_ && calls_ < step_.size() && step_[calls_] == call.signature;
+  ++calls_;
+  if (active_ != nullptr) {
+    const bool first = active_->matched() == 0;
+    if (active_->follow(call.signature)) {
+      if (first) {
+        starts_.push_back(call.sequence);
+        read_before_ = std::exchange(reads_, 0) != 0;
+      }
+      return first && starts_.size() > 1;
+    }
+    active_ = nullptr;  // the pieces so far stay: they are cut where their programs are known
+    restart();
+  }
+  if (window_.empty()) {
+    first_storage_ = next_storage_id();
+    next_look_ = std::max(limits.first_look, 2 * largest_);
+  }
+  window_.push_back(call);
+  if (search(call)) {
+    return starts_.size() > 1;
+  }
+  if (window_.size() < next_look_) {
+    return false;
+  }
+  next_look_ = static_cast<size_t>(static_cast<double>(next_look_) * kNextLook);
+  return true;
+}
+
+// Whether a loop that was found before goes on with this call.
+bool Stream::search(const StreamCall& call) {
+  for (auto& loop : known_) {
+    if (loop.search(call.signature) && loop.size() <= window_.size()) {
+      starts_.push_back(window_[window_.size() - loop.size()].sequence);
+      restart();
+      active_ = &loop;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Stream::found(Loop loop, const std::vector<size_t>& starts) {
+  for (const auto i : starts) {
+    starts_.push_back(window_[i].sequence);
+  }
+  const auto since = window_.size() - starts.back();
+  known_.push_front(std::move(loop));
+  if (known_.size() > kKnown) {
+    known_.pop_back();
+  }
+  restart();
+  active_ = &known_.front();
+  active_->set_matched(since % active_->size());
+}
+
+std::vector<uint64_t> Stream::ends() const {
+  std::vector<uint64_t> found(starts_.begin(), starts_.end());
+  if (active_ != nullptr && active_->matched() == 0 && !starts_.empty()) {  // complete, before the next has begun
+    found.push_back(node_sequence());
+  }
+  return found;
+}
+
+void Stream::drop_ends(uint64_t until) {
+  while (!starts_.empty() && starts_.front() <= until) {
+    starts_.pop_front();
+    cut_ = true;
+  }
+}
+
+void Stream::barrier() {
+  const bool inner = active_ == nullptr || calls_ < kInnerPieces * active_->size();
+  if (inner) {
+    largest_ = std::max(largest_, calls_);
+  }
+  step_.clear();
+  if (reads_ == 0 && window_.size() == calls_) {
+    std::transform(window_.begin(), window_.end(), std::back_inserter(step_),
+                   [](const StreamCall& call) { return call.signature; });
+  }
+  as_before_ = !step_.empty();
+  calls_ = reads_ = 0;
+  active_ = nullptr;
+  known_.clear();
+  starts_.clear();
+  cut_ = false;
+  restart();
+}
+
+void Stream::read(size_t nodes) {
+  ++reads_;
+  if (active_ == nullptr && 2 * nodes >= calls_) {
+    barrier();
+  }
+}
+
+bool Stream::whole_comes() {
+  const bool now_and_then = active_ != nullptr ? !read_before_ : as_before_;
+  if (!now_and_then || reads_ >= kReads) {
+    return false;
+  }
+  ++reads_;
+  return true;
+}
+
+bool Stream::nothing_found() {
+  if (window_.size() < kLongest) {
+    return false;
+  }
+  restart();
+  return true;
+}
+
+Stream& stream_of(c10::DeviceIndex device) {
+  static auto* const streams = new std::array<Stream, kMaxDevices>;
+  return (*streams)[device];
+}
+
+void note_call(c10::DeviceIndex device, const StreamCall& call) {
+  if (!on || any_placeholders() || eager()) {
+    return;
+  }
+  if (stream_of(device).note(call) && !busy) {
+    due = device;
+  }
+}
+
+bool follows_streams() { return on; }
+const StreamLimits& stream_limits() { return limits; }
+
+void follow_streams(bool follow, const StreamLimits& chosen) {
+  const RecorderLock lock;
+  on = follow;
+  limits = chosen;
+  keep_writes(follow);
+  for (c10::DeviceIndex device = 0; static_cast<size_t>(device) < kMaxDevices; ++device) {
+    stream_of(device) = {};
+  }
+}
+
+bool any_due() { return due >= 0; }
+
+void run_due() {
+  const auto device = std::exchange(due, -1);
+  struct Busy {
+    Busy() { busy = true; }
+    ~Busy() { busy = false; }
+  } const guard;
+  cut_loop(device);
+}
+
+}  // namespace torch_xla

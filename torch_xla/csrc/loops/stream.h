@@ -1,0 +1,113 @@
+// The stream of recorded calls of a device, and the loops found in it: a program without barriers is cut where its loop
+// repeats. This sees repetitions come again and counts them; `cut/repetition.h` finds them. Everything is decided from
+// what was recorded, never from time. All functions want the recorder's lock, but for the last three.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "tensor/storage.h"
+
+namespace torch_xla {
+
+// The oldest and the newest of some storages.
+struct StorageRange {
+  uint64_t first = ~uint64_t{0};
+  uint64_t last = 0;
+  void add(uint64_t id) {
+    first = id < first ? id : first;
+    last = id > last ? id : last;
+  }
+};
+
+struct StreamCall {
+  uint64_t signature;  // what is called on what kind of thing; numbers that may vary are no part of it
+  uint64_t sequence;   // the node sequence before it
+  StorageRange reads;  // of the storages that it reads, those that were there before the window
+};
+
+// The calls of a piece: one repetition, or as many as are worth a program.
+class Loop {
+ public:
+  explicit Loop(std::vector<uint64_t> signatures);
+  size_t size() const { return signatures_.size(); }
+  // How many of the latest calls are the first ones of a piece.
+  size_t matched() const { return matched_; }
+  // Takes the next call; whether it goes on as the loop does.
+  bool follow(uint64_t signature);
+  // Takes the next call of a stream that may be something else; whether a piece is complete with it.
+  bool search(uint64_t signature);
+  void restart() { matched_ = 0; }
+  void set_matched(size_t calls) { matched_ = calls; }
+
+ private:
+  std::vector<uint64_t> signatures_;
+  std::vector<uint32_t> fallback_;  // by calls that match: how many of them do so further on
+  size_t matched_ = 0;
+};
+
+class Stream {
+ public:
+  // Gives whether there is work for `run_due`.
+  bool note(const StreamCall& call);
+  // Storages with smaller ids were there before the window.
+  uint64_t first_storage() const { return first_storage_; }
+  const std::vector<StreamCall>& window() const { return window_; }
+  // A loop was found whose pieces begin at these calls of the window.
+  void found(Loop loop, const std::vector<size_t>& starts);
+  bool looping() const { return active_ != nullptr; }
+  // Where pieces end that are complete and not cut, the oldest first.
+  std::vector<uint64_t> ends() const;
+  void drop_ends(uint64_t until);
+  // Whether pieces were cut since the latest barrier: what the program reads then it reads of such a loop.
+  bool was_cut() const { return cut_; }
+  // All was computed where the program asked for it.
+  void barrier();
+  // A part was, of so many nodes, because a value was read.
+  void read(size_t nodes);
+  // Whether a value is read now and then in steps that are one graph otherwise: what is pending goes on as the step
+  // before did, in which nothing was read. Whoever asks reads one.
+  bool whole_comes();
+  // Of the window it is known that it shows no loop; whether it is so long that the program should be told.
+  bool nothing_found();
+
+  static constexpr size_t kLongest = 200'000;
+
+ private:
+  void restart();
+  bool search(const StreamCall& call);
+
+  std::vector<StreamCall> window_;
+  size_t next_look_ = 0;
+  size_t calls_ = 0;    // since the latest barrier
+  size_t largest_ = 0;  // of the graphs between barriers, in calls
+  uint64_t first_storage_ = 0;
+  const void* thread_ = nullptr;
+  std::deque<Loop> known_;  // the latest first
+  Loop* active_ = nullptr;
+  std::deque<uint64_t> starts_;  // of pieces, not cut yet
+  std::vector<uint64_t> step_;   // what the latest barrier ended, where nothing was read in it
+  bool as_before_ = false;       // the calls since it are those of `step_`
+  bool read_before_ = false;     // a value was read in the latest piece
+  size_t reads_ = 0;             // since the latest barrier, or in this piece
+  bool cut_ = false;             // pieces were cut since the latest barrier
+};
+
+Stream& stream_of(c10::DeviceIndex device);
+// Takes notice of a call that is about to be placed.
+void note_call(c10::DeviceIndex device, const StreamCall& call);
+bool follows_streams();
+
+struct StreamLimits {
+  size_t first_look = 512;   // calls before the window is looked at
+  size_t least_piece = 128;  // a program of fewer calls is not worth its start
+};
+const StreamLimits& stream_limits();
+
+void follow_streams(bool on, const StreamLimits& limits);
+// Whether the calling thread noted a call with which there is something to look at or to cut; `run_due` has it done.
+// Wants no lock, and may take the GIL.
+bool any_due();
+void run_due();
+
+}  // namespace torch_xla

@@ -1,0 +1,24 @@
+// Which value each storage was given when, since the device's latest barrier: a cut that lies further back asks what a
+// storage had there. All functions want the recorder's lock.
+#pragma once
+#include "tensor/storage.h"
+
+namespace torch_xla {
+
+struct Write {
+  uint64_t storage;  // its id
+  uint64_t when;     // the node sequence after it
+  uint64_t node;     // of the value: the sequence of its node
+  uint32_t index;    // and which result of that it is
+};
+
+// Takes notice of a write that was just done.
+void note_write(const Storage& storage);
+// Those of a device, in order.
+const Vector<Write>& writes(c10::DeviceIndex device);
+// Forgets those that were done before a node sequence.
+void forget_writes(c10::DeviceIndex device, uint64_t until);
+// Whether they are noted at all.
+void keep_writes(bool on);
+
+}  // namespace torch_xla
