@@ -5,6 +5,7 @@ With TORCH_XLA_NATIVE, a folder of compiled recorders (`torch-2.13/_C.*.so`), a 
 
 import os
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -17,6 +18,7 @@ class WithRecorders(build_py):
     """Puts the compiled recorders into the package."""
 
     def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # of another build, with its own recorder
         super().run()
         for library in Path(os.environ["TORCH_XLA_NATIVE"]).glob("torch-*/_C.*.so"):
             target = Path(self.build_lib, "torch_xla", "_native", library.parent.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,10 +19,7 @@ from examples import digits_diffusion, llm_data, text_to_image, train_llm
 Compiles = Callable[..., AbstractContextManager[Any]]
 SMALL_LLM = ["--hidden", "32", "--layers", "1", "--heads", "2", "--sequence", "32", "--batch-size", "4"]
 SMALL_LLM += ["--characters", "20000"]
-
-
-def example(name: str, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    return python(ROOT / "examples" / f"{name}.py", *map(str, arguments), devices=1, **more)
+SCHEDULERS = list(text_to_image.SCHEDULERS)
 
 
 def said(refused: pytest.ExceptionInfo[SystemExit]) -> str:
@@ -71,17 +67,16 @@ def test_a_classifier_knows_the_real_digits(digits: tuple[torch.Tensor, torch.Te
 # Training a language model --------------------------------------------------------------------------------------------
 
 
-def test_parts_of_a_step_have_the_loss_and_gradients_of_the_whole() -> None:
+def test_parts_of_a_step_have_the_losses_of_the_whole_on_the_cpu() -> None:
     options = train_llm.parse(SMALL_LLM)
     tokens = next(llm_data.batches(llm_data.encode(llm_data.documentation(20_000)), 4, 32, seed=1))
     found = []
-    for device, parts in (("cpu", 1), ("xla", 1), ("xla", 2)):
+    for device, parts in (("cpu", 1), ("xla", 2)):
         options.accumulate = parts
         trainer = train_llm.Trainer(options, device)
-        losses = [trainer.step(tokens.to(device)).cpu() for _ in range(3)]
-        found.append(torch.stack(losses))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(found[2], found[0], rtol=1e-2, atol=1e-2)
+        losses = [trainer.step(tokens.to(device)) for _ in range(3)]
+        found.append(torch.stack(losses).cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
 
 
 def test_a_run_that_is_taken_up_again_goes_on_as_one_that_was_not(tmp_path: Path) -> None:
@@ -142,7 +137,9 @@ def picture_options(*arguments: str) -> argparse.Namespace:
 @pytest.mark.slow
 @pytest.mark.host_compute("it pins the graphs of use, where a small read compiles none")
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers makes arrays so
-@pytest.mark.parametrize("scheduler", text_to_image.SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler", [name if name == "dpm" else pytest.param(name, marks=pytest.mark.sweep) for name in SCHEDULERS]
+)
 def test_pictures_agree_with_the_cpu_and_more_steps_compile_nothing(scheduler: str, compiles: Compiles) -> None:
     options = picture_options("--scheduler", scheduler)
     pipeline = text_to_image.load(options)
@@ -178,8 +175,8 @@ def test_drawing_refuses_in_one_line(arguments: list[str], reason: str) -> None:
 
 
 def test_a_refusal_is_one_line_and_an_error_status(tmp_path: Path) -> None:
-    done = example("train_llm", "--resume", "--checkpoint", tmp_path, check=False)
+    done = python(ROOT / "examples" / "train_resnet.py", "--data", tmp_path, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines() == [
-        f"train_llm: there is no checkpoint in {tmp_path}; leave --resume out to start"
+        f"train_resnet: there is no folder {tmp_path / 'train'}; give one with train/ and val/, or leave --data out"
     ]
