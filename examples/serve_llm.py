@@ -7,7 +7,7 @@ tokens per second, latencies, and how long ``generate`` takes for some of them w
 Examples::
 
     python examples/serve_llm.py --checkpoint demo-output/llm --port 8000
-    curl localhost:8000/v1/completions -d '{"prompt": "Return the", "max_tokens": 40, "temperature": 0.7}'
+    curl localhost:8000/v1/completions -H "Content-Type: application/json" -d '{"prompt": "Return the"}'
     python examples/serve_llm.py --checkpoint demo-output/llm --load-test 200
 """
 
