@@ -176,6 +176,15 @@ def test_two_sizes_and_numbers_as_inputs() -> None:
     torch.testing.assert_close(program(x, y).cpu(), Outer()(x, y))
 
 
+def test_operators_that_need_the_sizes_are_refused() -> None:
+    class Grown(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.interpolate(x, scale_factor=2.0)
+
+    with pytest.raises(NotImplementedError, match="whose lowering needs the sizes"):
+        opened(Grown(), (torch.randn(3, 1, 4, 4),), ({0: Dim("batch", min=1, max=64)},))
+
+
 def test_sizes_that_depend_on_values_are_refused() -> None:
     class Chosen(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
