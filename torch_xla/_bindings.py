@@ -34,6 +34,7 @@ is_given = _C.is_given
 is_lost = _C.is_lost
 storage_generation = _C.storage_generation
 count_aliases = _C.count_aliases
+views_among = _C.views_among
 base_of = _C.base_of
 set_storage = _C.set_storage
 resize_storage = _C.resize_storage

@@ -8,7 +8,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +35,47 @@ class Call:
     """The arguments of one call, flat.
 
     Attributes:
-        tensors: The tensors among them.
+        tensors: The tensors among them; a copy of one that is a view, whose place in its storage may be any.
         numbers: The whole and floating-point numbers.
         key: All else about them: structure, shapes, dtypes, other values.
+        own: The views, by position.
     """
 
     tensors: list[torch.Tensor]
     numbers: list[Any]
     key: Any
+    own: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for i in _bindings.views_among(self.tensors):
+            view = self.tensors[i]
+            if not view.requires_grad:
+                self.own[i] = view
+                self.tensors[i] = view.detach().clone()
+
+    def given(self, i: int) -> torch.Tensor:
+        """A tensor as it was passed."""
+        return self.own[i] if i in self.own else self.tensors[i]
+
+    def write_back(self) -> None:
+        """Copies what was written to copies.
+
+        Raises:
+            CannotReplay: Something was.
+        """
+        written = [i for i in self.own if self.tensors[i]._version > 0]
+        with torch.no_grad():
+            for i in written:
+                self.own[i].copy_(self.tensors[i])
+        if written:
+            raise CannotReplay("it writes to an argument that is a view; pass the whole tensor")
+
+    @staticmethod
+    def flat(args: tuple[Any, ...]) -> Call:
+        """Arguments of which the tensors always have the same shapes, and nothing else but numbers varies."""
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        numbers = () if len(tensors) == len(args) else tuple(x for x in args if not isinstance(x, torch.Tensor))
+        return Call(tensors, [], (len(tensors), numbers))
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -316,6 +349,7 @@ class Recorder:
         parameters: Those that earlier calls have to do with.
         optimizers: Likewise.
         latest: What the latest call did that became a graph, by its key.
+        pure: It has no effect but on its arguments, and depends on nothing else.
     """
 
     def __init__(
@@ -324,11 +358,13 @@ class Recorder:
         parameters: Parameters,
         optimizers: Sequence[weakref.ref[Optimizer]],
         latest: dict[str, Facts],
+        pure: bool = False,
     ) -> None:
         self._call = call
         self._parameters = parameters
         self._optimizers = optimizers
         self._latest = latest
+        self._pure = pure
         self._watcher = Watcher()
         self._seen: list[Facts] = []
         self._result: list[Any] = []
@@ -343,10 +379,10 @@ class Recorder:
         self._scalars = [*self._call.numbers, *settings_of(self._optimizers)[0]]
         self._arguments = [_id_of(t) for t in self._call.tensors]
         self._state = _bindings.rng_state(self.device)
-        self._random = host_randomness()
+        self._random = [] if self._pure else host_randomness()
         self._recording = _bindings.Recording(self.device)
         try:
-            with self._watcher.watching():
+            with nullcontext() if self._pure else self._watcher.watching():
                 leaves, self._spec = pytree.tree_flatten(function(*args, **kwargs))
             self._result = leaves
         finally:
@@ -354,7 +390,8 @@ class Recorder:
 
     def result(self) -> Any:
         """What the step returned."""
-        return pytree.tree_unflatten(self._result, self._spec)
+        copies = {id(self._call.tensors[i]): given for i, given in self._call.own.items()}
+        return pytree.tree_unflatten([copies.get(id(x), x) for x in self._result], self._spec)
 
     def see(self, cut: _bindings.Graph, executable: Any) -> None:
         """Takes notice of the graph that the step became and is about to run."""
@@ -396,7 +433,7 @@ class Recorder:
                 raise CannotReplay(
                     f"torch.optim.lr_scheduler.{type(scheduler).__name__} takes its step inside; take it after the call"
                 )
-        if host_randomness() != self._random:
+        if not self._pure and host_randomness() != self._random:
             raise CannotReplay("it draws random numbers on the host; draw them outside and pass them, or on the device")
         found = list(self._watcher.optimizers.values())
         facts.optimizers = [weakref.ref(optimizer) for optimizer in found]
@@ -414,7 +451,7 @@ class Recorder:
         touched = self._recording.touched
         leaves = [t for t, _ in touched if t.requires_grad and t.is_leaf]
         facts.written = [weakref.ref(t) for t, written in touched if written]
-        if self._parameters.add([*leaves, *self._of_optimizers()]):
+        if not self._pure and self._parameters.add([*leaves, *self._of_optimizers()]):
             facts.complete = False
         self._after = self._parameters.gradients()
         before = self._gradients + [0] * (len(self._after) - len(self._gradients))
@@ -446,6 +483,8 @@ class Recorder:
                 results[_id_of(x)] = results.get(_id_of(x), 0) + 1
         after = {storage: j for j, storage in enumerate(self._after) if storage}
         for storage, existed, output, source, line in self._recording.changes:
+            if not self._recording.lives(storage):
+                continue  # what kept it was over with the barrier
             if existed:
                 target = self._origin(storage, facts)
             elif storage in after:
@@ -507,7 +546,7 @@ class Recorder:
     def _take_results(self, facts: Facts) -> None:
         facts.result_spec = self._spec
         changed = {change.storage: change for change in facts.changes}
-        aliases, references = _holders(self._result)
+        aliases, references = ({}, {}) if self._pure else _holders(self._result)
         for x in self._result:
             if not isinstance(x, torch.Tensor):
                 if x is not None and not isinstance(
@@ -528,17 +567,17 @@ class Recorder:
                 raise CannotReplay(f"it returns a tensor on {x.device}, expected one on xla")
             change = changed.get(_id_of(x))
             if change is not None and change.target == ("result",):
-                held = sys.getrefcount(x) > _ALIVE + references.get(id(x), 0)
-                if held or _bindings.count_aliases(x) > aliases[_id_of(x)]:
+                held = not self._pure and sys.getrefcount(x) > _ALIVE + references[id(x)]
+                if held or _bindings.count_aliases(x) > aliases.get(_id_of(x), sys.maxsize):
                     raise CannotReplay(f"something keeps a tensor that it returns too, made at {change.line}")
                 place: Origin = ("made", _order(facts.changes, change))
-            elif x.is_leaf and x.requires_grad:
+            elif x.is_leaf and x.requires_grad and not self._pure:
                 facts.results.append(("object", id(x)))
                 facts.likes.append(x)
                 continue
             else:
                 place = change.target if change is not None else self._origin(_id_of(x), facts)
-            facts.results.append(("tensor", place, x.requires_grad, tuple(x.shape), x.stride(), x.storage_offset()))
+            facts.results.append(("tensor", place, x.requires_grad and not self._pure, tuple(x.shape), x.stride(), x.storage_offset()))
             facts.likes.append(x)
         facts.likes = [like if like is None or like.is_leaf else like.detach() for like in facts.likes]
 
@@ -546,13 +585,13 @@ class Recorder:
 def _holders(results: Sequence[Any]) -> tuple[dict[int, int], dict[int, int]]:
     """How many tensors of each storage the results keep, and which results are kept by views of them."""
     aliases: dict[int, int] = {}
-    references: dict[int, int] = {}
-    tensors = {id(x): x for x in results if isinstance(x, torch.Tensor) and x.device.type == "xla"}
-    for x in list(tensors.values()):
+    found = [x for x in results if isinstance(x, torch.Tensor) and x.device.type == "xla"]
+    tensors = {id(x): x for x in found}
+    references = {key: sum(x is tensor for x in found) - 1 for key, tensor in tensors.items()}
+    for x in found:
         base = x._base
-        if base is not None:
-            references[id(base)] = 1
-            tensors.setdefault(id(base), base)
+        if base is not None and tensors.setdefault(id(base), base) is base and id(base) in references:
+            references[id(base)] += 1
     for x in tensors.values():
         aliases[_id_of(x)] = aliases.get(_id_of(x), 0) + 1
     return aliases, references

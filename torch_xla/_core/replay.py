@@ -6,6 +6,7 @@ it relies on is looked at before each; where something is not as it was, the cal
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 import weakref
@@ -26,6 +27,7 @@ from torch_xla._core.report import debug_level, loop_report
 
 _PLANS = 16  # per step and kind of arguments
 _CALLS = 8  # whose numbers are compared
+_KINDS = 256  # of arguments, per step
 _NO_HISTORY = (
     "[replay] backward was called on a result of a step that was replayed, which has no history; compute gradients in "
     "the step"
@@ -149,7 +151,6 @@ class _Plan:
         self._varied = varied
         self._counters = facts.counters
         self._executable = facts.executable
-        self._spec = facts.result_spec
         self._drawn = facts.drawn
         self._seeds = facts.seeds
         self._varying = sorted({*rules.numbers, *facts.seeds})
@@ -226,6 +227,8 @@ class _Plan:
                 self._makes.append(("value", like, False))
             else:
                 self._makes.append((origin[0], origin[1], False))
+        self._all_made = all(kind == "made" and not differentiable for kind, _, differentiable in self._makes)
+        self._container = _container(facts.result_spec)
         held = {storage for where, _, storage in table if where == _LIVES}
         versions = [
             t
@@ -292,6 +295,8 @@ class _Plan:
             torch._foreach_add_(self._counters, 1)
         if _timeline.recorder is not None:
             _timeline.launched(device, self._replay.key, start, self._executable, token)
+        if self._all_made:
+            return (self._container(tensors),)
         made = iter(tensors)
         results = []
         for kind, value, differentiable in self._makes:
@@ -301,10 +306,17 @@ class _Plan:
                     tensor = torch._C._functions.DelayedError(_NO_HISTORY, 1)(tensor.requires_grad_())
                 results.append(tensor)
             else:
-                results.append(call.tensors[value] if kind == "argument" else value)
-        if len(results) == 1 and self._spec.is_leaf():
-            return (results[0],)
-        return (pytree.tree_unflatten(results, self._spec),)
+                results.append(call.given(value) if kind == "argument" else value)
+        return (self._container(results),)
+
+
+def _container(spec: Any) -> Callable[[list[Any]], Any]:
+    """What puts results in their places."""
+    if spec.is_leaf():
+        return operator.itemgetter(0)
+    if spec.type in (list, tuple) and all(child.is_leaf() for child in spec.children()):
+        return spec.type  # type: ignore[no-any-return]
+    return partial(pytree.tree_unflatten, treespec=spec)
 
 
 class _Calls:
@@ -334,12 +346,23 @@ class Step:
         function: The step.
         name: What it is called in messages.
         enter: Enters the region of a recorded call.
+        settle: Computes what tensors wait for, before a replay takes them; by default everything that is pending.
+        pure: The function has no effect but on its arguments, which are flat, and depends on nothing else.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, enter: Enter) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        enter: Enter,
+        settle: Callable[[Sequence[torch.Tensor]], None] | None = None,
+        pure: bool = False,
+    ) -> None:
         self._function = function
         self._name = name
         self._enter = enter
+        self._settle = settle or _settle_all
+        self._pure = pure
         self._calls: dict[Any, _Calls] = {}
         self._told: set[str] = set()
 
@@ -347,7 +370,7 @@ class Step:
         if region.stack:
             return self._function(*args, **kwargs)  # a part of what is recorded already
         try:
-            call = Call.of(args, kwargs)
+            call = Call.flat(args) if self._pure else Call.of(args, kwargs)
         except CannotReplay as reason:
             self._tell(str(reason))
             with self._enter(lambda *_: None, False):
@@ -355,6 +378,8 @@ class Step:
         key = call.key, _modes()
         calls = self._calls.get(key)
         if calls is None:
+            if len(self._calls) >= _KINDS:
+                del self._calls[next(iter(self._calls))]
             calls = self._calls[key] = _Calls()
         if calls.plans and not pipeline.inspected():
             found = self._replay(call, calls)
@@ -368,9 +393,7 @@ class Step:
                 scalars = plan.scalars(call)
                 if scalars is None:
                     continue
-                for device in range(_bindings.device_count()):
-                    if _bindings.has_pending(device):
-                        sync.sync(device, cause=debug_level.COMPILE_ENTRY)
+                self._settle(call.tensors)
                 found = plan.run(call, scalars)
                 if found is not None:
                     _metrics.count("Replay")
@@ -385,11 +408,17 @@ class Step:
             if recorder is not None:
                 recorder.see(cut, executable)
 
+        if call.own:
+            swapped = {id(given): call.tensors[i] for i, given in call.own.items()}
+            args, kwargs = pytree.tree_map(lambda x: swapped.get(id(x), x), (args, kwargs))
+        if self._pure:
+            self._settle(call.tensors)
         with self._enter(see, calls.recorded > 0):
-            recorder = Recorder(call, calls.parameters, calls.optimizers, calls.latest)
+            recorder = Recorder(call, calls.parameters, calls.optimizers, calls.latest, self._pure)
             recorder.run(self._function, args, kwargs)
         calls.recorded += 1
         try:
+            call.write_back()
             facts = recorder.facts()
             self._plan(facts, calls)
             facts.forget_values()
@@ -420,7 +449,7 @@ class Step:
         if before is None or before.key != key or not before.complete:
             return
         _compare(before, facts)
-        plan = _Plan(facts, rules, [len(ids) > 1 for ids in seen])
+        plan = _Plan(facts, rules, [self._pure or len(ids) > 1 for ids in seen])
         plan.bind(facts, calls.parameters)
         calls.plans[key] = plan
 
@@ -429,6 +458,12 @@ class Step:
         if kind not in self._told:
             self._told.add(kind)
             print(f"torch_xla: {self._name} is recorded at each call, not replayed: {reason}", file=sys.stderr)
+
+
+def _settle_all(_: Sequence[torch.Tensor]) -> None:
+    for device in range(_bindings.device_count()):
+        if _bindings.has_pending(device):
+            sync.sync(device, cause=debug_level.COMPILE_ENTRY)
 
 
 def _compare(before: Facts, facts: Facts) -> None:

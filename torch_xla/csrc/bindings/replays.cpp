@@ -95,6 +95,18 @@ size_t count_aliases(const at::Tensor& tensor) {
   return impl_of(tensor)->alias.storage.use_count() / 2;
 }
 
+// Which tensors do not show the whole of their storage as it is.
+std::vector<size_t> views_among(const std::vector<at::Tensor>& tensors) {
+  std::vector<size_t> found;
+  const RecorderLock lock;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (is_xla(tensors[i]) && impl_of(tensors[i])->alias.path.defined()) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_replays(py::module_& m) {
@@ -119,6 +131,7 @@ void bind_replays(py::module_& m) {
         return found;
       });
   m.def("count_aliases", &count_aliases);
+  m.def("views_among", &views_among);
   py::class_<Replay>(m, "Replay")
       .def(py::init(&make_replay), py::arg("program"), py::arg("recording"), py::arg("places"), py::arg("inputs"),
            py::arg("constants"), py::arg("uploads"), py::arg("writes"), py::arg("parameters"), py::arg("results"),
