@@ -160,7 +160,7 @@ def compile(
 
     enter = functools.partial(_CompileContext, bool(full_graph), label, max_different_graphs, session)
     if replay:
-        from torch_xla._core.replay import Step  # which imports JAX
+        from torch_xla._core.replay.step import Step  # which imports JAX
 
         function = Step(f, label, enter)
 

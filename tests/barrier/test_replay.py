@@ -325,6 +325,141 @@ class TestBinding:
             assert step(torch.full((3,), float(i))).tolist() == [2 * i] * 3
         assert replays() - before >= 3
 
+    def test_views_among_the_arguments(self) -> None:
+        step, before = torch_xla.compile(lambda x: x * 2, replay=True), replays()
+        whole = torch.arange(12.0).reshape(6, 2).to("xla")
+        for i in range(12):
+            assert step(whole[i % 6]).tolist() == [4.0 * (i % 6), 4.0 * (i % 6) + 2]
+        assert replays() - before >= 6
+        rows = torch_xla.compile(lambda x: x.add_(1), replay=True)
+        for i in range(6):
+            rows(whole[i])
+        assert whole.sum().item() == 66 + 12
+
+    def test_one_view_is_the_same_in_each_call(self) -> None:
+        weight = torch.arange(6.0).reshape(2, 3).to("xla")
+        step, before = torch_xla.compile(lambda w, x: w @ x, replay=True), replays()
+        for i in range(6):
+            x = torch.full((2,), float(i)).to("xla")
+            torch.testing.assert_close(step(weight.t(), x).cpu(), weight.cpu().t() @ x.cpu())
+        assert replays() - before >= 3
+
+
+class TestWithOthers:
+    def test_a_scaler_and_autocast(self) -> None:
+        from torch_xla.amp import GradScaler, syncfree
+
+        def run(replay: bool) -> tuple[list[float], float]:
+            model = network("xla")
+            optimizer = syncfree.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            scaler = GradScaler(init_scale=2.0**10, growth_interval=3)
+
+            def step(x: Tensor, y: Tensor) -> Tensor:
+                optimizer.zero_grad()
+                with torch.autocast("xla", torch.bfloat16):
+                    loss = F.mse_loss(model(x).float(), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss.detach()
+
+            call = torch_xla.compile(step, replay=replay)
+            found = []
+            for i, (x, y) in enumerate(batches("xla", 9)):
+                found.append(call(x * float("inf") if i == 6 else x, y))
+            return [x.item() for x in found[:6]], scaler.get_scale()
+
+        before = replays()
+        assert run(True) == run(False)
+        assert replays() - before == 6
+
+    def test_a_loader(self) -> None:
+        import torch_xla.distributed.parallel_loader as pl
+
+        model = network("xla")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch_xla.compile(replay=True)
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        before = replays()
+        found = [step(x, y) for x, y in pl.MpDeviceLoader(batches("cpu", 10), torch.device("xla:0"))]
+        assert [loss.item() for loss in found] == pytest.approx(train("cpu", OPTIMIZERS["SGD"], 10)[0], rel=1e-4)
+        assert replays() - before >= 5
+
+    def test_checkpointed_layers_draw_the_same_numbers_again(self) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        def run(replay: bool) -> list[float]:
+            torch.manual_seed(3)
+            layer = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5)).to("xla")
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+            def step(x: Tensor, y: Tensor) -> Tensor:
+                optimizer.zero_grad()
+                loss = F.mse_loss(checkpoint(layer, x, use_reentrant=False), y)
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            call = torch_xla.compile(step, replay=replay)
+            return [call(x, y).item() for x, y in batches("xla", 7)]
+
+        before = replays()
+        assert run(True) == run(False)
+        assert replays() - before == 4
+
+    def test_graphs_of_torch_compile(self, compiles: Counting) -> None:
+        def run(device: str) -> list[float]:
+            model = network(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            net = torch.compile(model, backend="openxla") if device == "xla" else model
+            losses = []
+            for x, y in batches(device, 8):
+                optimizer.zero_grad()
+                loss = F.mse_loss(net(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses
+
+        before = replays()
+        assert run("xla") == pytest.approx(run("cpu"), rel=1e-4)
+        assert replays() - before >= 10
+
+    def test_a_model_of_torch_compile_in_a_step(self) -> None:
+        model = network("xla")
+        net = torch.compile(model, backend="openxla")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch_xla.compile(replay=True)
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        before = replays()
+        found = [step(x, y).item() for x, y in batches("xla", 8)]
+        assert found == pytest.approx(train("cpu", OPTIMIZERS["SGD"], 8)[0], rel=1e-4)
+        assert replays() - before == 5
+
+    def test_a_profile_counts_replays(self) -> None:
+        step = torch_xla.compile(lambda x: x * 3, replay=True)
+        x = torch.ones(3).to("xla")
+        for _ in range(3):
+            step(x)
+        with torch_xla.debug.profile() as profile:
+            for _ in range(4):
+                step(x)
+        assert len(profile.report.runs) == 4
+
 
 class TestGuards:
     def test_train_and_eval(self) -> None:

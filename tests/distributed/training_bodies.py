@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_xla
+import torch_xla.debug.metrics as met
 
 STEPS, BATCH = 3, 8
 
@@ -95,6 +96,37 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size:
         whole = mean(loss)
         torch_xla.sync()
         yield whole
+
+
+def replayed(index: int) -> None:
+    """Steps that are replayed: gradients reduced by DistributedDataParallel, and one by one."""
+    rank, size = start()
+    steps = 7
+    _, losses = alone(steps)
+    for wraps in (False, True):
+        model = net().to("xla")
+        inner = DistributedDataParallel(model) if wraps else model
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+        @torch_xla.compile(replay=True)
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()  # noqa: B023
+            loss = F.cross_entropy(inner(x), y)  # noqa: B023
+            loss.backward()
+            if not wraps:  # noqa: B023
+                for p in model.parameters():  # noqa: B023
+                    dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+            optimizer.step()  # noqa: B023
+            return mean(loss)
+
+        before = met.counter_value("Replay") or 0
+        for (x, y), wanted in zip(shares(rank, size, steps), losses, strict=True):
+            whole = step(x, y)
+            if rank == 0:  # read by one alone
+                assert abs(whole.item() - wanted) < 1e-4
+        assert (met.counter_value("Replay") or 0) - before == steps - (
+            4 if wraps else 3
+        )  # DistributedDataParallel reads its order once
 
 
 def ddp(index: int) -> None:

@@ -41,8 +41,9 @@ class Region:
     max_different_graphs: int | None = None
     session: Session = field(default_factory=Session)
     closing: bool = False
-    observe: Callable[[Any, Any], None] | None = None  # sees each graph of the region that runs, with its program
-    replayed: bool = False  # what is read in it would be read once, and never again
+    # Sees the region's graph before it runs, with its program, and that a value is read before that: None.
+    observe: Callable[[Any, Any], None] | None = None
+    replayed: bool = False  # whether reading raises: a replay would not
 
 
 # A stack of the process, not of a thread: autograd runs backward functions in threads of its own.
@@ -119,10 +120,14 @@ def before_read(line: Callable[[], str | None]) -> None:
     """Called before a value goes to Python, and before a graph runs.
 
     Raises:
-        GraphLimitError: The step is recorded to be replayed.
+        GraphLimitError: The step is recorded to be replayed, and did the like before.
     """
     for region in stack:
-        if region.replayed and not region.closing:
+        if region.closing:
+            continue
+        if region.observe is not None:
+            region.observe(None, None)
+        if region.replayed:
             asked = line()
             raise GraphLimitError(
                 message(

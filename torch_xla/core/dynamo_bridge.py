@@ -27,7 +27,7 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
         xla_model: The graph.
         xla_args: Arguments of the first call; the function takes others of their shapes.
     """
-    from torch_xla._core.replay import Step  # which imports JAX
+    from torch_xla._core.replay.step import Step  # which imports JAX
 
     del xla_args
     results: list[torch.Tensor] = []

@@ -1,8 +1,10 @@
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
 #include "cut/recording.h"
+#include "ir/op_info.h"
 #include "run/replay.h"
 #include "tensor/tensor_impl.h"
+#include "tensor/view_path.h"
 
 namespace torch_xla {
 
@@ -95,14 +97,40 @@ size_t count_aliases(const at::Tensor& tensor) {
   return impl_of(tensor)->alias.storage.use_count() / 2;
 }
 
-// Which tensors do not show the whole of their storage as it is.
-std::vector<size_t> views_among(const std::vector<at::Tensor>& tensors) {
-  std::vector<size_t> found;
-  const RecorderLock lock;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (is_xla(tensors[i]) && impl_of(tensors[i])->alias.path.defined()) {
-      found.push_back(i);
+// How a view shows its storage.
+Hash shown(const ViewPath& path) {
+  Hash hash;
+  for (const auto* step : steps_of(path)) {
+    hash.mix(step->op->hash);
+    hash.mix(step->out->metas[0].layout);
+    for (const auto& arg : step->args) {
+      hash.mix(static_cast<uint64_t>(arg.kind));
+      hash_attr(hash, arg.value);
     }
+  }
+  return hash;
+}
+
+// For each tensor that is a view of its storage, or that shares one with an earlier tensor: (position, how it shows the
+// storage, position of the first of that storage).
+py::list describe_sharing(const std::vector<at::Tensor>& tensors) {
+  py::list found;
+  std::unordered_map<const Storage*, size_t> first;
+  std::vector<std::tuple<size_t, Hash, size_t>> shared;
+  {
+    const RecorderLock lock;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (is_xla(tensors[i])) {
+        const auto& alias = impl_of(tensors[i])->alias;
+        const auto place = first.emplace(alias.storage.get(), i).first->second;
+        if (alias.path.defined() || place != i) {
+          shared.emplace_back(i, shown(alias.path), place);
+        }
+      }
+    }
+  }
+  for (const auto& [i, hash, place] : shared) {
+    found.append(py::make_tuple(i, hash.hi ^ hash.lo, place));
   }
   return found;
 }
@@ -131,7 +159,7 @@ void bind_replays(py::module_& m) {
         return found;
       });
   m.def("count_aliases", &count_aliases);
-  m.def("views_among", &views_among);
+  m.def("describe_sharing", &describe_sharing);
   py::class_<Replay>(m, "Replay")
       .def(py::init(&make_replay), py::arg("program"), py::arg("recording"), py::arg("places"), py::arg("inputs"),
            py::arg("constants"), py::arg("uploads"), py::arg("writes"), py::arg("parameters"), py::arg("results"),

@@ -15,9 +15,25 @@ c10::weak_intrusive_ptr<Storage> weak(Storage& storage) {
   return c10::weak_intrusive_ptr<Storage>::reclaim(&storage);
 }
 
+// Gives every clone a buffer: a clone of a clone is one of the original, which is another tensor's.
+void settle_clones(c10::DeviceIndex device) {
+  Vector<NodePtr> leaves;
+  {
+    const RecorderLock lock;
+    for_each_storage(device, [&](Storage& s) {
+      resolve(s.value);
+      if (s.value.node->leaf()) {
+        leaves.push_back(s.value.node);
+      }
+    });
+  }
+  fetch_clones(clones_to_fetch(leaves, Vector<bool>(leaves.size(), false)));
+}
+
 }  // namespace
 
 Recording::Recording(c10::DeviceIndex d) : device(d) {
+  settle_clones(device);
   const RecorderLock lock;
   TORCH_CHECK(watching == nullptr, "[replay] got a step inside another that is recorded, expected one at a time");
   for_each_storage(device, [&](Storage& s) {

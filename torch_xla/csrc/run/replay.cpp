@@ -136,8 +136,8 @@ const char* Replay::find_places(const std::vector<at::Tensor>& arguments) {
     } else if (place.where != Where::Fresh) {
       const auto& tensor =
           place.where == Where::Argument ? arguments.at(place.index) : parameters_.at(place.index).grad();
-      if (!is_xla(tensor) || tensor.device().index() != device || impl_of(tensor)->alias.path.defined()) {
-        return "a tensor is a view, or on another device";
+      if (!is_xla(tensor) || tensor.device().index() != device) {
+        return "a tensor is on another device";
       }
       storage = impl_of(tensor)->alias.storage;
       if (lasting_.count(storage.get()) != 0 || !others.insert(storage.get()).second) {

@@ -1,243 +1,27 @@
-"""What one recorded call of a step read, wrote and returned: two calls that agree can be replayed (`replay.py`)."""
+"""What one recorded call of a step read, wrote and returned: two calls that agree can be replayed (`step.py`)."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils import _pytree as pytree
 
 from torch_xla import _bindings
 from torch_xla._core.device import transfer
+from torch_xla._core.replay.call import Call, CannotReplay
+from torch_xla._core.replay.effects import Watcher, host_randomness, schedulers_of, settings_of
 
 # Where something comes from, or goes to: a kind, and what tells it from others of its kind.
 Origin = tuple[Any, ...]
 _ALIVE = 3  # references to an element of a list that a loop looks at
-
-
-class CannotReplay(Exception):
-    """A step does something that a replay of it would not."""
-
-
-@dataclass
-class Call:
-    """The arguments of one call, flat.
-
-    Attributes:
-        tensors: The tensors among them; a copy of one that is a view, whose place in its storage may be any.
-        numbers: The whole and floating-point numbers.
-        key: All else about them: structure, shapes, dtypes, other values.
-        own: The views, by position.
-    """
-
-    tensors: list[torch.Tensor]
-    numbers: list[Any]
-    key: Any
-    own: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for i in _bindings.views_among(self.tensors):
-            view = self.tensors[i]
-            if not view.requires_grad:
-                self.own[i] = view
-                self.tensors[i] = view.detach().clone()
-
-    def given(self, i: int) -> torch.Tensor:
-        """A tensor as it was passed."""
-        return self.own[i] if i in self.own else self.tensors[i]
-
-    def write_back(self) -> None:
-        """Copies what was written to copies.
-
-        Raises:
-            CannotReplay: Something was.
-        """
-        written = [i for i in self.own if self.tensors[i]._version > 0]
-        with torch.no_grad():
-            for i in written:
-                self.own[i].copy_(self.tensors[i])
-        if written:
-            raise CannotReplay("it writes to an argument that is a view; pass the whole tensor")
-
-    @staticmethod
-    def flat(args: tuple[Any, ...]) -> Call:
-        """Arguments of which the tensors always have the same shapes, and nothing else but numbers varies."""
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        numbers = () if len(tensors) == len(args) else tuple(x for x in args if not isinstance(x, torch.Tensor))
-        return Call(tensors, [], (len(tensors), numbers))
-
-    @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Flattens arguments."""
-        leaves: Sequence[Any] = args
-        spec: Any = None
-        if kwargs or not all(isinstance(x, _FLAT) for x in args):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-        tensors: list[torch.Tensor] = []
-        numbers: list[Any] = []
-        key: list[Any] = [spec]
-        for x in leaves:
-            if isinstance(x, torch.Tensor):
-                tensors.append(x)
-                key.append((x.shape, x.dtype, x.stride(), x.requires_grad, x.device, type(x)))
-            elif type(x) in (int, float):
-                numbers.append(x)
-                key.append(type(x))
-            else:
-                key.append(x)
-        key = tuple(key)  # type: ignore[assignment]
-        try:
-            hash(key)
-        except TypeError as error:
-            raise CannotReplay(f"an argument cannot be told from others: {error}") from error
-        return Call(tensors, numbers, key)
-
-
-_FLAT = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
-
-
-def settings_of(optimizers: Sequence[weakref.ref[Optimizer]]) -> tuple[list[Any], list[Any]]:
-    """The numbers in the parameter groups of optimizers, and everything else there but the parameters."""
-    numbers: list[Any] = []
-    others: list[Any] = []
-    for reference in optimizers:
-        optimizer = reference()
-        if optimizer is None:
-            others.append(None)
-            continue
-        for group in optimizer.param_groups:
-            others.append(len(group["params"]))
-            for name, value in group.items():
-                if name == "params":
-                    continue
-                for x in value if isinstance(value, (tuple, list)) else (value,):
-                    if type(x) in (int, float):
-                        numbers.append(x)
-                    elif isinstance(x, torch.Tensor):
-                        others.append(id(x) if x.device.type == "xla" else (id(x), x.tolist()))
-                    else:
-                        others.append(x)
-    return numbers, others
-
-
-class Watcher:
-    """Notes what a step does while it is recorded: modules that are called, optimizers that take a step."""
-
-    def __init__(self) -> None:
-        self.modules: dict[int, torch.nn.Module] = {}
-        self.optimizers: dict[int, Optimizer] = {}
-        self._host_state: dict[int, list[tuple[Any, ...]]] = {}
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """A scope in which it does."""
-
-        def called(module: torch.nn.Module, _: Any) -> None:
-            self.modules.setdefault(id(module), module)
-
-        def stepped(optimizer: Optimizer, *_: Any) -> None:
-            if id(optimizer) not in self.optimizers:
-                self.optimizers[id(optimizer)] = optimizer
-                _count_on_device(optimizer)
-                self._host_state[id(optimizer)] = _host_state(optimizer)
-
-        hooks = [register_module_forward_pre_hook(called), register_optimizer_step_pre_hook(stepped)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def counters(self) -> list[torch.Tensor]:
-        """Tensors on the host in which optimizers count their steps.
-
-        Raises:
-            CannotReplay: One has changed something else there.
-        """
-        found = []
-        for key, optimizer in self.optimizers.items():
-            for (name, place, before), (_, _, after) in zip(
-                self._host_state[key], _host_state(optimizer), strict=False
-            ):
-                if before == after:
-                    continue
-                if place is None or after != before + 1:
-                    raise CannotReplay(
-                        f"torch.optim.{type(optimizer).__name__} changes '{name}' of its state on the host; use one "
-                        "that keeps it on the device, with fused=True or capturable=True"
-                    )
-                found.append(place)
-        return found
-
-
-_CAN_COUNT_ON_DEVICE = tuple(
-    getattr(torch.optim, name) for name in ("Adam", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
-)
-
-
-def _count_on_device(optimizer: Optimizer) -> None:
-    """Has an optimizer of PyTorch's count its steps on the device, where it can: else each step has other numbers."""
-    if not isinstance(optimizer, _CAN_COUNT_ON_DEVICE):
-        return
-    for group in optimizer.param_groups:
-        if group.get("capturable") is not False or group.get("fused"):
-            continue
-        if not all(p.device.type == "xla" for p in group["params"]):
-            continue
-        group["capturable"] = True
-        group["foreach"] = False  # which PyTorch refuses with it on this device
-        for p in group["params"]:
-            state = optimizer.state.get(p, {})
-            for name in ("step", "eta", "mu", "mu_product"):
-                value = state.get(name)
-                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                    state[name] = value.to(p.device)
-
-
-def _host_state(optimizer: Optimizer) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    for state in optimizer.state.values():
-        if not isinstance(state, dict):
-            continue
-        for name, value in state.items():
-            if type(value) in (int, float):
-                found.append((name, None, value))
-            elif isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1:
-                found.append((name, value, value.item()))
-    return found
-
-
-def schedulers_of(optimizers: Sequence[Optimizer]) -> list[tuple[LRScheduler, int]]:
-    """The schedulers of optimizers, with the step that each is at."""
-    if not optimizers:
-        return []
-    known = {id(optimizer) for optimizer in optimizers}
-    return [
-        (x, x.last_epoch)
-        for x in gc.get_objects()
-        if issubclass(type(x), LRScheduler) and id(getattr(x, "optimizer", None)) in known
-    ]
-
-
-def host_randomness() -> list[Any]:
-    """The states of generators on the host."""
-    found: list[Any] = [random.getstate(), torch.get_rng_state().numpy().tobytes()]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        found.append((name, keys.tobytes(), *rest))
-    return found
 
 
 @dataclass
@@ -366,6 +150,7 @@ class Recorder:
         self._latest = latest
         self._pure = pure
         self._watcher = Watcher()
+        self.reads = False
         self._seen: list[Facts] = []
         self._result: list[Any] = []
         indices = (t.device.index for t in call.tensors if t.device.type == "xla")
@@ -393,8 +178,11 @@ class Recorder:
         copies = {id(self._call.tensors[i]): given for i, given in self._call.own.items()}
         return pytree.tree_unflatten([copies.get(id(x), x) for x in self._result], self._spec)
 
-    def see(self, cut: _bindings.Graph, executable: Any) -> None:
-        """Takes notice of the graph that the step became and is about to run."""
+    def see(self, cut: _bindings.Graph | None, executable: Any) -> None:
+        """Takes notice of the graph that the step became, about to run; None where a value is read before."""
+        if cut is None:
+            self.reads = True
+            return
         self._recording.see(cut)
         facts = Facts(self._recording, cut.device, cut.key, executable, cut.leaf_frames)
         for i, storage in enumerate(self._recording.reads):
@@ -494,6 +282,8 @@ class Recorder:
             else:
                 target = ("kept",)
             if output < 0 and source == 0:
+                if target == ("kept",):
+                    continue  # a batch that a loader's thread copied meanwhile, or a constant
                 raise CannotReplay(f"a tensor that it keeps or returns, made at {line}, comes from the host")
             where = self._origin(source, facts) if output < 0 else None
             facts.changes.append(Change(storage, target, output, where, source, line))
@@ -577,7 +367,9 @@ class Recorder:
                 continue
             else:
                 place = change.target if change is not None else self._origin(_id_of(x), facts)
-            facts.results.append(("tensor", place, x.requires_grad and not self._pure, tuple(x.shape), x.stride(), x.storage_offset()))
+            facts.results.append(
+                ("tensor", place, x.requires_grad and not self._pure, tuple(x.shape), x.stride(), x.storage_offset())
+            )
             facts.likes.append(x)
         facts.likes = [like if like is None or like.is_leaf else like.detach() for like in facts.likes]
 

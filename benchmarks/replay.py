@@ -1,0 +1,139 @@
+"""What a replayed step costs: beside hand-jitted JAX, beside a recorded step, and that of `torch.compile`'s graphs.
+
+`python -m benchmarks.replay` prints figures as JSON; they are taken in turns, each a median.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import workloads
+from benchmarks.jax_steps import STEPS
+
+ROUNDS = 7
+Batches = Iterator[tuple[Tensor, ...]]
+Step = Callable[..., Tensor]
+
+
+def _mlp(model: nn.Module) -> tuple[Step, Any, None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, optimizer, None
+
+
+def _gpt2(model: nn.Module) -> tuple[Step, Any, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=workloads.GPT2_RATE)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=workloads.GPT2_STEPS)
+
+    def step(tokens: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, optimizer, scheduler
+
+
+def _batches(name: str) -> Batches:
+    if name == "mlp":
+        return cycle([(x.contiguous().to("xla"), y.contiguous().to("xla")) for x, y in workloads.mlp_batches()])
+    return cycle([(tokens.contiguous().to("xla"),) for tokens in workloads.licence_tokens(4, 128)])
+
+
+class _Loop:
+    """A training loop of a workload; `how` is "recorded", "replayed" or "dynamo"."""
+
+    def __init__(self, name: str, how: str) -> None:
+        import torch_xla
+
+        self._sync = torch_xla.sync
+        model = (workloads.mlp_model() if name == "mlp" else workloads.gpt2_model()).to("xla")
+        net = torch.compile(model, backend="openxla") if how == "dynamo" else model
+        self._step, _, self._scheduler = _mlp(net) if name == "mlp" else _gpt2(net)  # type: ignore[arg-type]
+        self._replayed = how == "replayed"
+        if self._replayed:
+            self._step = torch_xla.compile(self._step, replay=True)
+        self._batches = _batches(name)
+
+    def _turn(self) -> Tensor:
+        loss = self._step(*next(self._batches))
+        if not self._replayed:
+            self._sync()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return loss
+
+    def host(self, steps: int) -> tuple[float, float]:
+        """Wall and processor milliseconds of the host for a step, with the device idle."""
+        wall, own = [], []
+        for _ in range(steps):
+            start, own_start = perf_counter(), thread_time()
+            self._turn()
+            own.append(thread_time() - own_start)
+            wall.append(perf_counter() - start)
+            self._sync(wait=True)
+        return median(wall) * 1e3, median(own) * 1e3
+
+    def pipelined(self, steps: int) -> float:
+        """Milliseconds of one of so many steps that are not waited for."""
+        start = perf_counter()
+        for _ in range(steps):
+            loss = self._turn()
+        self._sync(wait=True)
+        assert loss.device.type == "xla"
+        return (perf_counter() - start) / steps * 1e3
+
+
+def figures(name: str, steps: int) -> dict[str, float]:
+    """Figures of one workload."""
+    import jax
+
+    import torch_xla.debug.metrics as met
+
+    loops = {how: _Loop(name, how) for how in ("recorded", "replayed", *(["dynamo"] if name == "mlp" else []))}
+    hand = STEPS[name]()
+    for loop in loops.values():
+        loop.pipelined(12)
+
+    def hand_block() -> float:
+        start = perf_counter()
+        for _ in range(steps):
+            loss = hand.step()
+        jax.block_until_ready((loss, hand.state))
+        return (perf_counter() - start) / steps * 1e3
+
+    hand_block()
+    replays = met.counter_value("Replay") or 0
+    rounds = [(*(loop.pipelined(steps) for loop in loops.values()), hand_block()) for _ in range(ROUNDS)]
+    assert (met.counter_value("Replay") or 0) - replays >= ROUNDS * steps
+    hosts = [[loop.host(max(5, steps // 4)) for loop in loops.values()] for _ in range(ROUNDS)]
+    found: dict[str, float] = {f"{name}_jax_step_ms": median(r[-1] for r in rounds)}
+    for i, how in enumerate(loops):
+        found[f"{name}_{how}_step_ms"] = median(r[i] for r in rounds)
+        found[f"{name}_{how}_jax_ratio"] = median(r[i] / r[-1] for r in rounds)
+        found[f"{name}_{how}_host_ms"] = median(h[i][0] for h in hosts)
+        found[f"{name}_{how}_host_processor_ms"] = median(h[i][1] for h in hosts)
+        found[f"{name}_{how}_host_ratio"] = median(h[i][1] / h[0][1] for h in hosts)
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({**figures("mlp", 100), **figures("gpt2", 5)}, indent=1))
