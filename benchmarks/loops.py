@@ -38,7 +38,7 @@ def recording(name: str = "mlp") -> dict[str, float]:
 
     block(True)
     ratios = [block(True) / block(False) for _ in range(ROUNDS)]
-    experimental.auto_barrier(True)
+    experimental.auto_barrier(False)
     return {f"{name}_search_ratio": median(ratios)}
 
 
@@ -46,6 +46,7 @@ def without_barrier(name: str = "mlp") -> dict[str, float]:
     """Seconds of a training loop without barriers ÷ with one in each step, once both are compiled."""
     step = workloads.build(name, torch_xla.device()).step
     torch_xla.sync(wait=True)
+    experimental.auto_barrier(True)
 
     def loop(steps: int, after: Callable[[], None]) -> float:
         start = perf_counter()
@@ -69,6 +70,7 @@ def without_barrier(name: str = "mlp") -> dict[str, float]:
         with_barrier = loop(STEPS, torch_xla.sync)
         short, long = loop(STEPS, nothing) * STEPS, loop(3 * STEPS, nothing) * 3 * STEPS
         pairs.append((long - short) / (2 * STEPS) / with_barrier)
+    experimental.auto_barrier(False)
     return {
         f"{name}_no_barrier_ratio": median(pairs),
         f"{name}_compiles_with_barrier": marked,

@@ -73,7 +73,7 @@ def short_pieces() -> Iterator[None]:
     torch_xla.sync()
     _bindings.follow_streams(True, first_look=20, least_piece=4)
     yield
-    _bindings.follow_streams(True)
+    _bindings.follow_streams(False)
     torch_xla.sync()
 
 

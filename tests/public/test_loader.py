@@ -388,9 +388,9 @@ def test_padding_reaches_what_has_the_length():
 
 
 def test_lengths_that_fit_no_bucket():
-    with pytest.raises(ValueError, match=r"\[loader\] got a batch of length 5 in dimension 1, expected at most 4, the"):
+    with pytest.raises(ValueError, match=r"\[loader\] a batch of length 5 in dimension 1, expected at most 4, the"):
         list(pl.MpDeviceLoader([torch.ones(2, 5)], "xla", pad_to=[2, 4]))
-    with pytest.raises(ValueError, match=r"\[loader\] got pad_to=\[0\], expected lengths of 1 or more"):
+    with pytest.raises(ValueError, match=r"\[loader\] pad_to=\[0\], expected lengths of 1 or more"):
         pl.MpDeviceLoader([], "xla", pad_to=[0])
     with pytest.raises(ValueError, match=r"to which pad_to is to add a mask, expected a dict"):
         pair = collections.namedtuple("pair", ("a",))

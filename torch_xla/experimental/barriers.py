@@ -6,7 +6,7 @@ from torch_xla import _bindings
 
 
 def auto_barrier(enable: bool) -> None:
-    """Switches the search for loops without barriers on or off, for the whole process; it is on at the start.
+    """Switches the search for loops without barriers on or off, for the whole process; it is off at the start.
 
     Where the operators of a program repeat and no barrier stands between the repetitions, each becomes a graph, as if
     ``torch_xla.sync()`` stood at the end of the loop's body. Nothing changes for a loop with a barrier.
