@@ -114,7 +114,7 @@ def use_spmd() -> None:
     global _spmd
     if _spmd:
         return
-    if _started and any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
+    if any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
         raise RuntimeError(
             "[spmd] SPMD mode was asked for, but there are tensors on single devices already; call "
             "torch_xla.runtime.use_spmd() before the first xla tensor"
