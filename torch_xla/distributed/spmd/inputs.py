@@ -10,7 +10,7 @@ import torch
 from torch_xla import _api, _bindings
 from torch_xla._core.device import placement, splits, transfer
 from torch_xla._errors import message
-from torch_xla.distributed.spmd.marking import checked, mark_sharding
+from torch_xla.distributed.spmd.marking import mark_sharding
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
 
 
@@ -55,11 +55,9 @@ class ShardingSpec:
             RuntimeError: The rows do not divide.
         """
         if not self.minibatch:
-            sent = t.to(device)
-            number = checked(sent, self.mesh, self.partition_spec)
-            _bindings.place(sent.detach(), number)
-            _bindings.buffer_of(sent.detach())  # now, and not when a program takes it
-            return sent
+            index, number = device.index or 0, splits.number_of(self.mesh.split(self.partition_spec))
+            buffer = transfer.upload(t.detach(), index, number)  # now, and not when a program takes it
+            return _bindings.tensor_of(buffer, list(t.shape), t.dtype, index, number)
         return _send_rows(t, self.mesh.split(self.partition_spec), device)
 
 
