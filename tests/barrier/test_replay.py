@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from probes import here
 from torch import Tensor, nn
 
 import torch_xla
@@ -530,127 +528,3 @@ class TestGuards:
         first = [step(x, y).item() for _ in range(5)]
         model.load_state_dict(start)
         assert [step(x, y).item() for _ in range(5)] == pytest.approx(first, rel=1e-6)
-
-
-class TestWhatAReplayCannotSee:
-    def check(self, step: Callable[..., Any], said: str, capsys: pytest.CaptureFixture[str], *args: Any) -> None:
-        before = replays()
-        for _ in range(5):
-            step(*args)
-        assert replays() == before
-        text = capsys.readouterr().err
-        assert text.count(f"torch_xla: {step.__name__} is recorded at each call") == 1, text
-        assert said in text, text
-
-    def test_a_value_that_is_read(self) -> None:
-        x = torch.ones(3).to("xla")
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            return x * x.sum().item()
-
-        line = here(-2).replace(" in test_a_value_that_is_read", "")
-        step(x)
-        with pytest.raises(GraphLimitError, match=r"^\[replay\] step reads a value") as raised:
-            step(x)
-        assert line in str(raised.value)
-        assert (x + 1).tolist() == [2, 2, 2]
-
-    def test_a_tensor_that_is_computed_already_is_read(self) -> None:
-        flag = torch.ones(()).to("xla")
-        step = torch_xla.compile(lambda x: x + 1 if flag else x, replay=True)
-        x = torch.ones(3).to("xla")
-        step(x)
-        with pytest.raises(GraphLimitError, match=r"^\[replay\]"):
-            step(x)
-
-    def test_a_number_that_python_counts(self, capsys: pytest.CaptureFixture[str]) -> None:
-        count = 0.5
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            nonlocal count
-            count += 1
-            return x * count
-
-        self.check(step, "argument 1 of aten.mul.Tensor", capsys, torch.ones(3).to("xla"))
-
-    def test_a_tensor_from_outside_that_is_another(self, capsys: pytest.CaptureFixture[str]) -> None:
-        source = iter([torch.ones(3).to("xla") for _ in range(9)])
-
-        @torch_xla.compile(replay=True)
-        def step() -> Tensor:
-            return next(source) * 2
-
-        self.check(step, "it reads a tensor that is another in each call", capsys)
-
-    def test_a_list_of_what_it_computes(self, capsys: pytest.CaptureFixture[str]) -> None:
-        kept = []
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            kept.append(x * 2)
-            return x + 1
-
-        self.check(step, "it keeps a tensor of each call", capsys, torch.ones(3).to("xla"))
-        assert len({t.data_ptr() for t in kept}) == 5
-
-    def test_a_result_that_is_kept_too(self, capsys: pytest.CaptureFixture[str]) -> None:
-        kept = {}
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            kept["loss"] = x * 2
-            return kept["loss"]
-
-        self.check(step, "something keeps a tensor that it returns too", capsys, torch.ones(3).to("xla"))
-
-    def test_random_numbers_of_the_host(self, capsys: pytest.CaptureFixture[str]) -> None:
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            return x * 2 if random.random() < 2 else x
-
-        self.check(step, "it draws random numbers on the host", capsys, torch.ones(3).to("xla"))
-
-    def test_a_scheduler_inside(self, capsys: pytest.CaptureFixture[str]) -> None:
-        weight = nn.Parameter(torch.ones(3).to("xla"))
-        optimizer = torch.optim.SGD([weight], lr=0.5)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> None:
-            optimizer.zero_grad()
-            (weight * x).sum().backward()
-            optimizer.step()
-            scheduler.step()
-
-        self.check(step, "StepLR takes its step inside; take it after the call", capsys, torch.ones(3).to("xla"))
-
-    def test_an_optimizer_whose_numbers_depend_on_a_count(self, capsys: pytest.CaptureFixture[str]) -> None:
-        weight = nn.Parameter(torch.ones(3).to("xla"))
-        optimizer = torch.optim.Adagrad([weight], lr=0.5, lr_decay=0.1)
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> None:
-            optimizer.zero_grad()
-            (weight * x).sum().backward()
-            optimizer.step()
-
-        self.check(step, "for no reason that can be seen", capsys, torch.ones(3).to("xla"))
-
-    def test_a_backward_pass_through_a_result(self) -> None:
-        weight = nn.Parameter(torch.ones(3).to("xla"))
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor) -> Tensor:
-            weight.grad = None
-            loss = (weight * x).sum()
-            loss.backward()
-            return loss
-
-        x, before = torch.ones(3).to("xla"), replays()
-        for _ in range(5):
-            loss = step(x)
-        assert replays() - before == 2 and loss.requires_grad and loss.item() == 3
-        with pytest.raises(RuntimeError, match=r"\[replay\] backward was called on a result"):
-            loss.backward()

@@ -31,12 +31,11 @@ class TestRuntime:
             with pytest.raises(ValueError, match=rf"\[runtime\] got device '{name}'"):
                 xr.runtime_device_attributes(name)
 
-    def test_spmd_is_refused(self):
-        assert not xr.is_spmd()
-        with pytest.raises(NotImplementedError, match=r"\[runtime\] SPMD"):
+    def test_spmd_is_refused_beside_tensors_of_single_devices(self):
+        kept = torch.ones(1, device="xla")
+        with pytest.raises(RuntimeError, match=r"\[spmd\] SPMD mode was asked for, but there are tensors"):
             xr.use_spmd()
-        with _config.XLA_USE_SPMD.override(True), pytest.warns(UserWarning, match="XLA_USE_SPMD is set"):
-            assert not xr.is_spmd()
+        assert not xr.is_spmd() and kept.is_xla
 
     def test_the_device_type_is_fixed_once_in_use(self):
         torch.ones(1, device="xla").item()
