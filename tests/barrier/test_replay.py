@@ -412,42 +412,6 @@ class TestWithOthers:
         assert run(True) == run(False)
         assert replays() - before == 4
 
-    def test_graphs_of_torch_compile(self, compiles: Counting) -> None:
-        def run(device: str) -> list[float]:
-            model = network(device)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            net = torch.compile(model, backend="openxla") if device == "xla" else model
-            losses = []
-            for x, y in batches(device, 8):
-                optimizer.zero_grad()
-                loss = F.mse_loss(net(x), y)
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-            return losses
-
-        before = replays()
-        assert run("xla") == pytest.approx(run("cpu"), rel=1e-4)
-        assert replays() - before >= 10
-
-    def test_a_model_of_torch_compile_in_a_step(self) -> None:
-        model = network("xla")
-        net = torch.compile(model, backend="openxla")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        @torch_xla.compile(replay=True)
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(net(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        before = replays()
-        found = [step(x, y).item() for x, y in batches("xla", 8)]
-        assert found == pytest.approx(train("cpu", OPTIMIZERS["SGD"], 8)[0], rel=1e-4)
-        assert replays() - before == 5
-
     def test_a_profile_counts_replays(self) -> None:
         step = torch_xla.compile(lambda x: x * 3, replay=True)
         x = torch.ones(3).to("xla")
