@@ -489,6 +489,9 @@ def finish() -> None:
     """Computes what others may still wait for, at the end of a program that did not fail."""
     if _session is not None and _session.stopped is None:
         pending.run(wait=True)
+        # Programs that were started may be in a collective, in which nobody is pending any more.
+        for device in range(_bindings.device_count() if client.client_started() else 0):
+            _bindings.wait_for_runs(device)
 
 
 def _leave_at_exit(watching: threading.Thread) -> None:
