@@ -134,3 +134,9 @@ def test_files_stay_readable(suffix: str) -> None:
         for path in (ROOT / folder).rglob(f"*{suffix}")
     }
     assert not {name: size for name, size in sizes.items() if size > LIMITS[suffix]}, "is there a second thing in them?"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    # Their folders are no packages, so a worker that is given both can import only one of them.
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
