@@ -20,9 +20,10 @@ WITHIN = 20.0  # seconds
 SCRIPT = ROOT / "tests" / "job" / "faults.py"
 
 
-def observed(folder: Path, processes: int) -> tuple[dict[str, faults.Seen], str]:
+def observed(folder: Path, processes: int, *names: str, **env: str) -> tuple[dict[str, faults.Seen], str]:
     file = folder / "seen.json"
-    done = python(SCRIPT, "--processes", str(processes), "--json", file, devices=4, timeout=280, JOB_TEST=str(folder))
+    options = ("--processes", str(processes), "--json", file)
+    done = python(SCRIPT, *names, *options, devices=4, timeout=280, JOB_TEST=str(folder), **env)
     found = json.loads(file.read_text())
     seen = {
         name: faults.Seen(
@@ -72,11 +73,44 @@ def test_all_end_and_say_why(job, name):
         assert [text for text, _ in found.ranks.values()] == [""] * processes
 
 
+def test_four_that_wait_for_each_other_answer_each_other(tmp_path):
+    """Each asks all where they are, at one time."""
+    seen, _ = observed(tmp_path, 4, "mixed")
+    assert seen["mixed"].seconds < WITHIN
+    told = seen["mixed"].told()
+    assert len(told) == 4 and all(re.search(faults.FAULTS["mixed"].told, text) for text in told), told
+
+
+SPANNING = {
+    "raises": r"rank 1 has ended \(ValueError: bad sample\) while rank 0 was in all_reduce\(sum\) of float32.*_sum$",
+    "killed": r"rank 1 has ended \(it was (killed|ended by SIGKILL)\) while rank 0 was in all_reduce\(sum\).*_sum$",
+    "never": r"rank 0 waited \d+ s in all_reduce\(sum\) of float32\[4\].* for rank 1, which is at .*never",
+    "known": r"differ in what they do together: .*all_reduce\((sum|max)\) of .*, rank \d runs all_reduce\((max|sum)\)",
+}
+
+
+@pytest.mark.parametrize("names", [list(SPANNING), pytest.param(list(faults.FAULTS), marks=pytest.mark.sweep)], ids=len)
+def test_in_programs_that_span_the_job(tmp_path, names):
+    """Where nothing can be asked of a collective: a process that is stuck in one for ever is ended, and says why."""
+    seen, output = observed(tmp_path, 2, *names, XLA_CPU_COLLECTIVES="xla")
+    for name in names:
+        told = "\n".join([seen[name].launcher, *seen[name].told()])
+        assert seen[name].seconds < WITHIN
+        assert re.search(SPANNING.get(name, faults.FAULTS[name].raised and "rank 1|bad sample|no data"), told, re.M), (
+            told
+        )
+    check_nothing_is_left(tmp_path, output)
+
+
+def check_nothing_is_left(folder: Path, output: str) -> None:
+    wait_until_gone(f"JOB_TEST={folder}")
+    for sign in ("terminate called", "Aborted", "Check failure", "frame #0", "leaked", "Segmentation"):
+        assert sign not in output
+
+
 def test_nothing_is_left(job):
     _, output, _, folder = job
-    wait_until_gone(f"JOB_TEST={folder}")
-    for sign in ("terminate called", "Aborted", "frame #0", "leaked", "Segmentation"):
-        assert sign not in output
+    check_nothing_is_left(folder, output)
     assert re.search(r"rank 0 has waited \d+ s in all_reduce.* for rank 1, which is at .*in late", output)
 
 

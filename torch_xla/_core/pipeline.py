@@ -201,9 +201,13 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
 
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
     """A program that this process has not run yet, from the disk or compiled."""
-    if session.connected() is not None:
-        agreement.prepare(graph.describe(cut))
-    return cache.load(cut) or _compile(cut, cause, name)
+    if session.connected() is None:
+        return cache.load(cut) or _compile(cut, cause, name)
+    described = graph.describe(cut)
+    agreement.prepare(described)
+    executable = cache.load(cut) or _compile(cut, cause, name)
+    agreement.announce(executable.program, described)
+    return executable
 
 
 def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from torch_xla import _bindings
 from torch_xla._core.device import client
 from torch_xla._core.graph.graph import Graph
-from torch_xla._core.job import sequence
+from torch_xla._core.job import programs, sequence
 from torch_xla._core.job.session import Session, session
 from torch_xla._errors import JobError
 from torch_xla.ops import collective, collective_call
@@ -66,6 +67,13 @@ def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> Non
             for who, what in ((group[0], said), (rank, told))
         ]
         connection.fail(f"[job] the processes differ in what they do together: {texts[0]}, {texts[1]}")
+
+
+def announce(program: _bindings.Program, graph: Graph) -> None:
+    """Has the starts of a program counted that processes run together without meeting each other."""
+    connection = session()
+    if connection is not None:
+        programs.announce(program, graph, connection.seat.rank)
 
 
 def part_of(graph: Graph) -> str:

@@ -114,12 +114,20 @@ class Processes(ProcessContext):
         except OSError:
             return None  # it did not raise
 
+    def _said(self, index: int) -> str | None:
+        """What a process told the others when it left them, where that was all that it could do."""
+        key = f"left/{self._first + index}"
+        with suppress(RuntimeError):  # the store is on another host, which is gone
+            if self.processes[index].exitcode == 1 and self._store.check([key]):
+                return self._store.get(key).decode() or None
+        return None
+
     def _why(self, index: int) -> str:
         trace = self._trace(index)
         return _how(self.processes[index].exitcode) if trace is None else trace.strip().splitlines()[-1]
 
     def _error(self, index: int) -> Exception:
-        process, trace, rank = self.processes[index], self._trace(index), self._first + index
+        process, trace, rank = self.processes[index], self._trace(index) or self._said(index), self._first + index
         if trace is None:
             code = process.exitcode
             text = f"process {rank} terminated with "

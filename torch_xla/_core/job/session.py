@@ -20,7 +20,7 @@ from typing import Any
 
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, failures
-from torch_xla._core.job import environment, pending
+from torch_xla._core.job import environment, pending, programs
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError, message
 
@@ -161,7 +161,7 @@ class Session:
         for wait, since in list(self._waits):
             return replace(wait, seconds=time.monotonic() - since)
         found = _bindings.collective_wait()
-        return Wait(tuple(found[0]), found[1], found[2], found[3]) if found else None
+        return Wait(tuple(found[0]), found[1], found[2], found[3]) if found else programs.under_way()
 
     # Stopping.
 
@@ -219,10 +219,11 @@ class Session:
                 return
             if _follows(failure):
                 self.store.set(f"followed/{self.seat.rank}", "")
+            self.store.set(f"ran/{self.seat.rank}", programs.report())
             self.store.set(f"left/{self.seat.rank}", reason)
             self.store.add("news", 1)
-            if self.seat.rank == 0 and not self.seat.served:
-                # It has the store: the others need it until they have ended too.
+            if self.seat.rank == 0 and (not self.seat.served or client.devices_of_job()):
+                # It has the store, or JAX's: the others need it until they have ended too.
                 deadline = time.monotonic() + (10 if failure is not None else 86400)
                 while time.monotonic() < deadline and not all(
                     self.has_left(rank) is not None or not self.store.check([f"taken/{rank}"]) for rank in self.everyone

@@ -22,6 +22,8 @@ class Wait:
         seconds: How long by now.
         limit: After how many seconds to give up; by default XLA_COLLECTIVE_TIMEOUT.
         place: Name of the meeting point; meetings are counted at each. "" is where collectives are.
+        started: Number of the latest meeting there that this process has begun, where it may be ahead of the one that
+            it waits for.
     """
 
     ranks: Ranks
@@ -30,6 +32,7 @@ class Wait:
     seconds: float = 0.0
     limit: float | None = None
     place: str = ""
+    started: int = 0
 
     @property
     def key(self) -> tuple[Any, ...]:

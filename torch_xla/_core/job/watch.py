@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torch_xla import _config
-from torch_xla._core.device import background
-from torch_xla._core.job import pending, sequence
+from torch_xla._core.device import background, client
+from torch_xla._core.job import pending, programs, sequence
 from torch_xla._core.job.waits import Ranks, Wait, line
+from torch_xla._errors import JobError
 
 if TYPE_CHECKING:
     from torch_xla._core.job.session import Session
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 _TICK = 0.25  # seconds
 _PUBLISHED_AFTER = 1.0  # seconds of a wait
 _ANSWERS_WITHIN = 3.0  # seconds
+_COMPARED_EVERY = 1.0  # seconds
+_LEAVES_WITHIN = 5.0  # seconds from the end of the job to that of a process that is stuck in a program with others
 
 
 def start(session: Session) -> threading.Thread:
@@ -41,6 +46,8 @@ class _Watch:
         self._told: tuple[Ranks, int] | None = None
         self._suspected: object = None
         self._pending: tuple[int | None, float] = (None, 0.0)
+        self._compared = time.monotonic()
+        self._reported = "[]"
 
     def run(self) -> None:
         while self._session.stopped is None and not self._session.over.wait(_TICK):
@@ -49,19 +56,46 @@ class _Watch:
             except RuntimeError as error:
                 if self._session.stopped is None:
                     self._session.lost(error)
-                return
+                break
+        if self._session.stopped is not None:
+            self._end_where_stuck(self._session.stopped)
+
+    def _end_where_stuck(self, reason: str) -> None:
+        """Ends this process where nothing else can, once the job has stopped.
+
+        Its main thread may be in a program that waits for others for ever. And where programs span the job, JAX aborts
+        a process soon after rank 0 has ended, whatever it does then.
+        """
+        main = threading.main_thread().ident or 0
+        state: object = None
+        since = time.monotonic()
+        while client.devices_of_job() and not self._session.over.wait(_TICK):
+            frame = sys._current_frames().get(main)
+            stuck = (frame, frame.f_lasti) if frame is not None and programs.under_way() is not None else None
+            before, state = state, "orphaned" if self._is_orphaned() else stuck
+            if state is None or state != before:
+                since = time.monotonic()
+            elif time.monotonic() - since > _LEAVES_WITHIN:
+                print("Traceback (most recent call last):", file=sys.stderr)
+                traceback.print_stack(frame)
+                print(f"{JobError.__module__}.{JobError.__name__}: {reason}", file=sys.stderr, flush=True)
+                self._session.leave(JobError(reason))
+                os._exit(1)
+
+    def _is_orphaned(self) -> bool:
+        try:
+            return self._rank != 0 and self._session.has_left(0) is not None
+        except RuntimeError:  # the store has ended with it
+            return True
 
     def _look(self) -> None:
-        news = self._store.add("news", 0)
-        if news != self._news:
-            self._news = news
-            if self._store.check(["broken"]):
-                self._session.stop(self._store.get("broken").decode())
-                return
-            self._store.set(f"at/{self._rank}", line())
+        self._answer()
+        if self._session.stopped is not None:
+            return
+        self._compare()
         wait = self._session.wait_now()
         waits = wait is not None and wait.seconds > _PUBLISHED_AFTER
-        text = json.dumps([wait.ranks, wait.what, wait.count, wait.place]) if wait is not None and waits else ""
+        text = _written(wait) if wait is not None and waits else ""
         if text != (self._published or ""):
             self._store.set(f"wait/{self._rank}", text)
             self._published = text
@@ -69,6 +103,40 @@ class _Watch:
             self._inspect(wait)
         elif wait is None:
             self._help()
+
+    def _answer(self) -> None:
+        """Says where this process is, if somebody asked, and takes note where the job has stopped."""
+        news = self._store.add("news", 0)
+        if news == self._news:
+            return
+        self._news = news
+        if self._store.check(["broken"]):
+            self._session.stop(self._store.get("broken").decode())
+        else:
+            self._report()
+            self._store.set(f"at/{self._rank}", json.dumps([news, line()]))
+
+    def _report(self) -> None:
+        """Tells what this process has started with others."""
+        report = programs.report()
+        if report != self._reported:
+            self._store.set(f"ran/{self._rank}", report)
+            self._reported = report
+
+    def _compare(self) -> None:
+        """Looks, now and then, whether others start the same programs: those do not look themselves."""
+        if time.monotonic() - self._compared < _COMPARED_EVERY:
+            return
+        self._compared = time.monotonic()
+        self._report()
+        for rank in programs.first_of_groups(self._rank):
+            found = programs.difference(self._told_by(rank), rank, self._rank)
+            if found is not None:
+                self._session.break_off(f"[job] the processes differ in what they do together: {found}")
+
+    def _told_by(self, rank: int) -> str:
+        key = f"ran/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _help(self) -> None:
         """Runs what is pending here where another process waits in it, and this one has left recording for long.
@@ -89,7 +157,7 @@ class _Watch:
         missing, seen = self._missing(wait)
         for rank in missing:
             why = self._session.has_left(rank)
-            if why is not None:
+            if why is not None and not self._has_started(rank, wait):
                 self._session.break_off(
                     f"[job] rank {rank} has ended ({why or 'its program was over'}), and rank {self._rank} waits for "
                     f"it in {wait.what}, at {self._line(self._rank)}"
@@ -97,13 +165,15 @@ class _Watch:
                 return
         blocked = self._reached(wait, seen) if missing else []
         waiting = {rank: w for rank, w in seen.items() if w is not None}
-        if missing and all(rank in waiting for rank in blocked):
+        if missing and all(rank in waiting and self._is_kept(rank, waiting[rank], wait, seen) for rank in blocked):
             if self._suspected == (wait.key, waiting):
                 self._confirm(wait, {rank: waiting[rank] for rank in blocked})
             self._suspected = wait.key, waiting
             return
         self._suspected = None
         absent = [rank for rank in missing if rank not in waiting] or missing
+        if wait.place == programs.PLACE and wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get():
+            absent = [rank for rank in absent if not self._has_started(rank, wait)]  # of whom this one does not know
         limit, option = wait.limit, "XLA_JOB_START_TIMEOUT"
         if limit is None:
             limit, option = _config.XLA_COLLECTIVE_TIMEOUT.get(), "XLA_COLLECTIVE_TIMEOUT"
@@ -125,8 +195,17 @@ class _Watch:
         text = self._store.get(key).decode() if self._store.check([key]) else ""
         if not text:
             return None
-        ranks, what, count, place = json.loads(text)
-        return Wait(tuple(ranks), what, count, place=place)
+        ranks, what, count, place, started = json.loads(text)
+        return Wait(tuple(ranks), what, count, place=place, started=started)
+
+    def _has_started(self, rank: int, wait: Wait) -> bool:
+        """Whether a process that waits for nothing has been where this one is: their programs take their time."""
+        return wait.place == programs.PLACE and programs.started_by(self._told_by(rank), wait.ranks) >= wait.count
+
+    def _is_kept(self, rank: int, whose: Wait, own: Wait, seen: dict[int, Wait | None]) -> bool:
+        """Whether somebody that a process waits for has not come; else it computes, in what all have begun."""
+        others = {r: own if r == self._rank else seen.get(r) for r in whose.ranks if r != rank}
+        return any(not _has_come(other, whose) for other in others.values())
 
     def _missing(self, wait: Wait) -> tuple[list[int], dict[int, Wait | None]]:
         """Who has not come to a meeting, and what they wait for instead."""
@@ -179,14 +258,16 @@ class _Watch:
         """Where a process is now; None if it does not answer."""
         if rank == self._rank:
             return line()
-        self._store.delete_key(f"at/{rank}")
-        self._store.add("news", 1)
+        asked = self._store.add("news", 1)
 
         def look() -> str | None:
-            if self._store.check([f"at/{rank}"]):
-                return str(self._store.get(f"at/{rank}").decode())
-            # The others have stopped then, and their watches with them.
-            return "" if self._store.check(["broken"]) else None
+            self._answer()  # all may ask all, and none would be told
+            if self._session.stopped is not None:
+                return ""  # the others have stopped too, and their watches with them
+            if not self._store.check([f"at/{rank}"]):
+                return None
+            seen, where = json.loads(self._store.get(f"at/{rank}"))
+            return str(where) if seen >= asked else None
 
         return _soon(look) or None
 
@@ -206,7 +287,11 @@ def _run_pending() -> None:
 
 def _has_come(other: Wait | None, wait: Wait) -> bool:
     same = other is not None and (other.ranks, other.place) == (wait.ranks, wait.place)
-    return same and other is not None and other.count >= wait.count
+    return same and other is not None and max(other.count, other.started) >= wait.count
+
+
+def _written(wait: Wait) -> str:
+    return json.dumps([wait.ranks, wait.what, wait.count, wait.place, wait.started])
 
 
 def _listed(ranks: Ranks) -> str:
@@ -223,18 +308,20 @@ def explain(session: Session, error: str) -> str | None:
     Returns:
         The reason, or None where it was no collective that failed.
     """
-    if "[collective]" not in error and "[job]" not in error:
+    failed = programs.take_failure()
+    if failed is None and "[collective]" not in error and "[job]" not in error:
         return None
     if session.stopped is not None:
         return session.stopped
-    text = error[error.index("[") :].splitlines()[0]
+    text = (error if failed is not None else error[error.index("[") :]).splitlines()[0]
     try:
         differing = re.search(r"is about to run (-?\d+), rank (\d+) (-?\d+)", text)
         if differing:
             text = _difference(session, int(differing[1]), int(differing[2]), int(differing[3]))
         else:
             place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
-            own = f"rank {session.seat.rank} was in {place[1] if place else 'a collective'}"
+            what = place[1] if place else failed.what if failed is not None else "a collective"
+            own = f"rank {session.seat.rank} was in {what}"
             own += f", at {line(threading.get_ident())}"
             text = _who_left(session, own) or f"[job] {own}, which failed: {text}"
     except RuntimeError as lost:
@@ -247,8 +334,12 @@ def _who_left(session: Session, own: str) -> str | None:
     def look() -> str | None:
         if session.store.check(["broken"]):
             return str(session.store.get("broken").decode())
+        own_rank = session.seat.rank
         for rank in session.everyone:
-            if rank != session.seat.rank and (why := session.has_left(rank)) is not None:
+            if rank != own_rank and (why := session.has_left(rank)) is not None:
+                told = session.store.get(f"ran/{rank}").decode() if session.store.check([f"ran/{rank}"]) else ""
+                if (found := programs.difference(told, rank, own_rank)) is not None:
+                    return f"[job] the processes differ in what they do together: {found}"
                 return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
         return None
 

@@ -9,6 +9,7 @@
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "device/device.h"
+#include "run/meetings.h"
 
 namespace torch_xla {
 
@@ -162,6 +163,7 @@ py::object execute(Arguments& arguments, Program& program) {
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
+  uint64_t meeting = 0;
   try {
     const auto numbers = program.number_buffers(arguments);
     std::vector<py::object> buffers;
@@ -179,6 +181,9 @@ py::object execute(Arguments& arguments, Program& program) {
     if (spans_mesh()) {
       check_alive(passed);
     }
+    if (program.group >= 0) {
+      meeting = meet(program.group, program.meaning);
+    }
     const py::tuple results = start(program.run(), passed);
     token = results[results.size() - 1];
     if (program.waits) {
@@ -192,7 +197,13 @@ py::object execute(Arguments& arguments, Program& program) {
     arguments.attach(std::move(given));
   } catch (...) {  // an interrupt, say
     program.renew();
+    if (meeting != 0) {
+      met(meeting, {});
+    }
     throw;
+  }
+  if (meeting != 0) {
+    met(meeting, token);
   }
   add_run(arguments.device, token);
   return token;
