@@ -131,6 +131,17 @@ def test_gather_reduce_and_broadcast() -> None:
     accelerator.wait_for_everyone()
 
 
+def test_gradients_are_reduced_when_the_loop_is_at_the_end_and_not_before() -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model, loader = accelerator.prepare(nn.Linear(1, 1), DataLoader(torch.arange(40.0).reshape(10, 4, 1), None))
+    at = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).sum())
+            at.append(accelerator.sync_gradients)
+    assert at == [False, False, False, True, False, False, False, True, False, True]
+
+
 def test_metrics_leave_out_what_fills_the_last_batch() -> None:
     accelerator = Accelerator()
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10.0)), 4))

@@ -53,6 +53,8 @@ def accelerate_loop(index: int, folder: str) -> None:
         for inputs, _ in accelerator.prepare(DataLoader(data(), batch_size=4)):
             seen.append(accelerator.gather_for_metrics(inputs).cpu())
     assert torch.equal(torch.cat(seen), data().tensors[0])
+    uneven = accelerator.prepare(DataLoader(torch.utils.data.TensorDataset(torch.arange(21)), batch_size=4))
+    assert torch.cat([accelerator.gather_for_metrics(batch).cpu() for (batch,) in uneven]).tolist() == list(range(21))
 
     accelerator.save_state(folder)
     with torch.no_grad():

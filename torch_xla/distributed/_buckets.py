@@ -164,6 +164,11 @@ class Padded:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
 
 def buckets_of(pad_to: Any) -> Buckets:
     """What `pad_to` of a loader means.

@@ -199,6 +199,15 @@ def _with_index(device: Any) -> torch.device:
     return _api.device() if found.type == "xla" and found.index is None else found
 
 
+def _tells_where_it_is(loader: Any) -> bool:
+    """Whether a loader tells the loop, as accelerate's do, that the batch that it has is the last one.
+
+    Read ahead of the loop, it would tell too early: accelerate then reduces gradients in each step, and leaves samples
+    that pad the last batch in what it gathers.
+    """
+    return hasattr(loader, "end_of_dataloader")
+
+
 class PerDeviceLoader:
     """Iterator over the batches of one device; made by `ParallelLoader.per_device_loader`."""
 
@@ -283,10 +292,15 @@ class ParallelLoader:
             device: _DeviceLane(device, loader_prefetch_size, device_prefetch_size) for device in self._devices
         }
         self._work = _Work(list(self._lanes.values()), host_to_device_transfer_threads, input_sharding)
+        self._in_step: Iterator[Any] | None = None
+        # Made here and not in a thread: a DataLoader forks its workers and draws its seed in this call.
+        batches = iter(cpu_loader)
+        if len(self._devices) == 1 and _tells_where_it_is(cpu_loader):
+            self._in_step = batches
+            return
         # A loop that ends early drops the loader; that alone must end the threads.
         weakref.finalize(self, self._work.close)
-        # Made here and not in the thread: a DataLoader forks its workers and draws its seed in this call.
-        self._work.start(iter(cpu_loader))
+        self._work.start(batches)
 
     @property
     def batches_per_execution(self) -> int:
@@ -310,6 +324,10 @@ class ParallelLoader:
 
     def next_item(self, device: torch.device) -> Any:
         """The next batch of a device, waiting for it; re-raises what failed in the background."""
+        if self._in_step is not None:
+            with _timeline.span("loader"):
+                batch = next(self._in_step, _END)
+                return batch if batch is _END else _send(batch, device, self._work.sharding)
         try:
             with _timeline.span("loader"):
                 place = self._lanes[device].places.get()
@@ -320,6 +338,8 @@ class ParallelLoader:
 
     def close(self) -> None:
         """Stops the background threads and waits for them."""
+        if self._in_step is not None:
+            self._in_step = iter(())
         self._work.close()
         self._work.join(_JOIN_SECONDS)
 
@@ -331,7 +351,8 @@ class ParallelLoader:
 class MpDeviceLoader:
     """Wraps a loader so that its batches arrive on a device, with a barrier per batch.
 
-    Each ``iter()`` starts background threads of its own; they end with the loop, also when it is left early. What the
+    Each ``iter()`` starts background threads of its own; they end with the loop, also when it is left early. A loader
+    that tells the loop where it is, as accelerate's do, is read batch by batch while the device runs the step before. What the
     wrapped loader has besides (``batch_size``, ``sampler``, …) is found on this object too.
 
     Args:
