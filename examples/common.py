@@ -31,6 +31,11 @@ def wait(device: torch.device | str) -> None:
         torch_xla.sync(wait=True)
 
 
+def graphs(count: int) -> str:
+    """So many graphs, in words."""
+    return f"{count} graph{'' if count == 1 else 's'}"
+
+
 def seconds_per_step(step: Callable[[], object], device: torch.device | str, seconds: float = 3.0) -> float:
     """Time of a step where steps follow each other, after two that warm up.
 
@@ -44,9 +49,10 @@ def seconds_per_step(step: Callable[[], object], device: torch.device | str, sec
     def timed(count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
-            step()
+            result = step()
             if on_xla:
                 torch_xla.sync()
+            del result  # only now: what nobody has any more is not computed
         wait(device)
         return time.perf_counter() - began
 

@@ -202,7 +202,7 @@ def compare(options: argparse.Namespace) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=80)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--width", type=int, default=32, help="channels of the network, a multiple of 8")
     parser.add_argument("--sampling-steps", type=int, default=25)
@@ -247,10 +247,12 @@ def main() -> int:
         times.append(time.perf_counter() - began)
     draw_grid(drawn, options.output)
     print(
-        f"trained {common.parameters_of(trainer.model):,} parameters for {options.epochs} epochs in {trained:.1f} s, "
+        f"trained {common.parameters_of(trainer.model):,} parameters for {options.epochs} epochs in {trained:.1f} s: "
+        f"loss {loss:.4f}, {common.graphs(graphs)} compiled"
     )
-    print(f"  loss {loss:.4f}, {graphs} graphs compiled")
-    print(f"drew {len(digits)} digits in {times[0]:.1f} s, {common.compiles() - graphs} graphs compiled; ", end="")
+    print(
+        f"drew {len(digits)} digits in {times[0]:.1f} s, {common.graphs(common.compiles() - graphs)} compiled; ", end=""
+    )
     print(f"again in {times[1]:.2f} s")
     print(f"recognised as what was asked: {recognised(drawn, digits):.3f}")
     print(f"grid: {options.output}")

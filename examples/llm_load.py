@@ -84,7 +84,8 @@ def run(server: Any, served: Any, engine: Any, options: argparse.Namespace) -> N
     count = sum(tokens for _, tokens, _ in replies)
     print(
         f"{len(replies)} requests, {options.clients} at a time: {count} tokens in {seconds:.1f} s, "
-        f"{count / seconds:.0f} tokens/s, {engine.steps - steps} steps, {common.compiles() - graphs} graphs compiled"
+        f"{count / seconds:.0f} tokens/s, {engine.steps - steps} steps, "
+        f"{common.graphs(common.compiles() - graphs)} compiled"
     )
     print(f"latency of a request: {percentiles([latency for latency, _, _ in replies])}")
     compare(served, asked, [text for _, _, text in replies])

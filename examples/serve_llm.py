@@ -172,7 +172,7 @@ def main() -> int:
     engine.warm_up()
     print(
         f"{served.name}: {common.parameters_of(model):,} parameters on {torch_xla.device()}, "
-        f"{common.compiles()} graphs for buckets {engine.buckets} and {engine.slots} slots, "
+        f"{common.graphs(common.compiles())} for buckets {engine.buckets} and {engine.slots} slots, "
         f"ready after {time.perf_counter() - began:.1f} s"
     )
     engine.start()

@@ -145,7 +145,7 @@ def run(index: int, options: argparse.Namespace) -> None:
         seconds = (time.perf_counter() - began) / len(own)
         print(
             f"round {round_ + 1} on device {rank}: {len(own)} of {options.size}x{options.size}, {len(steps)} steps, "
-            f"{seconds:.2f} s a picture, {common.compiles() - graphs} graphs compiled; the last is {path}",
+            f"{seconds:.2f} s a picture, {common.graphs(common.compiles() - graphs)} compiled; the last is {path}",
             flush=True,
         )
 

@@ -194,7 +194,9 @@ def train(index: int, options: argparse.Namespace) -> list[float]:
     rate = (options.steps - warm) * options.batch_size * options.sequence / max(1e-9, time.perf_counter() - began)
     graphs = common.compiles() - graphs
     share = rate * work / (peak_flops(device, options.bf16) * world)
-    xm.master_print(f"{rate:,.0f} tokens/s, {share:.0%} of what large products reach here; {graphs} graphs compiled")
+    xm.master_print(
+        f"{rate:,.0f} tokens/s, {share:.0%} of what large products reach here; {common.graphs(graphs)} compiled"
+    )
     if read and xr.global_ordinal() == 0:
         common.draw_curve(read, range(first + 1, first + 1 + len(read)), "Llama on docstrings", options.plot)
         print(f"loss {sum(read[-20:]) / len(read[-20:]):.3f}, curve: {options.plot}")

@@ -172,7 +172,7 @@ def train(index: int, options: argparse.Namespace) -> float:
         xm.master_print(f"epoch {epoch + 1}: test accuracy {accuracy:.3f}")
     xm.master_print(
         f"ResNet-{options.depth}, {common.parameters_of(model):,} parameters, {number} steps and "
-        f"{options.epochs} tests in {time.perf_counter() - began:.0f} s, {common.compiles()} graphs compiled, "
+        f"{options.epochs} tests in {time.perf_counter() - began:.0f} s, {common.graphs(common.compiles())} compiled, "
         f"accuracy {accuracy:.3f}"
     )
     return accuracy

@@ -180,3 +180,7 @@ def test_a_refusal_is_one_line_and_an_error_status(tmp_path: Path) -> None:
     assert done.stderr.strip().splitlines() == [
         f"train_resnet: there is no folder {tmp_path / 'train'}; give one with train/ and val/, or leave --data out"
     ]
+
+
+def test_the_peak_is_that_of_a_device_that_computes() -> None:
+    assert 0 < train_llm.peak_flops(torch_xla.device(), bf16=False) < 1e14  # 100 TFLOP/s of float32

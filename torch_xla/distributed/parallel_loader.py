@@ -352,8 +352,8 @@ class MpDeviceLoader:
     """Wraps a loader so that its batches arrive on a device, with a barrier per batch.
 
     Each ``iter()`` starts background threads of its own; they end with the loop, also when it is left early. A loader
-    that tells the loop where it is, as accelerate's do, is read batch by batch while the device runs the step before. What the
-    wrapped loader has besides (``batch_size``, ``sampler``, …) is found on this object too.
+    that tells the loop where it is, as accelerate's do, is read batch by batch, while the device runs the step before.
+    What the wrapped loader has besides (``batch_size``, ``sampler``, …) is found on this object too.
 
     Args:
         loader: A `torch.utils.data.DataLoader`, or anything that yields nested containers of CPU tensors.
