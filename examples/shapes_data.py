@@ -1,4 +1,4 @@
-"""Generated pictures of ten kinds of patterns, each at a place, of a size and in colours of its own."""
+"""Generated pictures of ten kinds of patterns, each at a place, of a size and in colours of its own, light on dark."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Shapes(Dataset[tuple[Tensor, int]]):
             raise IndexError(index)
         random = np.random.default_rng((self.seed, index))
         kind = index % len(KINDS)
-        reach = random.uniform(0.2, 0.4)
-        middle = random.uniform(-0.5, 0.5, 2)
+        reach = random.uniform(0.4, 0.6)
+        middle = random.uniform(-0.3, 0.3, 2)
         grid = np.linspace(-1, 1, self.size)
         mask = list(KINDS.values())[kind]((grid[None, :] - middle[0]) / reach, (grid[:, None] - middle[1]) / reach)
-        front, back = random.uniform(-1, 1, (2, 3, 1, 1))
+        front, back = random.uniform(0.2, 1, (3, 1, 1)), -random.uniform(0.2, 1, (3, 1, 1))
         picture = np.where(mask[None], front, back) + random.normal(0, 0.1, (3, self.size, self.size))
         return torch.from_numpy(picture.astype(np.float32)), kind

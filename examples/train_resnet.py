@@ -48,7 +48,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=2000, help="generated pictures of an epoch; a fifth to test with")
     parser.add_argument("--batch-size", type=int, default=32, help="of each device")
-    parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=1, help="processes that make or read pictures")
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
