@@ -74,7 +74,6 @@ class Recording:
     """What a step that is recorded reads and leaves behind, told by the ids of storages; begins when it is made.
 
     Attributes:
-        key: Of the graph that the step became.
         reads: Per leaf the storage whose value before the step it was, or 0.
         copied: Per leaf the upload that made it, or -1.
         gone: Storages that existed before the step and do not any more.

@@ -142,7 +142,6 @@ void bind_replays(py::module_& m) {
       .def(py::init([](int device) { return std::make_unique<Recording>(static_cast<c10::DeviceIndex>(device)); }))
       .def("stop", &Recording::stop)
       .def("see", &Recording::see)
-      .def_property_readonly("key", [](const Recording& r) { return hex(r.key); })
       .def_property_readonly("reads", [](const Recording& r) { return py::cast(r.reads); })
       .def_property_readonly("copied", [](const Recording& r) { return py::cast(r.copied); })
       .def_property_readonly("gone", [](const Recording& r) { return py::cast(r.gone); })

@@ -63,7 +63,7 @@ uint64_t Recording::storage_of(const Node& leaf) const {
 
 void Recording::see(const Graph& graph) {
   const RecorderLock lock;
-  key = graph.key;
+  whole_key = graph.whole_key;
   reads.clear();
   copied.clear();
   numbers.clear();

@@ -49,7 +49,7 @@ class Recording {
   std::vector<std::pair<at::Tensor, bool>> touched() const;
 
   const c10::DeviceIndex device;
-  Hash key;
+  Hash whole_key;               // the same wherever its buffers are, which differs between a loop's first steps
   std::vector<uint64_t> reads;  // per leaf: the storage whose value before the step it was, or 0
   std::vector<int32_t> copied;  // per leaf: the upload that made it, or -1
   std::vector<Number> numbers;

@@ -51,7 +51,7 @@ Replay::Replay(std::shared_ptr<Program> program, const Recording& recording, Pla
     numbers.push_back(number.slot);
   }
   TORCH_CHECK(plan_.inputs.size() == program_->inputs.size() && numbers.size() == program_->numbers.size() &&
-                  recording.key == program_->key,
+                  recording.whole_key == program_->whole_key,
               "[replay] got a recording of another program than is to be run; please report this");
   place_of_output_.assign(program_->outputs.size(), -1);
   written_.assign(plan_.places.size(), false);
