@@ -9,16 +9,44 @@ from pathlib import Path
 
 import pytest
 import torch
+import two_hosts
+
+from torch_xla._core.job import launcher
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("mesh_*.py")))
+NAMES = sorted(path.stem for path in HERE.glob("mesh_*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_over_eight_devices(name: str) -> None:
+    run(name, "not sweep", 300)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", [name for name in NAMES if "pytest.mark.sweep" in (HERE / f"{name}.py").read_text()])
+def test_long_tables_over_eight_devices(name: str) -> None:
+    run(name, "sweep", 3000)
+
+
+def run(name: str, marks: str, seconds: int) -> None:
     environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"{name}.py"]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
+    command.append(f"{name}.py")
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_two_processes_with_four_devices_each() -> None:
+    launcher.run(two_hosts.train, (two_hosts.reference(),), 2)
+
+
+@pytest.mark.parametrize("how", ["values", "numbers", "operators"])
+def test_processes_that_differ(how: str) -> None:
+    launcher.run(two_hosts.differ, (how,), 2)
 
 
 def test_after_the_first_tensor_it_is_too_late() -> None:

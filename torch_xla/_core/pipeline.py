@@ -11,7 +11,7 @@ from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import client, failures, memory, splits, transfer
 from torch_xla._core.graph import graph, graph_text, verify
-from torch_xla._core.job import agreement, session
+from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation, split_check
@@ -187,11 +187,14 @@ def inspected() -> bool:
 def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     with _timeline.span("look up"):
         executable = cache.find(cut)
+    new = executable is None
     if executable is None:
         numbers.compare(cut)
         executable = cache.find(cut) or _first_use(cut, cause, name)
     if cut.has_fills:
         provide_fills(cut, executable.program.input_places)
+    if new and client.spmd():
+        same_program.compare(cut)
     memory.before_run(executable, cut, name)
     debug_level.before_run(cut, cause, name)
     split_check.before_run(cut)
