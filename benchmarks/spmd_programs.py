@@ -1,20 +1,24 @@
 """What XLA makes of split training steps on a TPU, compiled for a v5e of eight chips without one.
 
 `python -m benchmarks.spmd_programs` needs the package ``libtpu``: it prints the collectives of a step by kind, with
-their bytes, and the memory of a device.
+their bytes, and the memory of a device. XLA takes some minutes for each program; arguments take some of them.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-LAYERS, WIDTH, HEADS, BATCH, LENGTH, VOCABULARY = 8, 512, 8, 16, 256, 4096
+LAYERS, WIDTH, HEADS, BATCH, LENGTH, VOCABULARY = 2, 256, 4, 16, 128, 1024
+KINDS = ("fsdp", "fsdp-tensor")
+_COLLECTIVES = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 
 
@@ -55,8 +59,8 @@ class Llama(torch.nn.Module):
         return torch.nn.functional.linear(self.norm(x), self.embed.weight)
 
 
-def record(kind: str) -> None:
-    """Records a training step, which stays pending."""
+def record(kind: str) -> list[Any]:
+    """Records a training step, which stays pending as long as somebody has what it computes."""
     import functools
 
     import torch_xla.distributed.spmd as xs
@@ -83,6 +87,7 @@ def record(kind: str) -> None:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()
     optimizer.zero_grad()
+    return [model, optimizer, logits]
 
 
 def compiled() -> Any:
@@ -106,36 +111,49 @@ def compiled() -> Any:
 
 
 def collectives(text: str) -> dict[str, tuple[int, float]]:
-    """Number and MiB of the collectives of a program, by kind."""
+    """Number and MiB of the collectives of a program, by kind.
+
+    A collective in several steps, between which XLA computes, is told by its chain and counted once; one whose result
+    is cut at once into what each device keeps is a reduce-scatter.
+    """
     found: dict[str, list[float]] = defaultdict(list)
-    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
-        sizes = [
-            BYTES.get(dtype, 4) * int(np.prod([int(n) for n in dims.split(",") if n]))
-            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-        ]
-        found[kind].append(max(sizes, default=0) / 2**20)
+    chains: set[str] = set()
+    inside = ""
+    for line in text.splitlines():
+        if line.endswith("{"):
+            inside = line.split(" ", 1)[0]
+        match = re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line)
+        chain = re.search(r'chain_id="(\d+)"', line)
+        if match is None or (chain is not None and chain[1] in chains):
+            continue
+        if chain is not None:
+            chains.add(chain[1])
+        kind = "reduce-scatter" if inside.startswith("%all-reduce-scatter") else match[2]
+        sizes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
+        elements = [BYTES.get(dtype, 4) * int(np.prod([int(n) for n in dims.split(",") if n])) for dtype, dims in sizes]
+        found[kind].append(sum(elements) / 2**20)
     return {kind: (len(sizes), sum(sizes)) for kind, sizes in sorted(found.items())}
 
 
-def main() -> None:
-    """Prints the tables."""
+def main(kinds: Sequence[str]) -> None:
+    """Prints a table for each."""
     import torch_xla
     import torch_xla.runtime as xr
 
     xr.use_spmd()
-    for kind in ("fsdp", "fsdp × tensor"):
+    for kind in kinds:
         torch.manual_seed(0)
-        record(kind)
+        held = record(kind)
         program = compiled()
         memory = program.memory_analysis()
-        print(kind)
+        matrices = sum(p.numel() * p.element_size() for p in held[0].parameters()) / 2**20
+        print(f"{kind}: parameters of {matrices:.1f} MiB")
         for name, (count, size) in collectives(program.as_text()).items():
             print(f"  {name:<20} {count:>5} {size:>9.1f} MiB")
         peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-        print(f"  memory of a device   {peak / 2**20:>15.1f} MiB")
+        print(f"  memory of a device   {peak / 2**20:>15.1f} MiB", flush=True)
         torch_xla.sync()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or KINDS)

@@ -121,6 +121,7 @@ def test_checkpointing(compiles):
     with compiles(1):  # both kinds become the same graph
         for function, reentrant in ((torch.utils.checkpoint.checkpoint, False), (checkpoint, True)):
             split.zero_grad()
+            own.grad = None
             y = own
             for block in split:
                 y = function(block, y, use_reentrant=reentrant)
