@@ -33,6 +33,7 @@ class _Barrier:
         reading: Its values go to the host next, so a very small graph is computed there.
         name: What its graph is called, in a region.
         weighed: Whether it was asked what to run instead.
+        divided: Whether the small parts of its graph are computed on the host, and the rest apart from them.
         failures: What to raise once all that can run has been started.
     """
 
@@ -41,6 +42,7 @@ class _Barrier:
     reading: bool
     name: str | None = None
     weighed: bool = False
+    divided: bool = False
     failures: list[Exception] = field(default_factory=list)
 
 
@@ -103,6 +105,14 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
                 barrier.weighed = what.again = True
                 cut.clear()  # it holds what others may write over
                 return [_instead(what) or what]
+            if not (barrier.divided or region.stack or later or cache.knows(cut)):
+                parts = host_evaluation.divide(cut, what)
+                if parts:
+                    barrier.divided = True
+                    cut.clear()
+                    return [*parts, what]
+        if barrier.divided and cut.is_small_part and host_evaluation.run(cut):
+            return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or cut.has_fills or not cache.run(cut):
             _run_by_stages(cut, barrier.cause, barrier.name)

@@ -1,7 +1,8 @@
 """Very small graphs behind a value that is read, such as ``timesteps[i].item()`` or a mask check: computed on the host.
 
 Reading a value should cost a read, not a compile of its own. The recorder says which graphs are small enough
-(`Graph.fits_host`); PyTorch's CPU kernels compute them.
+(`Graph.fits_host`); PyTorch's CPU kernels compute them. So they do with small parts of a graph that would be compiled
+again and again because these grow, such as the tokens and positions of `generate` (`Graph.divide`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.device import client, splits, transfer
 from torch_xla._core.graph import graph, interpreter
 
@@ -17,6 +18,19 @@ _CAPACITY = 64
 
 # Graphs without inputs have the same results every time.
 _constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = OrderedDict()
+
+
+def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
+    """What to run before a graph is cut again, so that no part of it is a new program; nothing where it is one.
+
+    Args:
+        cut: The graph, which has no program yet.
+        what: What it was made of.
+    """
+    parts = cut.divide(what) if _config.XLA_HOST_COMPUTE.get() else []
+    if parts:
+        _metrics.count("HostParts")
+    return parts
 
 
 def run(cut: _bindings.Graph) -> bool:

@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
+#include "cut/division.h"
 #include "cut/packing.h"
 #include "ir/op_info.h"
 #include "run/program.h"
@@ -245,6 +246,18 @@ void bind_graphs(py::module_& m) {
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
       .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
       .def_property_readonly("fits_host", &Graph::fits_host)
+      .def_property_readonly("is_small_part", &is_small_part)
+      .def("divide",
+           [](const Graph& g, const Cut& what) {
+             std::vector<Cut> cuts;
+             if (auto division = divide(g, what)) {
+               if (!division->before.values.empty()) {
+                 cuts.push_back(std::move(division->before));
+               }
+               cuts.push_back(std::move(division->rest));
+             }
+             return cuts;
+           })
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
       .def("attach_shared",
            [](Graph& g, const std::vector<py::object>& buffers) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cut/adaptive.h"
+#include "cut/division.h"
 
 namespace torch_xla {
 
@@ -96,6 +97,7 @@ void ExecutableCache::clear() {
   drop(size());
   forget_varying();
   forget_constants();
+  forget_divisions();
 }
 
 py::list ExecutableCache::values() const {

@@ -25,7 +25,7 @@ class ExecutableCache {
 
   // Drops those that were used longest ago.
   void drop(size_t count);
-  // Drops all, and which of their numbers vary.
+  // Drops all, which of their numbers vary, and how graphs are divided.
   void clear();
   size_t size() const { return entries_.size(); }
   py::list values() const;  // the one used longest ago first

@@ -1,0 +1,25 @@
+// Graphs that differ from known ones only in small parts that grow, such as token ids and positions: the host computes
+// these parts, and the rest is one graph whatever their shapes.
+#pragma once
+#include <optional>
+
+#include "cut/graph.h"
+
+namespace torch_xla {
+
+// What to run instead of a graph, in this order; then it is cut again, and what is left of it is a small part too.
+struct Division {
+  Cut before;  // small, and needs nothing of the rest; without values where there is nothing of this kind
+  Cut rest;
+};
+
+// How a graph without a program, cut for `what`, is divided; none where its rest was not met with other parts yet, which
+// is remembered.
+std::optional<Division> divide(const Graph& graph, const Cut& what);
+
+// Whether the host may compute all of a graph as such a part.
+bool is_small_part(const Graph& graph);
+
+void forget_divisions();
+
+}  // namespace torch_xla
