@@ -33,6 +33,10 @@ _ALIKE = 0.5
 _ALIKE_ANYWHERE = 0.75
 # How many lengths of an input are seen before a remedy is proposed.
 _LENGTHS = 3
+_GROWS = (
+    'make it as long as it becomes at once (with transformers: generate(…, cache_implementation="static")), or let it '
+    "grow by buckets"
+)
 _NOTHING = "nothing that is recorded: a setting of PyTorch or XLA changed, or its program was dropped"
 
 
@@ -94,6 +98,7 @@ class _Line:
     graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_PER_LINE))
     count: int = 0
     told: int = 0
+    advised: bool = False  # that something of it grows
 
 
 # By line and device: each device has programs of its own.
@@ -156,11 +161,12 @@ def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
     told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
     if told and _config.XLA_RETRACE_REPORT.get():
         more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
-        print(f"torch_xla: {found}{_remedy(line.graphs, nearest)}{more}", file=sys.stderr)
+        print(f"torch_xla: {found}{_remedy(line, nearest)}{more}", file=sys.stderr)
 
 
-def _remedy(graphs: deque[Graph], nearest: Graph | None) -> str:
+def _remedy(line: _Line, nearest: Graph | None) -> str:
     """What helps where the latest graph, and others, differ in one length of an input."""
+    graphs = line.graphs
     latest = graphs[-1]
     pairs = zip(latest.leaves, nearest.leaves if nearest is not None else [], strict=False)
     leaf, new, old = next(((i, new, old) for i, (new, old) in enumerate(pairs) if new != old), (0, None, None))
@@ -178,6 +184,11 @@ def _remedy(graphs: deque[Graph], nearest: Graph | None) -> str:
     lengths = sorted({s[dim] for s in same if s[:dim] + s[dim + 1 :] == new.shape[:dim] + new.shape[dim + 1 :]})
     if len(lengths) < _LENGTHS:
         return ""
+    if lengths[-_LENGTHS:] == [s[dim] for s in same[-_LENGTHS:]] and lengths[-_LENGTHS] == lengths[-1] - _LENGTHS + 1:
+        if line.advised:
+            return ""
+        line.advised = True
+        return f"; input {leaf} is one longer each time: {_GROWS}"
     sizes = sorted({1 << max(length - 1, 0).bit_length() for length in lengths})
     wanted = sizes if dim == 1 else f"Buckets({sizes}, dim={dim})"
     return f"; lengths {', '.join(map(str, lengths))} came: MpDeviceLoader(…, pad_to={wanted}) makes them {len(sizes)}"

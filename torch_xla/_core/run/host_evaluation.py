@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _metrics, _timeline
 from torch_xla._core.device import client, splits, transfer
 from torch_xla._core.graph import graph, interpreter
 
@@ -30,6 +30,8 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     parts = cut.divide(what) if _config.XLA_HOST_COMPUTE.get() else []
     if parts:
         _metrics.count("HostParts")
+        if _timeline.recorder is not None:
+            _timeline.mark("host parts", _bindings.user_frame())
     return parts
 
 

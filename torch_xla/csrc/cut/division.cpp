@@ -226,9 +226,8 @@ std::optional<Division> divide(const Graph& graph, const Cut& what) {
 
 bool is_small_part(const Graph& graph) {
   const RecorderLock lock;
-  return graph.nodes.size() <= kOperators && std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const NodePtr& n) {
-           return is_small(*n, kValues[0]);
-         });
+  return graph.nodes.size() <= kOperators &&
+         std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const NodePtr& n) { return is_small(*n, kValues[0]); });
 }
 
 void forget_divisions() {

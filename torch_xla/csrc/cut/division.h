@@ -13,8 +13,8 @@ struct Division {
   Cut rest;
 };
 
-// How a graph without a program, cut for `what`, is divided; none where its rest was not met with other parts yet, which
-// is remembered.
+// How a graph without a program, cut for `what`, is divided; none where its rest was not met with other parts yet,
+// which is remembered.
 std::optional<Division> divide(const Graph& graph, const Cut& what);
 
 // Whether the host may compute all of a graph as such a part.

@@ -433,7 +433,8 @@ class _Account:
 
     def _reads(self) -> tuple[data.Read, ...]:
         counts = Counter(s.detail for s in self.asks if s.stage == "read" and self.why[id(s)][1] == _READ)
-        rows = [data.Read(line, count, self._stood(line, _READ)) for line, count in counts.items()]
+        divided = Counter(mark.detail[0] for mark in self.collected.marks if mark.kind == "host parts")
+        rows = [data.Read(line, count, self._stood(line, _READ), divided[line]) for line, count in counts.items()]
         return tuple(sorted(rows, key=lambda row: -row.seconds))
 
     def _programs(self) -> tuple[data.Program, ...]:

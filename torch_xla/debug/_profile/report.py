@@ -172,11 +172,13 @@ class Read:
         line: The user's line.
         count: How many values.
         seconds: How long the host stood there, compiling not counted.
+        divided: For how many of them the host computed small parts of the graph.
     """
 
     line: str | None
     count: int
     seconds: float
+    divided: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ def findings(report: Report) -> list[tuple[str, str]]:
     for read in report.reads:
         # A value read once per step after the barrier is how losses are shown; it still stops the host.
         text = f"{count(read.count, 'value')} read at {short(read.line or 'an unknown line')}, {seconds(read.seconds)}"
+        if read.divided:
+            text += f"; small parts of {count(read.divided, 'graph')} were computed on the host"
         found.append((read.seconds, "read", text))
     growing = [g for g in report.memory.growth if g.growing]
     if growing:
