@@ -68,14 +68,40 @@ bool reads_the_same(const std::vector<StreamCall>& calls, size_t period) {
   return differ <= equal;
 }
 
+// Whether a repetition is a part of a forward pass whose backward pass is still to come, or never will.
+bool waits_for_backward(const std::vector<StreamCall>& calls, size_t period) {
+  const auto last = calls.end() - static_cast<long>(period);
+  return std::any_of(last, calls.end(), [](const StreamCall& call) { return call.history; }) &&
+         std::none_of(last, calls.end(), [](const StreamCall& call) { return call.backward; });
+}
+
+// Where in a period, of calls from `first` on, the fewest values cross, if the program could have a barrier there: no
+// body of a loop ends within a backward pass, whose cells or layers may repeat as steps do.
+std::optional<size_t> find_phase(const std::vector<StreamCall>& calls, size_t first, size_t period,
+                                 const std::vector<size_t>& counts) {
+  std::optional<size_t> best;
+  for (size_t i = period; i < 2 * period; ++i) {  // before the first repetition there may have been nothing
+    const bool within = calls[first + i].backward && calls[first + i - 1].backward;
+    if (!within && (!best || counts[i] < counts[*best])) {
+      best = i;
+    }
+  }
+  return best;
+}
+
 // What is pending, seen from the calls of the window's repetition.
 class Crossing {
  public:
   Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts);
   // Per call: how many values from before it are needed later.
   const std::vector<size_t>& counts() const { return counts_; }
-  // How many values that came between two calls are still some tensor's.
-  size_t held(size_t from, size_t to) const;
+  // How many values that came with the first calls are still some tensor's, and how many of these a later repetition
+  // reads; one begins at each `phase` plus a multiple of the period.
+  struct Held {
+    size_t values = 0;
+    size_t carried = 0;
+  };
+  Held held(size_t calls, size_t phase, size_t period) const;
   // The line of the first node after a call.
   Frame frame_at(size_t call) const;
 
@@ -88,6 +114,7 @@ class Crossing {
   const std::vector<uint64_t> starts_;
   Vector<Value> roots_;
   Vector<Node*> nodes_;
+  Vector<size_t> last_read_;  // by nodes: the call after which they are read for the last time
   std::vector<size_t> counts_;
 };
 
@@ -105,26 +132,26 @@ Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : star
     nodes_[i]->slot = i;
   }
   const auto n = starts_.size();
-  std::vector<size_t> last(nodes_.size(), 0);  // after which calls it is used
+  last_read_.assign(nodes_.size(), 0);
   for (const auto* node : nodes_) {
     const auto reader = after(*node);
     for (const auto& input : node->inputs) {
       if (!input.node->leaf()) {
-        auto& use = last[input.node->slot];
-        use = std::max(use, reader);
+        auto& last = last_read_[input.node->slot];
+        last = std::max(last, reader);
       }
     }
   }
   for (const auto& root : roots_) {
     root.node->output = true;
-    last[root.node->slot] = n;
   }
   std::vector<int64_t> change(n + 1, 0);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const auto born = after(*nodes_[i]);
-    if (last[i] > born) {
+    const auto last = nodes_[i]->output ? n : last_read_[i];
+    if (last > born) {
       ++change[born];
-      --change[last[i]];
+      --change[last];
     }
   }
   int64_t now = 0;
@@ -134,10 +161,17 @@ Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : star
   }
 }
 
-size_t Crossing::held(size_t from, size_t to) const {
-  return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [&](const Node* node) {
-    return node->output && starts_[from] <= node->sequence && node->sequence < starts_[to];
-  }));
+Crossing::Held Crossing::held(size_t calls, size_t phase, size_t period) const {
+  Held found;
+  const auto repetition = [&](size_t call) { return (call + period - phase) / period; };
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const auto born = after(*nodes_[i]);  // with the call before that
+    if (nodes_[i]->output && born > 0 && born <= calls) {
+      ++found.values;
+      found.carried += last_read_[i] > 0 && repetition(last_read_[i] - 1) > repetition(born - 1) ? 1 : 0;
+    }
+  }
+  return found;
 }
 
 Frame Crossing::frame_at(size_t call) const {
@@ -165,13 +199,19 @@ std::optional<Repetition> find_repetition(c10::DeviceIndex device) {
   }
   const Crossing crossing(device, std::move(sequences));
   const auto& counts = crossing.counts();
-  // Before the first repetition there may have been nothing.
-  const auto second = counts.begin() + static_cast<long>(period.calls);
-  const auto phase = static_cast<size_t>(std::min_element(second, second + static_cast<long>(period.calls)) - second);
+  const auto found_phase = find_phase(calls, first, period.calls, counts);
+  if (!found_phase) {
+    return {};
+  }
+  const auto phase = *found_phase - period.calls;
   const auto later = counts[phase + piece];
   const auto used_up = counts[phase] - std::min(counts[phase], later);
-  const auto left = std::max(crossing.held(0, piece), used_up);
+  const auto held = crossing.held(piece, phase, period.calls);
+  const auto left = std::max(held.values, used_up);
   if (left * kLeftBehindPart > piece || left * period.calls > kLeftBehind * piece) {
+    return {};
+  }
+  if (held.carried > 0 && waits_for_backward(calls, period.calls)) {
     return {};
   }
   std::vector<size_t> starts;

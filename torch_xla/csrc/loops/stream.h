@@ -24,6 +24,8 @@ struct StreamCall {
   uint64_t signature;  // what is called on what kind of thing; numbers that may vary are no part of it
   uint64_t sequence;   // the node sequence before it
   StorageRange reads;  // of the storages that it reads, those that were there before the window
+  bool backward;       // it is part of a backward pass
+  bool history;        // it reads a value from which one would go back
 };
 
 // The calls of a piece: one repetition, or as many as are worth a program.

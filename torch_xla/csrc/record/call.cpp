@@ -1,6 +1,7 @@
 #include "record/call.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "base/python_hooks.h"
 #include "tensor/placement.h"
@@ -201,6 +202,7 @@ void Call::add_input(const at::Tensor& t) {
   if (const auto id = impl->alias.storage->id; id < first_storage_) {
     reads.add(id);
   }
+  history = history || torch::autograd::impl::grad_fn_unsafe(t) != nullptr;
   inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
   key.mix(impl->alias.meta->layout);
   if (info.view || info.inplace_view) {

@@ -33,7 +33,7 @@ class Call {
   void adopt_foreign();
   // Index lists may hold host tensors, as on every device.
   void adopt_indices();
-  // Fills `args`, `inputs`, `attrs`, `key`, `phase`, `sequence` and `reads`. Wants the lock.
+  // Fills `args`, `inputs`, `attrs`, `key`, `phase`, `sequence`, `reads` and `history`. Wants the lock.
   void collect();
   // Equal for calls of one operator, with equal constants, on and with tensors of the same shapes and dtypes.
   uint64_t signature(const MetaSet& metas) const;
@@ -48,6 +48,7 @@ class Call {
   Hash attrs;             // of the constant arguments
   uint64_t sequence = 0;  // the node sequence before it
   StorageRange reads;     // of the storages it reads, those that were there before the stream's window
+  bool history = false;   // some input has a backward pass
   Hash key;               // of the signature: operator, constants, layouts of the inputs
   Phase phase = Phase::Forward;
   std::optional<at::Generator> generator;
