@@ -42,6 +42,19 @@ def same_start() -> None:
         sys.modules["torch_xla"]._bindings.set_current_device(0)
 
 
+@pytest.fixture
+def no_auto_barrier() -> Iterator[None]:
+    """For a test that needs one graph of operators that repeat."""
+    import torch_xla
+    from torch_xla import _bindings
+
+    torch_xla.sync()
+    was = _bindings.follows_streams()
+    _bindings.follow_streams(False)
+    yield
+    _bindings.follow_streams(was)
+
+
 def _take_host_computed() -> int:
     """How many graphs PyTorch's CPU kernels computed since the last call."""
     metrics = sys.modules.get("torch_xla._metrics")

@@ -27,9 +27,10 @@ Program = Callable[[str], tuple[Body, Callable[[], list[Tensor]]]]
 def fresh(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     torch_xla.sync()
     auto_barrier.forget()
+    was = _bindings.follows_streams()
     _bindings.follow_streams(True, first_look=100, least_piece=24)  # as for a loop of a few times as many steps
     yield
-    experimental.auto_barrier(False)
+    _bindings.follow_streams(was)
     torch_xla.sync()
 
 

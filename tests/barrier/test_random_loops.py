@@ -71,9 +71,10 @@ def run(device: str, body: list[Call], keep: int, read: int, leave: int) -> list
 @pytest.fixture(autouse=True)
 def short_pieces() -> Iterator[None]:
     torch_xla.sync()
+    was = _bindings.follows_streams()
     _bindings.follow_streams(True, first_look=20, least_piece=4)
     yield
-    _bindings.follow_streams(False)
+    _bindings.follow_streams(was)
     torch_xla.sync()
 
 

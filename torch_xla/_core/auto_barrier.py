@@ -51,19 +51,26 @@ def look(device: int, run: Run) -> None:
         _cut(device, end, run)
 
 
-def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) -> None:
+def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) -> list[Exception]:
     """Cuts the pieces that are complete, before a barrier or a read.
 
     Args:
         device: Index of the device.
         run: Cuts a device's graph and runs it.
         known: Whether a graph's program is in memory. The youngest piece runs only then: its variables are alive.
+
+    Returns:
+        What failed; the rest has been started all the same.
     """
-    *ends, youngest = _bindings.piece_ends(device) or (None,)
+    failed: list[Exception] = []
+    ends = _bindings.piece_ends(device)
     for end in ends:
-        _cut(device, end, run)
-    if youngest is not None and known(_bindings.Cut.of_device(device, youngest)):
-        _cut(device, youngest, run)
+        try:
+            if end != ends[-1] or known(_bindings.Cut.of_device(device, end)):
+                _cut(device, end, run)
+        except Exception as error:
+            failed.append(error)
+    return failed
 
 
 def _cut(device: int, end: int, run: Run) -> None:

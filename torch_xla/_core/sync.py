@@ -73,7 +73,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
-                _cut_pieces(device)
+                failed += _cut_pieces(device)
                 if _bindings.has_pending(device):
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
@@ -113,7 +113,7 @@ def evaluate(
     failed: list[Exception] = []
     for device, group in by_device.items():
         try:
-            _cut_pieces(device)
+            failed += _cut_pieces(device)
             cut = (
                 _bindings.Cut.of_device(device)
                 if pending.any_on(device)
@@ -187,11 +187,12 @@ def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False)
         del marks
 
 
-def _cut_pieces(device: int) -> None:
-    """Runs the pieces of a loop that were found in what is pending."""
-    if _bindings.piece_ends(device):
-        with _lock:
-            auto_barrier.flush(device, _run_piece, _pipeline().is_known)
+def _cut_pieces(device: int) -> list[Exception]:
+    """Runs the pieces of a loop that were found in what is pending; gives what failed."""
+    if not _bindings.piece_ends(device):
+        return []
+    with _lock:
+        return auto_barrier.flush(device, _run_piece, _pipeline().is_known)
 
 
 def _run_piece(device: int, cut: _bindings.Cut) -> None:
