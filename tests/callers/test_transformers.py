@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,11 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
 )
@@ -55,6 +60,8 @@ def model_of(family: str, dropout: float = 0.0) -> PreTrainedModel:
     }  # fmt: skip
     if family == "mixtral":
         return MixtralForCausalLM(MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **sizes))
+    if family == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**sizes))
     return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **sizes))
 
 
@@ -212,6 +219,56 @@ def test_generate_agrees_with_the_cpu(family: str, options: dict[str, Any], comp
     with compiles(0):
         other = {**prompt(), "input_ids": prompt()["input_ids"] + 3}
         model.generate(**on_xla(other), **settings).cpu()
+
+
+def small_model(family: str) -> PreTrainedModel:
+    """With an end token, which makes the loop read a value for every token."""
+    if family != "t5":
+        model = model_of(family)
+        model.generation_config.eos_token_id = VOCABULARY - 1
+        return model.eval()
+    torch.manual_seed(4)
+    config = T5Config(
+        vocab_size=VOCABULARY, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2, pad_token_id=0,
+        eos_token_id=VOCABULARY - 1, decoder_start_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config).eval()
+
+
+SAMPLE = {("llama", "static", "greedy"), ("gpt2", "static", "sampling")}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True},
+    "beam": {"do_sample": False, "num_beams": 2},
+}
+TABLE = list(itertools.product(("llama", "qwen2", "gpt2", "t5"), ("static", "dynamic"), MODES))
+
+
+@pytest.mark.host_compute("the host computes what grows from token to token")
+@pytest.mark.parametrize(
+    ("family", "cache", "mode"),
+    [pytest.param(*row, marks=[] if row in SAMPLE else [pytest.mark.sweep, pytest.mark.slow]) for row in TABLE],
+)
+def test_the_graphs_of_generate(family: str, cache: str, mode: str, compiles: Any) -> None:
+    tokens = 6
+    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, **MODES[mode]}
+    if cache == "static":
+        settings["cache_implementation"] = "static"
+    model = small_model(family)
+    expected = model.generate(**prompt(), **settings)
+    model.to("xla")
+    found = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        with compiles() as count:
+            found.append((model.generate(**on_xla(prompt()), **settings).tolist(), count))
+    (first, compiled), (second, again) = found
+    print(f"{family}, {cache} cache, {mode}: {compiled.value} graphs for {tokens} tokens, then {again.value}")
+    assert first == second
+    assert mode == "sampling" or first == expected.tolist()
+    assert again.value == 0
+    if cache == "static" and mode != "beam":  # the prompt, a token, and what of a token does not grow
+        assert compiled.value == 3
 
 
 def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
