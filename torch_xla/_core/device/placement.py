@@ -74,13 +74,14 @@ class Placement:
             return jax.sharding.SingleDeviceSharding(self.local[0])
         return None if number == splits.ANYWHERE else self.at(number, shape)
 
-    def parts(self, number: int, shape: Sequence[int]) -> list[tuple[slice, ...]]:
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few placements; a batch is put at each step
+    def parts(self, number: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:
         """What of a shape each local device has."""
         found = splits.by_number(number)
         if found is None:
-            return [(...,)] * len(self.local)  # type: ignore[list-item]
+            return ((...,),) * len(self.local)  # type: ignore[return-value]
         local = {self.devices.index(device) for device in self.local}
-        return [where for device, where, _ in found.held(shape).indices(shape) if device in local]
+        return tuple(where for device, where, _ in found.held(shape).indices(shape) if device in local)
 
 
 def of(index: int) -> Placement:
