@@ -42,17 +42,30 @@ def same_start() -> None:
         sys.modules["torch_xla"]._bindings.set_current_device(0)
 
 
-@pytest.fixture
-def no_auto_barrier() -> Iterator[None]:
-    """For a test that needs one graph of operators that repeat."""
+@contextmanager
+def _following(on: bool) -> Iterator[None]:
     import torch_xla
     from torch_xla import _bindings
 
     torch_xla.sync()
     was = _bindings.follows_streams()
-    _bindings.follow_streams(False)
+    _bindings.follow_streams(on)
     yield
     _bindings.follow_streams(was)
+
+
+@pytest.fixture
+def no_auto_barrier() -> Iterator[None]:
+    """For a test that needs one graph of operators that repeat."""
+    with _following(False):
+        yield
+
+
+@pytest.fixture
+def auto_barrier() -> Iterator[None]:
+    """Loops without barriers are cut, whatever the environment says."""
+    with _following(True):
+        yield
 
 
 def _take_host_computed() -> int:

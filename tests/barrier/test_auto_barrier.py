@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_xla
 from torch_xla import _bindings, _metrics, experimental
 from torch_xla._core import auto_barrier
+from torch_xla._core.compile import cache
 
 STEPS = 12
 
@@ -54,8 +56,6 @@ def check(program: Program, compiles: Counting, steps: int = STEPS, more: int = 
     with compiles() as marked:
         run(program, "xla", 4, barrier=True)
     torch_xla.sync()
-    from torch_xla._core.compile import cache
-
     cache.clear()
     before = cuts()
     with compiles() as found:
@@ -163,6 +163,90 @@ def evaluated(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
 
 def test_evaluation_that_keeps_a_list(compiles: Counting) -> None:
     check(evaluated, compiles, steps=40)
+
+
+def collected(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+    """Acts without gradients a few times, then learns from it in several passes."""
+    policy = network().to(device)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    noise = torch.randn(STEPS, 4, 8, 6)
+
+    def body(step: int) -> None:
+        seen, found = noise[step % STEPS].to(device), []
+        state = seen[0]
+        with torch.no_grad():
+            for turn in range(4):
+                chosen = policy(state)
+                found.append((state, chosen.softmax(-1)))
+                state = seen[turn] + 0.1 * chosen.mean()
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum((policy(x).softmax(-1) / p - 1).square().mean() for x, p in found).backward()  # type: ignore[union-attr]
+            optimizer.step()
+
+    return body, lambda: [*policy.parameters()]
+
+
+def test_collect_and_update(compiles: Counting) -> None:
+    check(collected, compiles, rtol=1e-3, atol=1e-4)
+
+
+def read(every: int, before: bool) -> tuple[Program, list[float]]:
+    """Training that reads its loss in every n-th step, before or after the optimizer's."""
+    values: list[float] = []
+
+    def program(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
+        model = network().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        batches = torch.randn(STEPS, 8, 6)
+
+        def body(step: int) -> None:
+            optimizer.zero_grad()
+            loss = model(batches[step % STEPS].to(device)).square().mean()
+            loss.backward()
+            if before and step % every == every - 1:
+                values.append(loss.item())
+            optimizer.step()
+            if not before and step % every == every - 1:
+                values.append(loss.item())
+
+        return body, lambda: [*model.parameters()]
+
+    return program, values
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("every", [1, 5])
+def test_reads_cost_few_more_compiles(every: int, before: bool, compiles: Counting) -> None:
+    counts = {}
+    for n in (1000, every):
+        cache.clear()
+        program, values = read(n, before)
+        with compiles() as found:
+            ours = run(program, "xla", 30)
+        counts[n] = found.value
+    # Where each step is read in its middle there are two graphs a step, of which one is the read's.
+    assert counts[every] <= counts[1000] + (2 if before and every == 1 else 1)
+    program, expected = read(every, before)
+    for got, wanted in zip(ours, run(program, "cpu", 30), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(values), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.sweep
+def test_memory_stays_flat() -> None:
+    body, _ = trained(torch.optim.AdamW, lambda: nn.BatchNorm1d(16), nn.ReLU, lr=0.001)("xla")
+
+    def resident(steps: int) -> int:
+        for step in range(steps):
+            body(step)
+        torch_xla.sync(wait=True)
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1])
+
+    before = resident(200)
+    assert resident(2000) < 1.02 * before
 
 
 def test_sums_that_fit_no_step() -> None:

@@ -128,6 +128,7 @@ class TestNumbering:
         assert older_first.outputs == younger_first.outputs == [(0, 0), (1, 0)]
         assert older_first.key == younger_first.key
 
+    @pytest.mark.usefixtures("no_auto_barrier")
     def test_a_chain_of_a_hundred_thousand_nodes(self) -> None:
         (x,) = buffers((1,))
         for _ in range(100_000):

@@ -239,6 +239,7 @@ class TestPlan:
             tensor.copy_(tensor.cumsum(0))
         assert len(plan().singles) == 8
 
+    @pytest.mark.usefixtures("no_auto_barrier")
     def test_a_long_chain_ends_somewhere(self) -> None:
         tensors = state(4)
         expected = [tensor.cpu() for tensor in tensors]

@@ -197,6 +197,7 @@ def test_no_frames_where_they_are_off() -> None:
     assert cut(x).nodes[-1].frame is None
 
 
+@pytest.mark.usefixtures("no_auto_barrier")
 def test_a_million_nodes_are_traversed_and_released() -> None:
     x = arange() * 1.0
     for _ in range(1_000_000):
