@@ -120,7 +120,7 @@ def test_a_saved_pipeline_loads_onto_xla(tmp_path: Any) -> None:
 
 
 SAMPLERS = [
-    pytest.param(EulerDiscreteScheduler, 1e-4, id="euler"),
+    pytest.param(EulerDiscreteScheduler, 1e-4, id="euler", marks=pytest.mark.slow),
     pytest.param(HeunDiscreteScheduler, 1e-4, id="heun", marks=pytest.mark.sweep),
     # Its first steps divide by nearly zero and cut off: on CPUs too float32 is as far from float64.
     pytest.param(DDIMScheduler, 2e-2, id="ddim", marks=pytest.mark.sweep),
@@ -128,6 +128,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of what diffusers does
 @pytest.mark.usefixtures("auto_barrier")
 @pytest.mark.parametrize(("sampler", "tolerance"), SAMPLERS)
 def test_a_loop_without_a_barrier(sampler: Callable[[], Any], tolerance: float, compiles: Any, counted: Any) -> None:
