@@ -22,6 +22,7 @@ def start() -> None:
     """As torchrun starts a process on each host; our launcher gives each one device."""
     os.environ["CPU_NUM_DEVICES"] = "4"
     xr.use_spmd()
+    assert os.environ["XLA_USE_SPMD"] == "1"  # of what this process starts
 
 
 def grid() -> xs.Mesh:

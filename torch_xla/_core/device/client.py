@@ -120,6 +120,7 @@ def use_spmd() -> None:
             "torch_xla.runtime.use_spmd() before the first xla tensor"
         )
     _spmd = True
+    os.environ[_config.XLA_USE_SPMD.name] = "1"  # for processes that this one starts, as 2.9 has it
     _bindings.set_spans_mesh(True)
     publish_count()
 
