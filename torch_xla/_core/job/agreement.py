@@ -62,8 +62,7 @@ def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> Non
             (i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other))
         )
         texts = [
-            f"rank {who} runs "
-            + (f"{what[place][0]} (recorded at {what[place][1]})" if place < len(what) else "no more")
+            f"rank {who} runs " + (sequence.said(what[place]) if place < len(what) else "no more")
             for who, what in ((group[0], said), (rank, told))
         ]
         connection.fail(f"[job] the processes differ in what they do together: {texts[0]}, {texts[1]}")

@@ -5,9 +5,7 @@ XLA's collectives neither look whether the others run the same, nor say for whom
 
 from __future__ import annotations
 
-import hashlib
 import json
-from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import client
@@ -51,7 +49,7 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
 
 def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str) -> None:
     program.group = _groups.setdefault(ranks, len(_groups))
-    program.meaning = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "little", signed=True)
+    program.meaning = sequence.number_of(identity)
     _words[program.meaning] = text, where
 
 
@@ -120,9 +118,6 @@ def difference(told: str, other: int, rank: int) -> str | None:
         pair = next(((a, b) for a, b in reversed(list(both)) if a != b), None)
         if pair is None:
             return f"rank {other} and rank {rank} have not started the same programs, at {line()}"
-        return f"rank {other} runs {_said(words[str(pair[1])])}, rank {rank} runs {_said(_words[pair[0]])}"
+        theirs_said, ours_said = sequence.said(words[str(pair[1])]), sequence.said(_words[pair[0]])
+        return f"rank {other} runs {theirs_said}, rank {rank} runs {ours_said}"
     return None
-
-
-def _said(words: Any) -> str:
-    return f"{words[0]} (recorded at {words[1]})"

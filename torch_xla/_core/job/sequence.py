@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla.ops import collective_call
@@ -27,7 +28,8 @@ def _described(graph: Graph, node: Node) -> str:
     return f"{call}{extra} of {', '.join(shown)} among {[list(g) for g in call.groups]}"
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """A number for a text that is the same in all processes."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
@@ -42,12 +44,17 @@ def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
     for node in graph.nodes:
         if is_collective(node):
             text = _described(graph, node)
-            number = _number(text)
+            number = number_of(text)
             if len(_known) >= _CAPACITY:
                 _known.clear()
             _known[number] = (text, node.frame or "an unknown line")
             found.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
     return found
+
+
+def said(what: Sequence[str]) -> str:
+    """A meaning, with its line, in words."""
+    return f"{what[0]} (recorded at {what[1]})"
 
 
 def meaning(number: int) -> tuple[str, str]:

@@ -240,6 +240,10 @@ class Session:
         """Whether this process made the connection, and was not forked from who did."""
         return self._pid == os.getpid()
 
+    def read(self, key: str) -> str:
+        """What the store has under a key; "" where there is nothing."""
+        return str(self.store.get(key).decode()) if self.store.check([key]) else ""
+
     def has_left(self, rank: int) -> str | None:
         """Why a process has ended, ``""`` where it had nothing more to do; None while it runs, as far as is known."""
         key = f"left/{rank}"

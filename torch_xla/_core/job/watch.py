@@ -135,8 +135,7 @@ class _Watch:
                 self._session.break_off(f"[job] the processes differ in what they do together: {found}")
 
     def _told_by(self, rank: int) -> str:
-        key = f"ran/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        return self._session.read(f"ran/{rank}")
 
     def _help(self) -> None:
         """Runs what is pending here where another process waits in it, and this one has left recording for long.
@@ -191,8 +190,7 @@ class _Watch:
             )
 
     def _wait_of(self, rank: int) -> Wait | None:
-        key = f"wait/{rank}"
-        text = self._store.get(key).decode() if self._store.check([key]) else ""
+        text = self._session.read(f"wait/{rank}")
         if not text:
             return None
         ranks, what, count, place, started = json.loads(text)
@@ -337,8 +335,7 @@ def _who_left(session: Session, own: str) -> str | None:
         own_rank = session.seat.rank
         for rank in session.everyone:
             if rank != own_rank and (why := session.has_left(rank)) is not None:
-                told = session.store.get(f"ran/{rank}").decode() if session.store.check([f"ran/{rank}"]) else ""
-                if (found := programs.difference(told, rank, own_rank)) is not None:
+                if (found := programs.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
                     return f"[job] the processes differ in what they do together: {found}"
                 return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
         return None
@@ -355,6 +352,6 @@ def _difference(session: Session, own: int, other: int, theirs: int) -> str:
     found = sequence.meaning(theirs) if told is None else json.loads(told)
     (low, first), (high, second) = sorted([(rank, sequence.meaning(own)), (other, found)])
     return (
-        f"[job] the processes differ in what they do together: rank {low} runs {first[0]} (recorded at {first[1]}), "
-        f"rank {high} runs {second[0]} (recorded at {second[1]})"
+        f"[job] the processes differ in what they do together: rank {low} runs {sequence.said(first)}, "
+        f"rank {high} runs {sequence.said(second)}"
     )
