@@ -17,10 +17,13 @@ DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
 # Such as "address,undefined", for `make sanitize`; the check of vtables takes PyTorch's hidden classes for wrong.
 SANITIZE = os.environ.get("SANITIZE", "")
 OPTIONS = ["-O2", DEBUG]
-LINK = []
+# PyTorch's own library of C++, also where the compiler would put one into each program: what is thrown with one cannot
+# be caught with another.
+LINK = ["-l:libstdc++.so.6"]
 if SANITIZE:
-    LINK = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr"]
-    OPTIONS = ["-O1", "-g1", "-fno-omit-frame-pointer", *LINK]
+    SANITIZERS = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr"]
+    OPTIONS = ["-O1", "-g1", "-fno-omit-frame-pointer", *SANITIZERS]
+    LINK += SANITIZERS
 # XLA's headers, without which its programs cannot call PyTorch's kernels.
 JAXLIB = find_spec("jaxlib")
 HEADERS = [f"-isystem{path}/include" for path in (JAXLIB.submodule_search_locations or [] if JAXLIB else [])]
