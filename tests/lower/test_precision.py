@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
 
 import torch_xla
 from torch_xla import _XLAC, backends
+from torch_xla.experimental.assume_pure import assume_pure
+from torch_xla.experimental.scan import scan
 from torch_xla.ops import precision
 
 
@@ -38,6 +41,17 @@ def test_pytorchs_setting(setting, level):
     torch.set_float32_matmul_precision(setting)
     (product,) = lowered()
     assert f"precision = [{level}, {level}]" in product
+
+
+@pytest.mark.parametrize(("setting", "level"), [("highest", "HIGHEST"), ("high", "HIGH"), ("medium", "DEFAULT")])
+def test_functions_that_are_traced_have_it_too(setting, level):
+    torch.set_float32_matmul_precision(setting)
+    x, w = torch.ones(3, 2, 2, device="xla"), torch.ones(2, 2, device="xla", requires_grad=True)
+    _, products = scan(lambda carry, x: (carry, x @ carry), w, x)
+    (gradient,) = torch.autograd.grad(products.sum(), w)
+    inlined = assume_pure(torch.mm)(x[0], w)
+    text = _XLAC._get_stablehlo([products, gradient, inlined]).decode()
+    assert set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) == {(level, level)}
 
 
 def test_convolutions_have_a_setting_of_their_own():

@@ -62,7 +62,7 @@ def lower(
     places = {a.name: i for i, a in enumerate(op._schema.arguments)}
     names = [a.name for a in op._schema.arguments if not a.kwarg_only]
     seeded = torch.Tag.nondeterministic_seeded in op.tags
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         arrays: list[Any] = []
 
         def slot(x: Any, place: int) -> Any:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions.sizes import Sizes, is_open_size
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import call, way_of
 from torch_xla.ops.composite import composite
 from torch_xla.ops.decompositions import asked, bind
@@ -60,17 +60,18 @@ def _as_jax(module: torch.fx.GraphModule, this: _Pass) -> Callable[..., Any]:
     def function(*inputs: Any) -> Any:
         taken = [node for node in nodes if node.op == "placeholder"]
         values: dict[torch.fx.Node, Any] = dict(zip(taken, inputs, strict=False))
-        for step in steps:
-            if not isinstance(step, int):
-                values.update(_composite(nodes, step, values, this))
-                continue
-            node = nodes[step]
-            if node.op == "get_attr":
-                values[node] = _constant(_attribute(module, node.target))
-            elif node.op == "output":
-                return _filled(node.args[0], values)
-            elif node.op != "placeholder":
-                values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), this)
+        with jax.default_matmul_precision(precision.current().products):
+            for step in steps:
+                if not isinstance(step, int):
+                    values.update(_composite(nodes, step, values, this))
+                    continue
+                node = nodes[step]
+                if node.op == "get_attr":
+                    values[node] = _constant(_attribute(module, node.target))
+                elif node.op == "output":
+                    return _filled(node.args[0], values)
+                elif node.op != "placeholder":
+                    values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), this)
         raise AssertionError("a graph ends with its output")
 
     return function

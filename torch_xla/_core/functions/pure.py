@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import programs, tracing
 from torch_xla._errors import message
+from torch_xla.ops import precision
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
     except TypeError as error:
         got = f"an argument cannot be told from others: {error}"
         raise TypeError(message(area, got, expected="tensors and hashable values")) from error
-    return fixed, spec, wanted, types
+    return fixed, spec, wanted, types, precision.current()
 
 
 class Pure:
