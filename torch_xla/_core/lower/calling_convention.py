@@ -43,8 +43,11 @@ class Convention:
         singles: Results that travel alone.
     """
 
-    def __init__(self, graph: Graph, token: bool = False) -> None:
+    def __init__(self, graph: Graph, token: bool = False, platform: str = "cpu") -> None:
         self._token = token
+        # As a value, a layer's place is no part of the kernels that read from it: XLA:CPU compiles equal ones once.
+        # Others read such a value back to the host, before each product of matrices that takes a part of a pack.
+        self._place: Callable[[int], Any] = _as_value if platform == "cpu" else np.int32
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
@@ -98,7 +101,7 @@ class Convention:
     def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
         given = iter(inputs)
-        leaves = _Leaves((leaf, next(given)) for leaf in self._singles)
+        leaves = _Leaves(((leaf, next(given)) for leaf in self._singles), self._place)
         for members in self._packs:
             leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
         floats, ints, complexes = (next(given) if n else None for n in self._sizes)
@@ -122,8 +125,9 @@ class Convention:
 class _Leaves(dict[int, Any]):
     """Values of leaves. One in a pack is taken out when asked for, which most moments of an optimizer never are."""
 
-    def __init__(self, values: Iterable[tuple[int, Any]]) -> None:
+    def __init__(self, values: Iterable[tuple[int, Any]], place: Callable[[int], Any]) -> None:
         super().__init__(values)
+        self._place = place
         self._packed: dict[int, Callable[[], Any]] = {}
 
     def unpack(self, pack: Any, members: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -133,7 +137,7 @@ class _Leaves(dict[int, Any]):
         for i, (leaf, shape) in enumerate(zip(members, shapes, strict=True)):
             first = starts[i - i % layer]
             if i % layer == 0:
-                place = functools.cache(functools.partial(_place, first))
+                place = functools.cache(functools.partial(self._place, first))
             self._packed[leaf] = functools.partial(_part, pack, place, starts[i] - first, shape)
 
     def __missing__(self, leaf: int) -> Any:
@@ -141,14 +145,17 @@ class _Leaves(dict[int, Any]):
         return value
 
 
-def _place(start: int) -> Any:
-    # As a value, a layer's place is no part of the kernels that read from it: XLA compiles equal ones once.
+def _as_value(start: int) -> Any:
     return jax.lax.optimization_barrier(jnp.int32(start))
 
 
 def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
-    start = jax.lax.add(place(), np.int32(offset))
-    part = jax.lax.dynamic_slice(pack, (start,), (math.prod(shape),), allow_negative_indices=False)
+    first, size = place(), math.prod(shape)
+    if isinstance(first, np.int32):
+        part = jax.lax.slice(pack, (first + offset,), (first + offset + size,))
+    else:
+        start = jax.lax.add(first, np.int32(offset))
+        part = jax.lax.dynamic_slice(pack, (start,), (size,), allow_negative_indices=False)
     return jax.lax.reshape(part, shape)
 
 

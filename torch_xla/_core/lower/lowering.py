@@ -134,7 +134,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
     with client.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        convention = Convention(graph, to_run)
+        convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
         needed = _needed(graph, {*convention.singles, *together.singles, *shared})
