@@ -154,6 +154,17 @@ class TestOthers:
         with compiles(1), counted("HostCompute", 0):
             assert (x * 2.5).sum().item() == pytest.approx(2.5 * 39_999 * 20_000)
 
+    def test_as_many_are_computed_where_there_are_no_inputs(self, counted: Counting, compiles: Counting) -> None:
+        """The check for packed sequences that transformers makes in each step of training."""
+        x = torch.arange(40_000.0).to("xla")
+        for _ in range(2):
+            y = x.sin()
+            positions = torch.arange(1024, device="xla").expand(8, -1)
+            steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+            with compiles(0), counted("HostCompute", 1):
+                assert ((steps != 1).cumsum(-1)[:, -1] == 0).all()
+            assert _bindings.buffer_of(y) is None
+
     def test_many_operators_are_compiled(self, counted: Counting, compiles: Counting) -> None:
         x = torch.arange(4.0).to("xla")
         y = x

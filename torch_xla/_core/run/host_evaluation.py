@@ -15,6 +15,7 @@ from torch_xla._core.device import client, splits, transfer
 from torch_xla._core.graph import graph, interpreter
 
 _CAPACITY = 64
+_BYTES = 64 << 20
 
 # Graphs without inputs have the same results every time.
 _constants: OrderedDict[tuple[str, tuple[int, ...], bytes], list[Any]] = OrderedDict()
@@ -60,7 +61,7 @@ def run(cut: _bindings.Graph) -> bool:
         buffers = [transfer.upload(result, cut.device, number) for result, number in zip(results, places, strict=True)]
         if not leaves:
             _constants[key] = buffers
-            if len(_constants) > _CAPACITY:
+            while len(_constants) > _CAPACITY or sum(b.nbytes for found in _constants.values() for b in found) > _BYTES:
                 _constants.popitem(last=False)
     else:
         _constants.move_to_end(key)
