@@ -19,7 +19,7 @@ from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
-# It also keeps half types in float32 between two operators, which PyTorch's CPU kernels round.
+# XLA keeps half types in float32 between two operators, which PyTorch rounds, and drops what a program rounds itself.
 _EXCESS = "xla_allow_excess_precision"
 
 # The user's XLA options, sorted; a part of what a program is, which every barrier asks for.
@@ -70,12 +70,12 @@ def options() -> dict[str, str | bool | int | float]:
 
 
 def _options_for(device: int) -> dict[str, Any]:
-    """The options of one compile: the user's, and on a CPU those that let barriers hold and round as PyTorch does."""
-    own = dict(passed_options)
+    """The options of one compile: the user's, that which rounds as PyTorch does, and on a CPU that lets barriers hold."""
+    own = {_EXCESS: False, **dict(passed_options)}
     if placement.of(device).platform != "cpu":
         return own
     disabled = ",".join([*filter(None, [str(own.get(_DISABLED, ""))]), _EXPANDER])
-    return {_EXCESS: False, **own, _DISABLED: disabled}
+    return {**own, _DISABLED: disabled}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
