@@ -70,7 +70,7 @@ def options() -> dict[str, str | bool | int | float]:
 
 
 def _options_for(device: int) -> dict[str, Any]:
-    """The options of one compile: the user's, that which rounds as PyTorch does, and on a CPU that lets barriers hold."""
+    """The options of one compile: the user's, one that rounds as PyTorch does, and on a CPU one that keeps barriers."""
     own = {_EXCESS: False, **dict(passed_options)}
     if placement.of(device).platform != "cpu":
         return own

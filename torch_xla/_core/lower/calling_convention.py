@@ -47,7 +47,7 @@ class Convention:
         self._token = token
         # As a value, a layer's place is no part of the kernels that read from it: XLA:CPU compiles equal ones once.
         # Others read such a value back to the host, before each product of matrices that takes a part of a pack.
-        self._place: Callable[[int], Any] = _as_value if platform == "cpu" else np.int32
+        self._place: Callable[[int], Any] = _as_value if platform == "cpu" else int
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
         packed = {leaf for leaves in self._packs for leaf in leaves}
@@ -151,7 +151,7 @@ def _as_value(start: int) -> Any:
 
 def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
     first, size = place(), math.prod(shape)
-    if isinstance(first, np.int32):
+    if isinstance(first, int):
         part = jax.lax.slice(pack, (first + offset,), (first + offset + size,))
     else:
         start = jax.lax.add(first, np.int32(offset))

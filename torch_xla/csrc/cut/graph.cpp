@@ -56,7 +56,7 @@ bool Graph::has_fills() const {
 bool Graph::fits_host() const {
   constexpr size_t kNodes = 24;
   constexpr int64_t kValues = 16384;
-  constexpr int64_t kViewedValues = 1 << 18;  // a part of a tensor: each other part would be another program
+  constexpr int64_t kViewedValues = 1 << 18;    // a part of a tensor: each other part would be another program
   constexpr int64_t kConstantValues = 1 << 20;  // without inputs: computed once, such as a check of all positions
   if (nodes.size() > kNodes) {
     return false;
@@ -71,8 +71,7 @@ bool Graph::fits_host() const {
   std::for_each(leaves.begin(), leaves.end(), count);
   const bool views = std::all_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->view; });
   const auto most = leaves.empty() ? kConstantValues : views ? kViewedValues : kValues;
-  return values <= most &&
-         std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
+  return values <= most && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
 int64_t Graph::unheld_bytes() const {
