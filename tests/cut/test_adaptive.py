@@ -197,9 +197,12 @@ def test_only_what_varies_is_an_input() -> None:
     given = []
     for i in range(3):
         y = x[i : i + 4, 5:9] * 2.5
-        described = graph.describe(_bindings.Cut.of_tensors([y], _bindings.Cut.Scope.LIVE).graph())
-        given.append([number.value for node in described.nodes for number in node.numbers()])
+        torch_xla.sync()
         del y
+        z = x[i : i + 4, 5:9] * 2.5
+        described = graph.describe(_bindings.Cut.of_tensors([z], _bindings.Cut.Scope.LIVE).graph())
+        given.append([number.value for node in described.nodes for number in node.numbers()])
+        del z
     # The first batch, the second and the third: where it begins and ends, after that where the columns do.
     assert given == [[2.5], [1, 5, 2.5], [2, 6, 2.5]]
 
