@@ -17,6 +17,9 @@ constexpr size_t kKnown = 4;         // loops that are remembered
 constexpr size_t kInnerPieces = 16;  // a barrier after fewer makes them a part of the program's own loop
 constexpr size_t kReads = 4;         // values that are read in a step without a graph of their own each
 constexpr double kNextLook = 1.25;   // of the window's length
+// Changes of the thread before the stream is let be; one more is let pass for so many pieces.
+constexpr size_t kChanges = 4;
+constexpr size_t kPiecesForChange = 8;
 
 bool on = true;
 StreamLimits limits;
@@ -62,19 +65,31 @@ void Stream::restart() {
   }
 }
 
+// What two threads record has no order that comes again: a loop is one thread's. One that only now and then has another
+// come between is found again.
+void Stream::change_thread() {
+  changes_ += thread_ != nullptr ? 1 : 0;
+  mixed_ = changes_ > kChanges + pieces_ / kPiecesForChange;
+  thread_ = &due;
+  active_ = nullptr;
+  restart();
+}
+
 bool Stream::note(const StreamCall& call) {
-  if (thread_ != &due) {  // another thread: what two record has no order
-    thread_ = &due;
-    active_ = nullptr;
-    restart();
+  if (thread_ != &due && !call.backward) {  // a backward pass may run in a thread of autograd's
+    change_thread();
   }
   as_before_ = as_before_ && calls_ < step_.size() && step_[calls_] == call.signature;
   ++calls_;
+  if (mixed_) {
+    return false;
+  }
   if (active_ != nullptr) {
     const bool first = active_->matched() == 0;
     if (active_->follow(call.signature)) {
       if (first) {
         starts_.push_back(call.sequence);
+        ++pieces_;
         read_before_ = std::exchange(reads_, 0) != 0;
       }
       return first && starts_.size() > 1;
@@ -150,7 +165,8 @@ void Stream::barrier() {
                    [](const StreamCall& call) { return call.signature; });
   }
   as_before_ = !step_.empty();
-  calls_ = reads_ = 0;
+  calls_ = reads_ = changes_ = pieces_ = 0;
+  mixed_ = false;
   active_ = nullptr;
   known_.clear();
   starts_.clear();

@@ -77,6 +77,7 @@ class Stream {
 
  private:
   void restart();
+  void change_thread();
   bool search(const StreamCall& call);
 
   std::vector<StreamCall> window_;
@@ -85,6 +86,10 @@ class Stream {
   size_t largest_ = 0;  // of the graphs between barriers, in calls
   uint64_t first_storage_ = 0;
   const void* thread_ = nullptr;
+  // Since the latest barrier:
+  size_t changes_ = 0;      // of the thread
+  size_t pieces_ = 0;       // that were followed
+  bool mixed_ = false;      // threads record in turns: what is pending has no order that would come again
   std::deque<Loop> known_;  // the latest first
   Loop* active_ = nullptr;
   std::deque<uint64_t> starts_;  // of pieces, not cut yet
