@@ -228,7 +228,7 @@ XLA_HOST_COMPUTE = _bool(
 
 XLA_AUTO_BARRIER = _bool(
     "XLA_AUTO_BARRIER",
-    False,
+    True,
     "Cuts a loop without barriers as if torch_xla.sync() stood in its body; takes effect at import.",
 )
 
