@@ -1,8 +1,8 @@
-"""Forty operators with gradients, in place and as views, over meshes and specs: equal to one device, compiled once."""
+"""Fifty operators with gradients, in place and as views, over meshes and specs: equal to one device, compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,11 @@ OPERATORS: dict[str, Operator] = {
     "embedding": lambda a, b: F.embedding(b.detach().argsort(1), a),
     "cross_entropy": lambda a, b: F.cross_entropy(a, b.detach().argmax(1), reduction="none"),
     "conv1d": lambda a, b: F.conv1d(a.view(2, 4, 8), b[:4, :4, None] * a.new_ones(3), padding=1),
+    "conv1d with stride": lambda a, b: F.conv1d(a.view(2, 4, 8), b[:, :4, None] * a.new_ones(3), padding=2, stride=2),
+    "conv2d": lambda a, b: F.conv2d(a.view(2, 4, 2, 4), b.view(4, 4, 2, 2), dilation=(1, 2)),
+    "conv2d in groups": lambda a, b: F.conv2d(a.view(2, 4, 2, 4), b.view(8, 2, 2, 2), padding=1, groups=2),
+    "depthwise conv1d": lambda a, b: F.conv1d(a[:, :, None] * a, b[:, None, :3], groups=8),
+    "conv_transpose1d": lambda a, b: F.conv_transpose1d(a.view(2, 4, 8), b.view(4, 4, 4), stride=2),
     "pooling": lambda a, b: F.max_pool1d(a[None], 2) * F.avg_pool1d(b[None], 2),
     "attention": lambda a, b: F.scaled_dot_product_attention(a.view(2, 4, 8), b.view(2, 4, 8), a.view(2, 4, 8)),
     "add_": lambda a, b: a.clone().add_(b, alpha=2).mul_(3),
@@ -77,6 +82,12 @@ def transposed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+# Of images and kernels: their shapes, and splits over a mesh of three axes by which XLA counts copies twice.
+CONVOLUTIONS: list[tuple[Operator, tuple[int, ...], tuple[int, ...], tuple[Any, Any]]] = [
+    (lambda x, w: F.conv1d(x, w, padding=1), (8, 8, 16), (8, 8, 3), ((None, None, 1), (0, None, None))),
+    (lambda x, w: F.conv2d(x, w, groups=8), (8, 8, 8, 8), (8, 1, 3, 3), ((0, None, None, None), (1, None, None, None))),
+]
+
 SPECS: list[tuple[Any, Any]] = [
     ((0, None), (0, None)),
     ((None, 0), (0, None)),
@@ -87,7 +98,7 @@ SPECS: list[tuple[Any, Any]] = [
 ]
 
 
-def run(operator: Operator, given: torch.Tensor, mesh: xs.Mesh | None = None, spec: Any = None) -> list[Any]:
+def run(operator: Operator, given: Iterable[torch.Tensor], mesh: xs.Mesh | None = None, spec: Any = None) -> list[Any]:
     """What an operator gives for two tensors, and their gradients; recorded only where there is a mesh."""
     inputs = [t.clone().to("cpu" if mesh is None else "xla") for t in given]
     for t, own in zip(inputs, spec or (), strict=mesh is not None):
@@ -132,3 +143,15 @@ def test_all(shape: tuple[int, ...], spec: Any, compiles: Any) -> None:
 
 def test_sample(compiles: Any) -> None:
     check(["matmul", "sort", "write to a transpose", "index_add", "slice", "pad"], (4, 2), SPECS[3], compiles)
+
+
+def test_convolutions(compiles: Any) -> None:
+    mesh = xs.Mesh(np.arange(8), (2, 2, 2))
+    generator = torch.Generator().manual_seed(0)
+    for operator, image, kernel, spec in CONVOLUTIONS:
+        given = [torch.randn(shape, generator=generator) for shape in (image, kernel)]
+        with compiles(1):
+            found = run(operator, given, mesh, spec)
+            torch_xla.sync()
+        for value, expected in zip(found, run(operator, given), strict=True):
+            torch.testing.assert_close(value.cpu(), expected, rtol=1e-3, atol=1e-3)

@@ -23,11 +23,11 @@ from torch_xla import _config, _fallbacks, _metrics
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
 from torch_xla._core.job import agreement, sequence
-from torch_xla._core.lower import manual, placing, scopes
+from torch_xla._core.lower import convolutions, manual, placing, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
-from torch_xla.ops import collective, host_kernel, precision
+from torch_xla.ops import collective, conv, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import separate
@@ -132,7 +132,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     exact = jax.default_matmul_precision(precision.current().products)
     place = placement.of(graph.device)
     own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
-    with client.x64(), exact, own, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    mesh = conv.over_mesh(place.mesh)
+    with client.x64(), exact, own, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
@@ -154,6 +155,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     if not isinstance(steps, range):
         name_meanings(module)
     _say_aliases(module, convention.aliases)
+    if place.mesh:
+        convolutions.constrain(module)
     return Lowered(stage, _has_callback(stage))
 
 

@@ -1,0 +1,66 @@
+"""Convolutions in programs over a mesh: which splits XLA is kept from.
+
+XLA splits a convolution over its window, where an image is in parts along its extents and a kernel is in any parts, and
+adds up the parts of all devices, also of those that hold copies: the sum is then as many times too large as there are
+copies. Gradients of grouped kernels it adds up like that too, and some gradients of split images end the process. None
+of it is reached where images and windows are whole along their extents, and all of what is grouped by batches; the
+other dimensions stay open, for XLA to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy, stablehlo
+
+_MESH, _CONVOLUTION = "sdy.mesh", "stablehlo.convolution"
+
+
+def constrain(module: Any) -> None:
+    """Says of each convolution's operands and result in which dimensions they are whole.
+
+    Args:
+        module: StableHLO of a program over a mesh.
+    """
+    found = _find(module)
+    if not found[_MESH]:
+        return
+    mesh = ir.StringAttr(found[_MESH][0].attributes["sym_name"]).value
+    with module.context:
+        for convolution in found[_CONVOLUTION]:
+            image, kernel, result = _whole(convolution)
+            with ir.InsertionPoint(convolution), convolution.location:
+                convolution.operands[0] = _constrained(convolution.operands[0], image, mesh)
+                convolution.operands[1] = _constrained(convolution.operands[1], kernel, mesh)
+            with ir.InsertionPoint.after(convolution), convolution.location:
+                given = _constrained(convolution.results[0], result, mesh)
+                convolution.results[0].replace_all_uses_except(given, given.owner)
+
+
+def _find(module: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {_MESH: [], _CONVOLUTION: []}
+
+    def take(operation: Any) -> Any:
+        if operation.name in found:
+            found[operation.name].append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(take)
+    return found
+
+
+def _whole(convolution: Any) -> tuple[Container[int], Container[int], Container[int]]:
+    """The dimensions of image, kernel and result that are to be whole."""
+    dims = stablehlo.ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
+    if ir.IntegerAttr(convolution.attributes["batch_group_count"]).value > 1:
+        every = range(ir.RankedTensorType(convolution.results[0].type).rank)
+        return every, every, every
+    return dims.input_spatial_dimensions, dims.kernel_spatial_dimensions, dims.output_spatial_dimensions
+
+
+def _constrained(value: Any, whole: Container[int], mesh: str) -> Any:
+    rank = ir.RankedTensorType(value.type).rank
+    dims = [sdy.DimensionShardingAttr.get([], is_closed=d in whole) for d in range(rank)]
+    return sdy.ShardingConstraintOp(value, sdy.TensorShardingAttr.get(mesh, dims)).result
