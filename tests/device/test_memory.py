@@ -129,6 +129,20 @@ def test_a_program_that_runs_out_after_its_start() -> None:
     assert (kept + 1).sum().item() == 2 * 29 * 7
 
 
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("Out of memory allocating 1024 bytes.", "1.00 KiB"),
+        ("Out of memory while trying to allocate 512.50GiB with allocator GPU_0_bfc on device 0.", "512.50 GiB"),
+        ("Out of memory while trying to allocate 3.25MiB", "3.25 MiB"),
+        ("Attempting to allocate 12.25G. That was not possible. There are 3.50G free.", "12.25 GiB"),
+    ],
+)
+def test_what_was_asked_for_is_in_pytorchs_words(said: str, asked: str) -> None:
+    explained = memory.explain_late(RuntimeError(f"RESOURCE_EXHAUSTED: {said}"), 0)
+    assert str(explained).startswith(f"XLA out of memory. Tried to allocate {asked}. ")
+
+
 def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> None:
     kept = torch.ones(1024, 1024).to(limited)
     for margin, outcome in ((-1, pytest.raises(torch.OutOfMemoryError)), (1, nullcontext())):

@@ -145,9 +145,9 @@ def _as_torch(nbytes: int) -> str:
 
 
 def _asked(error: Exception) -> int | None:
-    """How much memory there was not."""
-    found = re.search(r"allocat\w* (\d+) bytes", str(error))
-    return int(found[1]) if found else None
+    """How much memory there was not, in the words of XLA on CPUs (bytes), GPUs (GiB) and TPUs (G)."""
+    found = re.search(r"allocat\w* ([\d.]*\d) ?(bytes|[KMGT])", str(error))
+    return None if found is None else int(float(found[1]) * 1024 ** "bKMGT".index(found[2][0]))
 
 
 def _reason(error: Exception, device: int) -> str:
