@@ -70,13 +70,6 @@ class Call:
             raise CannotReplay("it writes to an argument that is a view; pass the whole tensor")
 
     @staticmethod
-    def flat(args: tuple[Any, ...]) -> Call:
-        """Arguments of which the tensors always have the same shapes, and nothing else but numbers varies."""
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        numbers = () if len(tensors) == len(args) else tuple(x for x in args if not isinstance(x, torch.Tensor))
-        return Call(tensors, [], (len(tensors), numbers))
-
-    @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Flattens arguments."""
         leaves: Sequence[Any] = args

@@ -6,7 +6,6 @@ import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +132,6 @@ class Recorder:
         parameters: Those that earlier calls have to do with.
         optimizers: Likewise.
         latest: What the latest call did that became a graph, by its key.
-        pure: It has no effect but on its arguments, and depends on nothing else.
     """
 
     def __init__(
@@ -142,13 +140,11 @@ class Recorder:
         parameters: Parameters,
         optimizers: Sequence[weakref.ref[Optimizer]],
         latest: dict[str, Facts],
-        pure: bool = False,
     ) -> None:
         self._call = call
         self._parameters = parameters
         self._optimizers = optimizers
         self._latest = latest
-        self._pure = pure
         self._watcher = Watcher()
         self.reads = False
         self._seen: list[Facts] = []
@@ -164,10 +160,10 @@ class Recorder:
         self._scalars = [*self._call.numbers, *settings_of(self._optimizers)[0]]
         self._arguments = [_id_of(t) for t in self._call.tensors]
         self._state = _bindings.rng_state(self.device)
-        self._random = [] if self._pure else host_randomness()
+        self._random = host_randomness()
         self._recording = _bindings.Recording(self.device)
         try:
-            with nullcontext() if self._pure else self._watcher.watching():
+            with self._watcher.watching():
                 leaves, self._spec = pytree.tree_flatten(function(*args, **kwargs))
             self._result = leaves
         finally:
@@ -221,7 +217,7 @@ class Recorder:
                 raise CannotReplay(
                     f"torch.optim.lr_scheduler.{type(scheduler).__name__} takes its step inside; take it after the call"
                 )
-        if not self._pure and host_randomness() != self._random:
+        if host_randomness() != self._random:
             raise CannotReplay("it draws random numbers on the host; draw them outside and pass them, or on the device")
         found = list(self._watcher.optimizers.values())
         facts.optimizers = [weakref.ref(optimizer) for optimizer in found]
@@ -239,7 +235,7 @@ class Recorder:
         touched = self._recording.touched
         leaves = [t for t, _ in touched if t.requires_grad and t.is_leaf]
         facts.written = [weakref.ref(t) for t, written in touched if written]
-        if not self._pure and self._parameters.add([*leaves, *self._of_optimizers()]):
+        if self._parameters.add([*leaves, *self._of_optimizers()]):
             facts.complete = False
         self._after = self._parameters.gradients()
         before = self._gradients + [0] * (len(self._after) - len(self._gradients))
@@ -336,7 +332,7 @@ class Recorder:
     def _take_results(self, facts: Facts) -> None:
         facts.result_spec = self._spec
         changed = {change.storage: change for change in facts.changes}
-        aliases, references = ({}, {}) if self._pure else _holders(self._result)
+        aliases, references = _holders(self._result)
         for x in self._result:
             if not isinstance(x, torch.Tensor):
                 if x is not None and not isinstance(
@@ -357,19 +353,17 @@ class Recorder:
                 raise CannotReplay(f"it returns a tensor on {x.device}, expected one on xla")
             change = changed.get(_id_of(x))
             if change is not None and change.target == ("result",):
-                held = not self._pure and sys.getrefcount(x) > _ALIVE + references[id(x)]
+                held = sys.getrefcount(x) > _ALIVE + references[id(x)]
                 if held or _bindings.count_aliases(x) > aliases.get(_id_of(x), sys.maxsize):
                     raise CannotReplay(f"something keeps a tensor that it returns too, made at {change.line}")
                 place: Origin = ("made", _order(facts.changes, change))
-            elif x.is_leaf and x.requires_grad and not self._pure:
+            elif x.is_leaf and x.requires_grad:
                 facts.results.append(("object", id(x)))
                 facts.likes.append(x)
                 continue
             else:
                 place = change.target if change is not None else self._origin(_id_of(x), facts)
-            facts.results.append(
-                ("tensor", place, x.requires_grad and not self._pure, tuple(x.shape), x.stride(), x.storage_offset())
-            )
+            facts.results.append(("tensor", place, x.requires_grad, tuple(x.shape), x.stride(), x.storage_offset()))
             facts.likes.append(x)
         facts.likes = [like if like is None or like.is_leaf else like.detach() for like in facts.likes]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,23 +72,12 @@ class Step:
         function: The step.
         name: What it is called in messages.
         enter: Enters the region of a recorded call.
-        settle: Computes what tensors wait for, before a replay takes them; by default everything that is pending.
-        pure: The function has no effect but on its arguments, which are flat, and depends on nothing else.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        enter: Enter,
-        settle: Callable[[Sequence[torch.Tensor]], None] | None = None,
-        pure: bool = False,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, enter: Enter) -> None:
         self._function = function
         self._name = name
         self._enter = enter
-        self._settle = settle or _settle_all
-        self._pure = pure
         self._calls: dict[Any, _Calls] = {}
         self._moving: dict[int, int | None] = {}
         self._told: set[str] = set()
@@ -97,7 +86,7 @@ class Step:
         if region.stack:
             return self._function(*args, **kwargs)  # a part of what is recorded already
         try:
-            call = Call.flat(args) if self._pure else Call.of(args, kwargs)
+            call = Call.of(args, kwargs)
         except CannotReplay as reason:
             self._tell(str(reason))
             with self._enter(lambda *_: None, False):
@@ -121,7 +110,7 @@ class Step:
                 scalars = plan.scalars(call)
                 if scalars is None:
                     continue
-                self._settle(call.tensors)
+                _settle()
                 found = plan.run(call, scalars)
                 if found is not None:
                     _metrics.count("Replay")
@@ -139,10 +128,8 @@ class Step:
         if call.own:
             swapped = {id(given): call.tensors[i] for i, given in call.own.items()}
             args, kwargs = pytree.tree_map(lambda x: swapped.get(id(x), x), (args, kwargs))
-        if self._pure:
-            self._settle(call.tensors)
         with self._enter(see, calls.reads):
-            recorder = Recorder(call, calls.parameters, calls.optimizers, calls.latest, self._pure)
+            recorder = Recorder(call, calls.parameters, calls.optimizers, calls.latest)
             recorder.run(self._function, args, kwargs)
         if recorder.reads:
             calls.reads, calls.previous = True, None
@@ -179,7 +166,7 @@ class Step:
         if before is None or before.key != key or not before.complete:
             return
         _compare(before, facts)
-        plan = Plan(facts, rules, [self._pure or len(ids) > 1 for ids in seen])
+        plan = Plan(facts, rules, [len(ids) > 1 for ids in seen])
         plan.bind(facts, calls.parameters)
         calls.plans[key] = plan
 
@@ -190,7 +177,8 @@ class Step:
             print(f"torch_xla: {self._name} is recorded at each call, not replayed: {reason}", file=sys.stderr)
 
 
-def _settle_all(_: Sequence[torch.Tensor]) -> None:
+def _settle() -> None:
+    """Computes everything that is pending, before a replay takes it."""
     for device in range(_bindings.device_count()):
         if _bindings.has_pending(device):
             sync.sync(device, cause=debug_level.COMPILE_ENTRY)
