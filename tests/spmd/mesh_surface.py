@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 from torch_xla import _XLAC
 from torch_xla.experimental.scan import scan
 from torch_xla.experimental.scan_layers import scan_layers
@@ -54,6 +56,12 @@ def rows(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 def same_gradients(split: torch.nn.Module, plain: torch.nn.Module) -> None:
     for own, other in zip(split.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad.cpu(), other.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_asked_again(monkeypatch):
+    monkeypatch.delenv("XLA_USE_SPMD")
+    xr.use_spmd()
+    assert os.environ["XLA_USE_SPMD"] == "1"
 
 
 def test_distribute_tensor():

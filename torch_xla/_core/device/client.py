@@ -112,15 +112,16 @@ def use_spmd() -> None:
         RuntimeError: There are xla tensors already.
     """
     global _spmd
-    if _spmd:
-        return
-    if any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
+    if not _spmd and any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
         raise RuntimeError(
             "[spmd] SPMD mode was asked for, but there are tensors on single devices already; call "
             "torch_xla.runtime.use_spmd() before the first xla tensor"
         )
+    # For processes that this one starts, as 2.9 has it; also where it was taken out since.
+    os.environ[_config.XLA_USE_SPMD.name] = "1"
+    if _spmd:
+        return
     _spmd = True
-    os.environ[_config.XLA_USE_SPMD.name] = "1"  # for processes that this one starts, as 2.9 has it
     _bindings.set_spans_mesh(True)
     publish_count()
 
