@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import torch_xla
 from benchmarks import workloads
-from torch_xla import _metrics, experimental
+from torch_xla import _bindings, _metrics, experimental
 
 ROUNDS = 12
 STEPS = 40
@@ -43,7 +47,11 @@ def recording(name: str = "mlp") -> dict[str, float]:
 
 
 def without_barrier(name: str = "mlp") -> dict[str, float]:
-    """Seconds of a training loop without barriers ÷ with one in each step, once both are compiled."""
+    """Seconds of a training loop without barriers ÷ with one in each step, once both are compiled.
+
+    The first ratio is of the steps beyond those in which the loop is found, the total one of all; the share is that of
+    the search in it.
+    """
     step = workloads.build(name, torch_xla.device()).step
     torch_xla.sync(wait=True)
     experimental.auto_barrier(True)
@@ -65,17 +73,44 @@ def without_barrier(name: str = "mlp") -> dict[str, float]:
     loop(STEPS, nothing)
     found = _compiles() - before - marked
     # What comes before a loop is found, and after its end, is not the loop: the two lengths differ in it alone.
-    pairs = []
+    pairs, totals, shares = [], [], []
     for _ in range(ROUNDS):
         with_barrier = loop(STEPS, torch_xla.sync)
-        short, long = loop(STEPS, nothing) * STEPS, loop(3 * STEPS, nothing) * 3 * STEPS
+        short = loop(STEPS, nothing) * STEPS
+        with _searching() as search:
+            long = loop(3 * STEPS, nothing) * 3 * STEPS
         pairs.append((long - short) / (2 * STEPS) / with_barrier)
+        totals.append(long / (3 * STEPS) / with_barrier)
+        shares.append(search.seconds / long)
     experimental.auto_barrier(False)
     return {
         f"{name}_no_barrier_ratio": median(pairs),
+        f"{name}_no_barrier_total_ratio": median(totals),
+        f"{name}_search_share": median(shares),
         f"{name}_compiles_with_barrier": marked,
         f"{name}_compiles_without": found,
     }
+
+
+@dataclass
+class _Search:
+    seconds: float = 0.0
+
+
+@contextmanager
+def _searching() -> Iterator[_Search]:
+    """How long is looked for loops inside the block."""
+    spent, find = _Search(), _bindings.find_loop
+
+    def timed(device: int) -> Any:
+        start = perf_counter()
+        try:
+            return find(device)
+        finally:
+            spent.seconds += perf_counter() - start
+
+    with patch.object(_bindings, "find_loop", timed):
+        yield spent
 
 
 def _compiles() -> int:
