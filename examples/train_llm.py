@@ -9,6 +9,7 @@ Examples::
     python examples/train_llm.py --steps 600 --checkpoint demo-output/llm
     python examples/train_llm.py --steps 900 --checkpoint demo-output/llm --resume --bf16 --accumulate 2
     CPU_NUM_DEVICES=2 PJRT_DEVICE=CPU python examples/train_llm.py --fsdp --steps 100
+    CPU_NUM_DEVICES=8 PJRT_DEVICE=CPU python examples/train_llm.py --spmd fsdp=4,tensor=2 --steps 100
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from torch import Tensor, nn
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 
 if __package__:
-    from examples import common, llm_checkpoint, llm_data
+    from examples import common, llm_checkpoint, llm_data, llm_splits
 else:
     import common
     import llm_checkpoint
     import llm_data
+    import llm_splits
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -62,7 +65,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
     options = parser.parse_args(arguments)
     if options.spmd:
-        common.refuse("--spmd needs arrays that are split over devices, which this version does not have; use --fsdp")
+        llm_splits.axes_of(options.spmd)
+    if options.spmd and options.fsdp:
+        common.refuse("--spmd is one process for all devices, and --fsdp one for each; leave one of them out")
     if options.resume and options.checkpoint is None:
         common.refuse("--resume needs --checkpoint, the folder to go on from")
     if options.hidden % options.heads or options.hidden // options.heads % 2:
@@ -91,13 +96,21 @@ def config_of(options: argparse.Namespace) -> LlamaConfig:
 
 
 class Trainer:
-    """The model on a device, its optimizer and schedule, and a step."""
+    """The model on a device, split over a mesh if there is one, its optimizer and schedule, and a step."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device | str, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        device: torch.device | str,
+        compiled: bool = False,
+        mesh: xs.Mesh | None = None,
+    ) -> None:
         self.options, self.device = options, torch.device(device)
         self.model: nn.Module = llm_data.build(config_of(options)).to(device)
         if options.fsdp:
             _split(self.model)
+        if mesh is not None:
+            llm_splits.split_model(self.model, mesh)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
         )
@@ -146,6 +159,7 @@ def peak_flops(device: torch.device, bf16: bool) -> float:
     dtype = torch.bfloat16 if bf16 else torch.float32
     size, count = 1024, 4
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    torch_xla.sync()  # they are no part of what is timed
 
     def products() -> Tensor:
         x = a
@@ -158,13 +172,19 @@ def peak_flops(device: torch.device, bf16: bool) -> float:
 
 def train(index: int, options: argparse.Namespace) -> list[float]:
     """What each process runs; gives the losses, which are the mean of all processes'."""
+    mesh = llm_splits.mesh_of(options.spmd) if options.spmd else None
     device, world = torch_xla.device(), xr.world_size()
-    if options.batch_size % (world * options.accumulate):
-        common.refuse(f"got --batch-size {options.batch_size}, expected a multiple of {world} processes and the parts")
-    trainer = Trainer(options, device)
+    shares = world if mesh is None else llm_splits.share_of(mesh)
+    if options.batch_size % (shares * options.accumulate):
+        common.refuse(
+            f"got --batch-size {options.batch_size}, expected a multiple of {shares * options.accumulate}: "
+            f"{shares} shares of {options.accumulate} parts each"
+        )
+    trainer = Trainer(options, device, mesh=mesh)
     first = 0
     if options.resume:
         first = llm_checkpoint.load(options.checkpoint, trainer.model, trainer.optimizer, trainer.schedule)
+        torch_xla.sync()  # what was read is no part of a step
         xm.master_print(f"going on from step {first}")
     tokens = llm_data.encode(llm_data.documentation(options.characters))
     source = llm_data.batches(tokens, options.batch_size, options.sequence, seed=1, start=first)
@@ -176,7 +196,8 @@ def train(index: int, options: argparse.Namespace) -> list[float]:
     began, warm = time.perf_counter(), first
     own = slice(xr.global_ordinal(), None, world)
     for step in range(first, options.steps):
-        losses.append(trainer.step(next(source)[own].to(device)))
+        batch = next(source)[own].to(device)
+        losses.append(trainer.step(batch if mesh is None else llm_splits.split_batch(batch, mesh)))
         torch_xla.sync()
         if step == first + 1:  # what is compiled is compiled
             torch_xla.sync(wait=True)
@@ -193,7 +214,7 @@ def train(index: int, options: argparse.Namespace) -> list[float]:
     torch_xla.sync(wait=True)
     rate = (options.steps - warm) * options.batch_size * options.sequence / max(1e-9, time.perf_counter() - began)
     graphs = common.compiles() - graphs
-    share = rate * work / (peak_flops(device, options.bf16) * world)
+    share = rate * work / (peak_flops(device, options.bf16) * (world if mesh is None else mesh.size()))
     xm.master_print(
         f"{rate:,.0f} tokens/s, {share:.0%} of what large products reach here; {common.graphs(graphs)} compiled"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -103,7 +104,9 @@ def test_a_run_that_is_taken_up_again_goes_on_as_one_that_was_not(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--spmd", "fsdp=4,tensor=2"], "--spmd"),
+        (["--spmd", "fsdp=4,model=2"], "expected axes such as fsdp=4,tensor=2; there are data, fsdp, tensor"),
+        (["--spmd", "fsdp=0"], "expected axes such as"),
+        (["--spmd", "fsdp=4", "--fsdp"], "leave one of them out"),
         (["--resume"], "--checkpoint"),
         (["--heads", "5"], "an even share for each head"),
         (["--batch-size", "5", "--accumulate", "2"], "a multiple of --accumulate 2"),
@@ -113,6 +116,30 @@ def test_training_refuses_in_one_line(arguments: list[str], reason: str) -> None
     with pytest.raises(SystemExit) as refused:
         train_llm.parse(arguments)
     assert reason in said(refused)
+
+
+@pytest.mark.slow
+def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(tmp_path: Path) -> None:
+    arguments = [*SMALL_LLM, "--steps", "6", "--checkpoint", str(tmp_path), "--every", "3"]
+    arguments += ["--plot", str(tmp_path / "curve.png")]
+    alone = train_llm.train(0, train_llm.parse(arguments))
+    (tmp_path / "step-000006").rename(tmp_path / "done")
+    arguments += ["--resume", "--spmd", "data=2,fsdp=2,tensor=2"]
+    done = python(ROOT / "examples" / "train_llm.py", *arguments, devices=8, timeout=250, XLA_HOST_COMPUTE="1")
+    assert "going on from step 3" in done.stdout
+    assert "1 graph compiled" in done.stdout
+    assert "torch_xla:" not in done.stderr
+    found = re.search(r"step 6: loss (\d\.\d+)", done.stdout)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(alone[-1], abs=2e-3)
+
+
+def test_a_mesh_of_another_number_of_devices_is_refused_in_one_line() -> None:
+    done = python(ROOT / "examples" / "train_llm.py", "--spmd", "fsdp=4", devices=2, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines() == [
+        "train_llm: got --spmd fsdp=4, which is 4 devices, expected 2; CPU_NUM_DEVICES says how many"
+    ]
 
 
 def test_batches_depend_on_their_number_alone() -> None:
