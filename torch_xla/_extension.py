@@ -21,6 +21,7 @@ import torch
 NAME = "torch_xla._C"
 PACKAGE = Path(__file__).parent
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+CORE_MINUTES = 20  # about what the compile takes on one core
 
 
 def load() -> None:
@@ -99,8 +100,10 @@ def _compiled(target: Path) -> Path:
     with FileLock(target.parent / "lock"):
         if target.exists():
             return target
+        cores = len(os.sched_getaffinity(0)) if shutil.which("ninja") else 1  # without it, one file at a time
+        took = f"about {-(-CORE_MINUTES // cores)} min on {cores} core{'' if cores == 1 else 's'}"
         print(
-            f"torch_xla: compiling for torch {torch.__version__}, once; it takes a minute or two ({target.parent})",
+            f"torch_xla: compiling for torch {torch.__version__}, once; it takes {took} ({target.parent})",
             file=sys.stderr,
             flush=True,
         )
