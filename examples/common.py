@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,13 @@ import torch_xla.debug.metrics as met
 def refuse(text: str) -> NoReturn:
     """Ends the program with one line on stderr and exit status 1."""
     raise SystemExit(f"{Path(sys.argv[0]).stem}: {text}")
+
+
+def positive(text: str) -> int:
+    """A number above zero, as a type of `argparse`."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"got {text}, expected a number above zero")
+    return int(text)
 
 
 def compiles() -> int:

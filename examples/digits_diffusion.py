@@ -34,7 +34,7 @@ if __package__:
 else:
     import common
 
-SIZE = 8
+SIZE, COUNT = 8, 1797  # pixels of a side, images
 NOISE_STEPS = 1000
 NO_DIGIT = 10  # the condition "any digit"
 
@@ -202,16 +202,18 @@ def compare(options: argparse.Namespace) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--width", type=int, default=32, help="channels of the network, a multiple of 8")
-    parser.add_argument("--sampling-steps", type=int, default=25)
-    parser.add_argument("--columns", type=int, default=12, help="drawings of each digit")
+    parser.add_argument("--epochs", type=common.positive, default=60)
+    parser.add_argument("--batch-size", type=common.positive, default=64)
+    parser.add_argument("--width", type=common.positive, default=32, help="channels of the network, a multiple of 8")
+    parser.add_argument("--sampling-steps", type=common.positive, default=25)
+    parser.add_argument("--columns", type=common.positive, default=12, help="drawings of each digit")
     parser.add_argument("--output", type=Path, default=Path("demo-output/digits_diffusion.png"))
     parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
     options = parser.parse_args(arguments)
     if options.width % 8 or options.width < 8:
         common.refuse(f"got --width {options.width}, expected a multiple of 8")
+    if options.batch_size > COUNT:
+        common.refuse(f"got --batch-size {options.batch_size}, expected at most {COUNT}, the number of digits")
     return options
 
 

@@ -37,6 +37,11 @@ def latest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def steps_of(path: Path) -> int:
+    """How many steps were done when a checkpoint was written."""
+    return int(path.name.removeprefix("step-"))
+
+
 def save(
     folder: Path,
     step: int,

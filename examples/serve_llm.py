@@ -48,11 +48,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", help="a causal model of transformers: a folder, or a name if there is a network")
     parser.add_argument("--checkpoint", type=Path, help="folder of checkpoints of train_llm.py")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--slots", type=int, default=8, help="requests that are answered at a time")
-    parser.add_argument("--length", type=int, default=256, help="longest prompt and answer together")
-    parser.add_argument("--buckets", type=int, nargs="+", default=[32, 64, 128], help="lengths prompts are padded to")
-    parser.add_argument("--load-test", type=int, metavar="N", help="send N requests to itself, report, and end")
-    parser.add_argument("--clients", type=int, default=16, help="how many of them at a time")
+    parser.add_argument("--slots", type=common.positive, default=8, help="requests that are answered at a time")
+    parser.add_argument("--length", type=common.positive, default=256, help="longest prompt and answer together")
+    parser.add_argument(
+        "--buckets", type=common.positive, nargs="+", default=[32, 64, 128], help="lengths prompts are padded to"
+    )
+    parser.add_argument(
+        "--load-test", type=common.positive, metavar="N", help="send N requests to itself, report, and end"
+    )
+    parser.add_argument("--clients", type=common.positive, default=16, help="how many of them at a time")
     options = parser.parse_args(arguments)
     if max(options.buckets) > options.length:
         common.refuse(f"got a bucket of {max(options.buckets)}, expected at most --length {options.length}")
@@ -152,8 +156,9 @@ def check_port(port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            common.refuse(f"port {port} cannot be used ({error.strerror}); choose another with --port")
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            common.refuse(f"port {port} cannot be used ({reason}); choose another with --port")
 
 
 def main() -> int:

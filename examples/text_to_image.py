@@ -42,13 +42,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("prompts", nargs="*", default=["a photograph of an astronaut riding a horse"])
     parser.add_argument("--model", help="folder or name of a pipeline of diffusers; small random parts by default")
     parser.add_argument("--scheduler", choices=SCHEDULERS, default="ddim")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--size", type=int, help="pixels of a side; the model's own by default")
+    parser.add_argument("--steps", type=common.positive, default=20)
+    parser.add_argument("--size", type=common.positive, help="pixels of a side; the model's own by default")
     parser.add_argument("--guidance", type=float, default=7.5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=2, help="how often to draw; the last time is what counts")
-    parser.add_argument("--devices", type=int, default=1, help="processes, one per device")
+    parser.add_argument(
+        "--rounds", type=common.positive, default=2, help="how often to draw; the last time is what counts"
+    )
+    parser.add_argument("--devices", type=common.positive, default=1, help="processes, one per device")
     parser.add_argument("--own-loop", action="store_true", help="denoise in a loop written by hand")
     parser.add_argument("--output", type=Path, default=Path("demo-output/pictures"))
     parser.add_argument("--peers", action="store_true", help="only time a picture, beside PyTorch on the CPU")
@@ -60,7 +62,9 @@ def load(options: argparse.Namespace) -> Any:
     import diffusers
 
     if options.model is None:
-        pipeline = diffusion_parts.pipeline().to(getattr(torch, options.dtype))
+        pipeline = diffusion_parts.pipeline()
+        if options.dtype != "float32":  # diffusers warns of each change, of one to the same dtype too
+            pipeline = pipeline.to(getattr(torch, options.dtype))
     else:
         try:
             pipeline = diffusers.DiffusionPipeline.from_pretrained(options.model, dtype=getattr(torch, options.dtype))

@@ -38,8 +38,10 @@ from torch_xla.distributed.parallel_loader import MpDeviceLoader
 from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 if __package__:
+    from examples import common
     from examples.digits import DigitsNet, load_data
 else:
+    import common
     from digits import DigitsNet, load_data
 
 HOW = ("xm", "ddp", "fsdp2", "xla_fsdp", "zero1", "data_parallel")
@@ -50,9 +52,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--how", choices=HOW, default="xm")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=common.positive, default=5)
     parser.add_argument("--steps", type=int, default=0, help="steps of an epoch, all by default")
-    parser.add_argument("--batch-size", type=int, default=64, help="of all devices together")
+    parser.add_argument("--batch-size", type=common.positive, default=64, help="of all devices together")
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--save", type=Path, help="where to save the model")
     return parser.parse_args(arguments)
@@ -155,6 +157,9 @@ def train_in_threads(options: argparse.Namespace) -> float:
 def main() -> None:
     """Starts the processes, unless ``torchrun`` has."""
     options = parse()
+    count = max(xr.world_size(), xr.global_runtime_device_count())
+    if options.batch_size % count:
+        common.refuse(f"got --batch-size {options.batch_size}, expected a multiple of {count}, the number of devices")
     if options.how == "data_parallel":
         train_in_threads(options)
     else:

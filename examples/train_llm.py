@@ -46,21 +46,25 @@ if TYPE_CHECKING:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences of a step, of all processes together")
-    parser.add_argument("--accumulate", type=int, default=1, help="parts of a step that are computed one by one")
-    parser.add_argument("--sequence", type=int, default=256, help="bytes of a sequence")
-    parser.add_argument("--hidden", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--steps", type=common.positive, default=600)
+    parser.add_argument(
+        "--batch-size", type=common.positive, default=8, help="sequences of a step, of all processes together"
+    )
+    parser.add_argument(
+        "--accumulate", type=common.positive, default=1, help="parts of a step that are computed one by one"
+    )
+    parser.add_argument("--sequence", type=common.positive, default=256, help="bytes of a sequence")
+    parser.add_argument("--hidden", type=common.positive, default=192)
+    parser.add_argument("--layers", type=common.positive, default=4)
+    parser.add_argument("--heads", type=common.positive, default=6)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices, a process each")
     parser.add_argument("--spmd", metavar="AXES", help="one process for all devices, such as fsdp=4,tensor=2")
     parser.add_argument("--checkpoint", type=Path, help="folder for checkpoints")
-    parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--every", type=common.positive, default=200, help="steps between checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
-    parser.add_argument("--characters", type=int, help="how much of the text to use, all by default")
+    parser.add_argument("--characters", type=common.positive, help="how much of the text to use, all by default")
     parser.add_argument("--plot", type=Path, default=Path("demo-output/train_llm.png"))
     parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
     options = parser.parse_args(arguments)
@@ -74,11 +78,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         common.refuse(
             f"got --hidden {options.hidden} and --heads {options.heads}, expected an even share for each head"
         )
-    if options.batch_size % options.accumulate:
-        common.refuse(
-            f"got --batch-size {options.batch_size}, expected a multiple of --accumulate {options.accumulate}"
-        )
+    check_batch(options, 1)
     return options
+
+
+def check_batch(options: argparse.Namespace, shares: int) -> None:
+    """Ends the program where a batch cannot be dealt out to so many devices."""
+    if options.batch_size % (shares * options.accumulate):
+        common.refuse(
+            f"got --batch-size {options.batch_size}, expected a multiple of {shares * options.accumulate} "
+            f"(devices: {shares}, --accumulate: {options.accumulate})"
+        )
 
 
 def rate_at(step: int, options: argparse.Namespace) -> float:
@@ -173,13 +183,9 @@ def peak_flops(device: torch.device, bf16: bool) -> float:
 def train(index: int, options: argparse.Namespace) -> list[float]:
     """What each process runs; gives the losses, which are the mean of all processes'."""
     mesh = llm_splits.mesh_of(options.spmd) if options.spmd else None
+    if mesh is not None:
+        check_batch(options, llm_splits.share_of(mesh))
     device, world = torch_xla.device(), xr.world_size()
-    shares = world if mesh is None else llm_splits.share_of(mesh)
-    if options.batch_size % (shares * options.accumulate):
-        common.refuse(
-            f"got --batch-size {options.batch_size}, expected a multiple of {shares * options.accumulate}: "
-            f"{shares} shares of {options.accumulate} parts each"
-        )
     trainer = Trainer(options, device, mesh=mesh)
     first = 0
     if options.resume:
@@ -187,6 +193,8 @@ def train(index: int, options: argparse.Namespace) -> list[float]:
         torch_xla.sync()  # what was read is no part of a step
         xm.master_print(f"going on from step {first}")
     tokens = llm_data.encode(llm_data.documentation(options.characters))
+    if len(tokens) <= options.sequence:
+        common.refuse(f"got --sequence {options.sequence}, expected fewer than the {len(tokens)} bytes of the text")
     source = llm_data.batches(tokens, options.batch_size, options.sequence, seed=1, start=first)
     work = flops_per_token(trainer.model, options)
     xm.master_print(f"{common.parameters_of(trainer.model):,} parameters, {len(tokens):,} bytes of text, on {device}")
@@ -248,7 +256,10 @@ def main() -> int:
         if path is None:
             common.refuse(f"there is no checkpoint in {options.checkpoint}; leave --resume out to start")
         llm_checkpoint.check_shape(path, config_of(options))
+        if llm_checkpoint.steps_of(path) >= options.steps:
+            common.refuse(f"got --steps {options.steps}, expected more than those that {path} has")
     if options.fsdp:
+        check_batch(options, max(xr.world_size(), xr.global_runtime_device_count()))
         torch_xla.launch(train, (options,))
     else:
         train(0, options)

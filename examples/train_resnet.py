@@ -44,13 +44,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with train/ and val/; generated pictures by default")
     parser.add_argument("--depth", type=int, choices=DEPTHS, default=50)
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--images", type=int, default=2000, help="generated pictures of an epoch; a fifth to test with")
-    parser.add_argument("--batch-size", type=int, default=32, help="of each device")
+    parser.add_argument("--size", type=common.positive, default=64, help="pixels of a side")
+    parser.add_argument("--epochs", type=common.positive, default=3)
+    parser.add_argument(
+        "--images", type=common.positive, default=2000, help="generated pictures of an epoch; a fifth to test with"
+    )
+    parser.add_argument("--batch-size", type=common.positive, default=32, help="of each device")
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=1, help="processes that make or read pictures")
-    parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--log-every", type=common.positive, default=20)
     parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
     options = parser.parse_args(arguments)
     if options.size < 32:

@@ -15,7 +15,8 @@ import torch
 from probes import ROOT, python
 
 import torch_xla
-from examples import digits_diffusion, llm_data, text_to_image, train_llm
+import torch_xla.runtime as xr
+from examples import digits_diffusion, llm_data, text_to_image, train_digits_multi, train_llm
 
 Compiles = Callable[..., AbstractContextManager[Any]]
 SMALL_LLM = ["--hidden", "32", "--layers", "1", "--heads", "2", "--sequence", "32", "--batch-size", "4"]
@@ -109,7 +110,7 @@ def test_a_run_that_is_taken_up_again_goes_on_as_one_that_was_not(tmp_path: Path
         (["--spmd", "fsdp=4", "--fsdp"], "leave one of them out"),
         (["--resume"], "--checkpoint"),
         (["--heads", "5"], "an even share for each head"),
-        (["--batch-size", "5", "--accumulate", "2"], "a multiple of --accumulate 2"),
+        (["--batch-size", "5", "--accumulate", "2"], "expected a multiple of 2 (devices: 1, --accumulate: 2)"),
     ],
 )
 def test_training_refuses_in_one_line(arguments: list[str], reason: str) -> None:
@@ -134,12 +135,34 @@ def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(t
     assert float(found[1]) == pytest.approx(alone[-1], abs=2e-3)
 
 
-def test_a_mesh_of_another_number_of_devices_is_refused_in_one_line() -> None:
-    done = python(ROOT / "examples" / "train_llm.py", "--spmd", "fsdp=4", devices=2, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines() == [
-        "train_llm: got --spmd fsdp=4, which is 4 devices, expected 2; CPU_NUM_DEVICES says how many"
-    ]
+def refused_by(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    monkeypatch.setattr("sys.argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        program()
+    return said(refused)
+
+
+def test_what_devices_cannot_take_is_refused_before_processes_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training(*arguments: str) -> str:
+        return refused_by(train_llm.main, monkeypatch, *arguments)
+
+    count = xr.global_runtime_device_count()
+    assert f"which is {count + 1} devices, expected {count}" in training("--spmd", f"fsdp={count + 1}")
+    assert f"(devices: {count}, --accumulate: 1)" in training("--fsdp", "--batch-size", str(count + 1))
+    assert f"a multiple of {count}" in refused_by(train_digits_multi.main, monkeypatch, "--batch-size", str(count + 1))
+    saved = tmp_path / "step-000009"
+    train_llm.config_of(train_llm.parse(SMALL_LLM)).save_pretrained(saved)
+    asked = [*SMALL_LLM, "--checkpoint", str(tmp_path), "--resume", "--steps", "9"]
+    assert f"expected more than those that {saved} has" in training(*asked)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "1.5", "many"])
+def test_numbers_of_things_are_above_zero(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_llm.parse(["--steps", text])
+    assert f"argument --steps: got {text}, expected a number above zero" in capsys.readouterr().err
 
 
 def test_batches_depend_on_their_number_alone() -> None:
