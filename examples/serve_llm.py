@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -184,7 +185,8 @@ def main() -> int:
     server = uvicorn.Server(uvicorn.Config(application(served, engine), port=options.port, log_level="warning"))
     if options.load_test is None:
         print(f"http://127.0.0.1:{options.port}/v1/completions", flush=True)
-        server.run()
+        with contextlib.suppress(KeyboardInterrupt):  # the server has ended then, and raises it once more
+            server.run()
     else:
         if __package__:
             from examples import llm_load
