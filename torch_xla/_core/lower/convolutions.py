@@ -36,7 +36,7 @@ def constrain(module: Any) -> None:
                 convolution.operands[1] = _constrained(convolution.operands[1], kernel, mesh)
             with ir.InsertionPoint.after(convolution), convolution.location:
                 given = _constrained(convolution.results[0], result, mesh)
-                convolution.results[0].replace_all_uses_except(given, given.owner)
+                convolution.results[0].replace_all_uses_except(given, given.owner.operation)
 
 
 def _find(module: Any) -> dict[str, list[Any]]:
