@@ -156,6 +156,16 @@ def test_torch_compile(graph, compiles):
         torch.testing.assert_close(made(own).cpu(), plain(x), rtol=1e-4, atol=1e-4)
 
 
+def test_marks_under_torch_compile():
+    def marked(x: torch.Tensor, spec: str) -> torch.Tensor:
+        y = x + 1
+        torch.ops.xla.dynamo_mark_sharding(y, list(range(8)), [4, 2], "('a', 'b')", spec)
+        return y * 2
+
+    x = torch.ones(8, 4, device="xla")
+    assert torch.compile(marked, backend="openxla")(x, "('a', None)").tolist() == marked(x, "('a', 'b')").tolist()
+
+
 def test_replay(compiles):
     plain, split = blocks(2)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (plain, split)]

@@ -13,12 +13,19 @@ from torch_xla.core import _donation
 def _mark_sharding(
     input: torch.Tensor, device_ids: list[int], mesh_shape: list[int], axis_names: str, partition_spec: str
 ) -> torch.Tensor:
-    """What `mark_sharding` does, with its arguments as lists and text; tensors of other devices are let through."""
+    """What `mark_sharding` does, with its arguments as lists and text; tensors of other devices are let through.
+
+    What `torch.compile` traces is no tensor yet: there the arguments are checked, and XLA chooses the split.
+    """
     if input.device.type == "xla":
         import torch_xla.distributed.spmd as xs
 
         mesh = xs.Mesh(device_ids, tuple(mesh_shape), ast.literal_eval(axis_names))
-        xs.mark_sharding(input, mesh, ast.literal_eval(partition_spec))
+        spec = ast.literal_eval(partition_spec)
+        if type(input) in (torch.Tensor, torch.nn.Parameter, xs.XLAShardedTensor):
+            xs.mark_sharding(input, mesh, spec)
+        else:
+            mesh.get_op_sharding(spec)
     return input
 
 
