@@ -2,9 +2,10 @@
 
 XLA splits a convolution over its window, where an image is in parts along its extents and a kernel is in any parts, and
 adds up the parts of all devices, also of those that hold copies: the sum is then as many times too large as there are
-copies. Gradients of grouped kernels it adds up like that too, and some gradients of split images end the process. None
-of it is reached where images and windows are whole along their extents, and all of what is grouped by batches; the
-other dimensions stay open, for XLA to choose.
+copies. Gradients of grouped kernels it adds up like that too, and it ends the process at some gradients of split images
+and where the channels of a grouped convolution are split over a part of a mesh. None of it is reached where images and
+windows are whole along their extents, channels with groups too, and all of what is grouped by batches; the other
+dimensions stay open, for XLA to choose.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ def _find(module: Any) -> dict[str, list[Any]]:
 def _whole(convolution: Any) -> tuple[Container[int], Container[int], Container[int]]:
     """The dimensions of image, kernel and result that are to be whole."""
     dims = stablehlo.ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
+    every = set(range(ir.RankedTensorType(convolution.results[0].type).rank))
     if ir.IntegerAttr(convolution.attributes["batch_group_count"]).value > 1:
-        every = range(ir.RankedTensorType(convolution.results[0].type).rank)
         return every, every, every
+    if ir.IntegerAttr(convolution.attributes["feature_group_count"]).value > 1:
+        return every - {dims.input_batch_dimension}, every, every - {dims.output_batch_dimension}
     return dims.input_spatial_dimensions, dims.kernel_spatial_dimensions, dims.output_spatial_dimensions
 
 
