@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,11 @@ from probes import PACKAGE, ROOT, python
 PAGES = ["README.md", *(f"docs/{name}.md" for name in (
     "install", "first-program", "how-it-works", "migrate", "performance", "distributed", "caveats", "debugging",
 ))]  # fmt: skip
-BLOCK = re.compile(r"^```python\n(?P<shown>.*?)^```$|^<!-- run\n(?P<hidden>.*?)^-->$", re.MULTILINE | re.DOTALL)
+SPLIT = "docs/spmd.md"  # its mode is that of a process, over eight devices
+BLOCK = re.compile(
+    r"^(?P<indent> *)```python\n(?P<shown>.*?)^(?P=indent)```$|^<!-- run\n(?P<hidden>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
 FILE = re.compile(r"# file: (\S+)\n")
 HERE = Path(__file__)
 
@@ -36,7 +41,7 @@ class Block:
 def blocks(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text()
     for found in BLOCK.finditer(text):
-        code = found["shown"] if found["shown"] is not None else found["hidden"]
+        code = textwrap.dedent(found["shown"] if found["shown"] is not None else found["hidden"])
         name = FILE.match(code)
         yield Block(page, text.count("\n", 0, found.start()) + 2, code, name[1] if name else None)
 
@@ -45,9 +50,9 @@ def starts_processes(block: Block) -> bool:
     return "launch(" in block.code
 
 
-def run_pages() -> None:
-    """Runs the blocks of all pages in this process: each page, and each file, has a name space of its own."""
-    for page in PAGES:
+def run_pages(pages: list[str]) -> None:
+    """Runs the blocks of pages in this process: each page, and each file, has a name space of its own."""
+    for page in pages:
         shared: dict[str, object] = {"__name__": "__main__"}
         for block in blocks(page):
             if starts_processes(block):
@@ -61,13 +66,19 @@ def test_every_page_with_code_is_run() -> None:
     with_code = {
         str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()
     }
-    assert with_code <= set(PAGES)
+    assert with_code <= {*PAGES, SPLIT}
 
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path: Path) -> None:
     done = python(HERE, cwd=tmp_path, devices=1, timeout=250, MPLBACKEND="Agg", XLA_HOST_COMPUTE="1")
     assert sum(line.startswith("ran ") for line in done.stdout.splitlines()) == len(PAGES), done.stdout
+
+
+@pytest.mark.slow
+def test_blocks_over_a_mesh_run(tmp_path: Path) -> None:
+    done = python(HERE, SPLIT, cwd=tmp_path, devices=8, timeout=250, XLA_HOST_COMPUTE="1")
+    assert f"ran {SPLIT}" in done.stdout.splitlines(), done.stdout
 
 
 def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
@@ -81,4 +92,4 @@ def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(PACKAGE))
-    run_pages()
+    run_pages(sys.argv[1:] or PAGES)
