@@ -1,4 +1,3 @@
-// What most sources include of PyTorch, parsed once per build: see setup.py. Each source still includes what it uses.
+// What every source includes of PyTorch, parsed once per build: see build.py. Each source still includes what it uses.
+// pybind11 and torch/library.h are left out: what they define in headers would be compiled into each object.
 #include <ATen/ATen.h>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/library.h>
