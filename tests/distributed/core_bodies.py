@@ -18,6 +18,8 @@ import torch_xla.core.functions as xf
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
+from torch_xla import _config
+from torch_xla._core.job import pending
 from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils import serialization
 
@@ -75,6 +77,20 @@ def functions(index: int) -> None:
     torch.testing.assert_close(
         (ours.running_var.cpu() - 0.75) * count / (count - 1), host.running_var - 0.75, rtol=1e-3, atol=1e-4
     )
+
+
+def reads(index: int) -> None:
+    """What needs nobody is read without running what does: one program, not two."""
+    x = torch.ones(2, device="xla")
+    torch_xla.sync()
+    before = met.counter_value("UncachedCompile") or 0
+    with _config.XLA_HOST_COMPUTE.override(True):
+        total = xm.all_reduce(xm.REDUCE_SUM, x)
+        assert (torch.arange(8, device="xla").diff() == 1).all()
+        assert pending.newest() is not None
+        assert total[0].item() == xr.world_size()  # which does need the others
+        assert pending.newest() is None
+    assert (met.counter_value("UncachedCompile") or 0) - before <= 2
 
 
 def steps(index: int, folder: str) -> None:

@@ -17,6 +17,10 @@ def test_gradients_are_those_of_one_process() -> None:
     launcher.run(core_bodies.functions, (), 2)
 
 
+def test_a_read_that_needs_nobody_leaves_collectives_pending() -> None:
+    launcher.run(core_bodies.reads, (), 2)
+
+
 def test_steps_broadcasts_seeds_and_files(tmp_path: Path) -> None:
     launcher.run(core_bodies.steps, (str(tmp_path),), 2)
 

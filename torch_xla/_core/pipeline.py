@@ -11,7 +11,7 @@ from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import client, failures, memory, splits, transfer
 from torch_xla._core.graph import graph, graph_text, verify
-from torch_xla._core.job import agreement, same_program, session
+from torch_xla._core.job import agreement, same_program, sequence, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation, split_check
@@ -98,8 +98,7 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if watched and first:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
         if barrier.reading and first:
-            on_host = cut.fits_host and not cut.has_fills and _config.XLA_HOST_COMPUTE.get()
-            if on_host and host_evaluation.run(cut):
+            if _run_on_host(cut):
                 return []
             if not (barrier.weighed or region.stack or cache.knows(cut)):
                 barrier.weighed = what.again = True
@@ -149,6 +148,25 @@ def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
     if needed is not None and _bindings.whole_comes(what.device):
         return needed
     return whole if known is not None and _bindings.was_cut(what.device) else None
+
+
+def compute_on_host(what: _bindings.Cut) -> bool:
+    """Computes a graph behind a read with PyTorch's CPU kernels, if it is very small and has no collective.
+
+    Args:
+        what: What the graph is to be made of; it stays pending where this is False.
+    """
+    cut = what.graph()
+    alone = cut.num_outputs and cut.fits_host and not region.stack
+    if alone and not any(map(sequence.is_collective, graph.describe(cut).nodes)) and _run_on_host(cut):
+        return True
+    cut.clear()
+    return False
+
+
+def _run_on_host(cut: _bindings.Graph) -> bool:
+    on_host = cut.fits_host and not cut.has_fills and _config.XLA_HOST_COMPUTE.get()
+    return bool(on_host) and host_evaluation.run(cut)
 
 
 def is_known(what: _bindings.Cut) -> bool | None:

@@ -97,7 +97,8 @@ def evaluate(
 ) -> None:
     """Computes these tensors and what they need, and leaves the rest of the graph pending.
 
-    Where collectives are pending everything is computed: none runs twice, and all run in the order of recording.
+    Where collectives are pending everything is computed: none runs twice, and all run in the order of recording. A very
+    small graph behind a read that has none of them leaves them pending.
 
     Args:
         tensors: Tensors on device xla, of any devices.
@@ -114,11 +115,11 @@ def evaluate(
     for device, group in by_device.items():
         try:
             failed += _cut_pieces(device)
-            cut = (
-                _bindings.Cut.of_device(device)
-                if pending.any_on(device)
-                else _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
-            )
+            cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
+            if pending.any_on(device):
+                if reading and _on_host(cut):
+                    continue
+                cut = _bindings.Cut.of_device(device)
             _barrier(device, cut, cause, reading)
             if wait:
                 _wait(device)
@@ -185,6 +186,12 @@ def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False)
         marks = pending.take(device)
         _pipeline().run(cut, cause, reading)
         del marks
+
+
+@untraced
+def _on_host(cut: _bindings.Cut) -> bool:
+    with _lock:
+        return bool(_pipeline().compute_on_host(cut))
 
 
 def _cut_pieces(device: int) -> list[Exception]:
