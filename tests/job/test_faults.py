@@ -115,7 +115,8 @@ def test_nothing_is_left(job):
 
 
 SLEEPERS = """
-import sys, time, torch, torch_xla, torch_xla.core.xla_model as xm
+import signal, sys, time, torch, torch_xla, torch_xla.core.xla_model as xm
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
 def main(index):
     xm.rendezvous("start")
     if index == 1:
