@@ -133,21 +133,11 @@ def measure(name: str, compiled: bool) -> dict[str, float]:
         workload.model = torch.compile(workload.model)  # type: ignore[assignment]
         torch_side("inductor", workload)
     if name in SMALL:
-        import jax
-
         from benchmarks.jax_steps import STEPS
 
         hand = STEPS[name]()
         figures["jax_first_s"] = first_of(lambda: hand.step().block_until_ready())
-
-        def hand_block(steps: int) -> float:
-            start = perf_counter()
-            for _ in range(steps):
-                loss = hand.step()
-            jax.block_until_ready((loss, hand.state))
-            return (perf_counter() - start) / steps
-
-        blocks["jax"] = hand_block
+        blocks["jax"] = hand.pipelined
 
     counts = {}
     for key, block in blocks.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -36,6 +37,14 @@ class JaxStep:
     def step(self) -> Array:
         self.state, loss = self._function(self.state, *next(self._source))
         return loss
+
+    def pipelined(self, steps: int) -> float:
+        """Seconds of one of so many steps, waited for at their end."""
+        start = perf_counter()
+        for _ in range(steps):
+            loss = self.step()
+        jax.block_until_ready((loss, self.state))
+        return (perf_counter() - start) / steps
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -90,8 +90,6 @@ def _seconds(metric: str) -> float:
 
 def _workload(name: str) -> Figures:
     """First step, compiles, recording, barrier and pipelined step of one workload, beside torch eager and JAX."""
-    import jax
-
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.debug.metrics as met
@@ -147,18 +145,11 @@ def _workload(name: str) -> Figures:
     figures["eager_step_ms"] = median(execute) * 1e3
     figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
 
-    def hand_block(steps: int) -> float:
-        start = perf_counter()
-        for _ in range(steps):
-            loss = hand.step()
-        jax.block_until_ready((loss, hand.state))
-        return (perf_counter() - start) / steps
-
-    steps = max(3, min(300, int(BLOCK_SECONDS / max(pipelined(lazy, 3), hand_block(3)))))
+    steps = max(3, min(300, int(BLOCK_SECONDS / max(pipelined(lazy, 3), hand.pipelined(3)))))
     # A ratio per round: machines change their speed between rounds more than within one. All three are means, since a
     # machine's hiccups are in the mean of a pipelined step but not in the median of a recording.
     rounds = [
-        (mean(recording for recording, _ in record_block(steps)), pipelined(lazy, steps), hand_block(steps))
+        (mean(recording for recording, _ in record_block(steps)), pipelined(lazy, steps), hand.pipelined(steps))
         for _ in range(ROUNDS)
     ]
     figures["step_ms"] = median(step for _, step, _ in rounds) * 1e3
