@@ -43,13 +43,14 @@ def same_start() -> None:
 
 
 @contextmanager
-def _following(on: bool) -> Iterator[None]:
+def following(on: bool, **limits: int) -> Iterator[None]:
+    """Loops without barriers are cut inside the block, or not; limits such as ``first_look`` are for short loops."""
     import torch_xla
     from torch_xla import _bindings
 
     torch_xla.sync()
     was = _bindings.follows_streams()
-    _bindings.follow_streams(on)
+    _bindings.follow_streams(on, **limits)
     yield
     _bindings.follow_streams(was)
 
@@ -57,14 +58,14 @@ def _following(on: bool) -> Iterator[None]:
 @pytest.fixture
 def no_auto_barrier() -> Iterator[None]:
     """For a test that needs one graph of operators that repeat."""
-    with _following(False):
+    with following(False):
         yield
 
 
 @pytest.fixture
 def auto_barrier() -> Iterator[None]:
     """Loops without barriers are cut, whatever the environment says."""
-    with _following(True):
+    with following(True):
         yield
 
 

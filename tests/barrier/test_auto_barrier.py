@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Counting
+from conftest import Counting, following
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,12 +27,9 @@ Program = Callable[[str], tuple[Body, Callable[[], list[Tensor]]]]
 
 @pytest.fixture(autouse=True)
 def fresh(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    torch_xla.sync()
-    auto_barrier.forget()
-    was = _bindings.follows_streams()
-    _bindings.follow_streams(True, first_look=100, least_piece=24)  # as for a loop of a few times as many steps
-    yield
-    _bindings.follow_streams(was)
+    with following(True, first_look=100, least_piece=24):  # as for a loop of a few times as many steps
+        auto_barrier.forget()
+        yield
     torch_xla.sync()
 
 

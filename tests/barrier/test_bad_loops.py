@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Counting
+from conftest import Counting, following
 from torch import Tensor
 
 import torch_xla
@@ -26,12 +26,9 @@ FIRST_LOOK = 100
 
 @pytest.fixture(autouse=True)
 def short_pieces() -> Iterator[None]:
-    torch_xla.sync()
-    auto_barrier.forget()
-    was = _bindings.follows_streams()
-    _bindings.follow_streams(True, first_look=FIRST_LOOK, least_piece=24)
-    yield
-    _bindings.follow_streams(was)
+    with following(True, first_look=FIRST_LOOK, least_piece=24):
+        auto_barrier.forget()
+        yield
     torch_xla.sync()
 
 

@@ -9,22 +9,19 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from conftest import Counting
+from conftest import Counting, following
 from torch import Tensor, nn
 
 import torch_xla
-from torch_xla import _bindings, _metrics
+from torch_xla import _metrics
 from torch_xla._core import auto_barrier
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    torch_xla.sync()
-    auto_barrier.forget()
-    was = _bindings.follows_streams()
-    _bindings.follow_streams(True, first_look=100, least_piece=24)
-    yield
-    _bindings.follow_streams(was)
+    with following(True, first_look=100, least_piece=24):
+        auto_barrier.forget()
+        yield
     torch_xla.sync()
 
 

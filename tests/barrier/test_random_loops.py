@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from conftest import following
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import torch_xla
-from torch_xla import _bindings, _metrics
+from torch_xla import _metrics
 
 SHAPE = (3, 3)
 
@@ -70,11 +71,8 @@ def run(device: str, body: list[Call], keep: int, read: int, leave: int) -> list
 
 @pytest.fixture(autouse=True)
 def short_pieces() -> Iterator[None]:
-    torch_xla.sync()
-    was = _bindings.follows_streams()
-    _bindings.follow_streams(True, first_look=20, least_piece=4)
-    yield
-    _bindings.follow_streams(was)
+    with following(True, first_look=20, least_piece=4):
+        yield
     torch_xla.sync()
 
 
