@@ -17,6 +17,8 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from benchmarks.measures import timed
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,7 +51,7 @@ def gpt2_124m(device: torch.device | str) -> Workload:
             loss: torch.Tensor = net(input_ids=tokens, labels=tokens).loss
         return loss
 
-    return workloads._training("gpt2_124m", model, optimizer, batches, loss_of)
+    return workloads.training("gpt2_124m", model, optimizer, batches, loss_of)
 
 
 def resnet50(device: torch.device | str) -> Workload:
@@ -69,7 +71,7 @@ def resnet50(device: torch.device | str) -> Workload:
         with torch.autocast(kind, torch.bfloat16):
             return torch.nn.functional.cross_entropy(net(images).logits, labels)
 
-    return workloads._training("resnet50", model, optimizer, batches, loss_of)
+    return workloads.training("resnet50", model, optimizer, batches, loss_of)
 
 
 LARGE: dict[str, Callable[[torch.device | str], Workload]] = {"gpt2_124m": gpt2_124m, "resnet50": resnet50}
@@ -81,13 +83,6 @@ def build(name: str, device: torch.device | str) -> Workload:
     from benchmarks import workloads
 
     return LARGE[name](device) if name in LARGE else workloads.build(name, device)
-
-
-def first_of(step: Callable[[], object]) -> float:
-    """Seconds of a first step, its value read."""
-    start = perf_counter()
-    step()
-    return perf_counter() - start
 
 
 def measure(name: str, compiled: bool) -> dict[str, float]:
@@ -110,7 +105,7 @@ def measure(name: str, compiled: bool) -> dict[str, float]:
         torch_xla.sync()
         figures["loss"] = loss.item()
 
-    figures["first_s"] = first_of(our_step)
+    figures["first_s"] = timed(our_step)
     blocks["step"] = lambda steps: pipelined(ours, steps)
 
     def torch_side(key: str, workload: Workload) -> None:
@@ -124,7 +119,7 @@ def measure(name: str, compiled: bool) -> dict[str, float]:
         def step() -> None:
             figures[f"{key}_loss"] = workload.step().item()
 
-        figures[f"{key}_first_s"] = first_of(step)
+        figures[f"{key}_first_s"] = timed(step)
         blocks[key] = block
 
     torch_side("eager", build(name, "cuda"))
@@ -136,7 +131,7 @@ def measure(name: str, compiled: bool) -> dict[str, float]:
         from benchmarks.jax_steps import STEPS
 
         hand = STEPS[name]()
-        figures["jax_first_s"] = first_of(lambda: hand.step().block_until_ready())
+        figures["jax_first_s"] = timed(lambda: hand.step().block_until_ready())
         blocks["jax"] = hand.pipelined
 
     counts = {}

@@ -52,7 +52,7 @@ def _moved(batches: Iterable[tuple[Tensor, ...]], device: Device) -> list[tuple[
     return [tuple(part.contiguous().to(device) for part in batch) for batch in batches]
 
 
-def _training(
+def training(
     name: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -95,7 +95,7 @@ def mlp(device: Device) -> Workload:
     model = mlp_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batches = _moved(mlp_batches(), device)
-    return _training("mlp", model, optimizer, batches, lambda net, x, y: F.mse_loss(net(x), y))
+    return training("mlp", model, optimizer, batches, lambda net, x, y: F.mse_loss(net(x), y))
 
 
 # (b) ------------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def resnet(device: Device) -> Workload:
     model = resnet_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RESNET_RATE, momentum=0.9, weight_decay=5e-4)
     batches = _moved(resnet_batches(), device)
-    return _training("resnet", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
+    return training("resnet", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
 # (c) ------------------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def gpt2(device: Device) -> Workload:
     batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=GPT2_RATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=GPT2_STEPS)
-    return _training(
+    return training(
         "gpt2", model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss, scheduler
     )
 
@@ -289,7 +289,7 @@ def digits_cnn(device: Device) -> Workload:
     images, labels = digits()
     batches = _moved(zip(images[:640].unsqueeze(1).split(32), labels[:640].split(32), strict=True), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
-    return _training("digits", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
+    return training("digits", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
 WORKLOADS: dict[str, Callable[[Device], Workload]] = {
