@@ -157,11 +157,11 @@ def compute_on_host(what: _bindings.Cut) -> bool:
         what: What the graph is to be made of; it stays pending where this is False.
     """
     cut = what.graph()
-    alone = cut.num_outputs and cut.fits_host and not region.stack
-    if alone and not any(map(sequence.is_collective, graph.describe(cut).nodes)) and _run_on_host(cut):
-        return True
-    cut.clear()
-    return False
+    try:
+        alone = bool(cut.num_outputs) and cut.fits_host and not region.stack
+        return alone and not any(map(sequence.is_collective, graph.describe(cut).nodes)) and _run_on_host(cut)
+    finally:
+        cut.clear()  # it holds what others may write over, also where a kernel raised
 
 
 def _run_on_host(cut: _bindings.Graph) -> bool:

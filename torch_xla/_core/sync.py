@@ -191,7 +191,8 @@ def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False)
 @untraced
 def _on_host(cut: _bindings.Cut) -> bool:
     with _lock:
-        return bool(_pipeline().compute_on_host(cut))
+        computed: bool = _pipeline().compute_on_host(cut)
+        return computed
 
 
 def _cut_pieces(device: int) -> list[Exception]:
