@@ -182,9 +182,10 @@ class Engine:
     @torch.no_grad()
     def warm_up(self) -> None:
         """Compiles the graph of each bucket and that of a step."""
-        for bucket in self.buckets:
-            for _ in range(2):  # the first makes the cache
-                self._prefill(Request([0] * bucket, 1), 0)
+        with torch_xla.debug.new_graphs_expected():
+            for bucket in self.buckets:
+                for _ in range(2):  # the first makes the cache
+                    self._prefill(Request([0] * bucket, 1), 0)
         for _ in range(3):
             self._advance()
         torch_xla.sync(wait=True)

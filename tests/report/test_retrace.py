@@ -230,6 +230,15 @@ def test_no_new_graphs() -> None:
     step(7)
 
 
+def test_new_graphs_that_are_expected_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with torch_xla.debug.new_graphs_expected():
+        for rows in (3, 4, 5):
+            run(lambda rows=rows: torch.ones(rows).to("xla").sin())
+    assert [found.count for found in retrace.records()] == [2, 3] and capfd.readouterr().err == ""
+    run(lambda: torch.ones(6).to("xla").sin())
+    assert "compiling a graph again" in capfd.readouterr().err
+
+
 def test_a_limit_says_what_differs() -> None:
     double = torch_xla.compile(lambda x: x * 2, max_different_graphs=1)
     double(torch.ones(3).to("xla"))

@@ -1,6 +1,8 @@
-"""Blocks that turn what would be reported into an error."""
+"""Blocks that say which new graphs are expected: all, which are not reported, or none, which is an error."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager
 
 from torch_xla import _bindings
 from torch_xla._core.report import retrace
@@ -27,3 +29,19 @@ class no_new_graphs:
 
     def __exit__(self, *_: object) -> None:
         retrace.allow(self._line)
+
+
+def new_graphs_expected() -> AbstractContextManager[None]:
+    """A block whose new graphs are meant: for a warm-up that compiles a graph for each of several shapes.
+
+    What they differ in is kept in `torch_xla.debug.retrace.records`, and not told on stderr. It holds for the thread
+    that runs the block.
+
+    Example::
+
+        with torch_xla.debug.new_graphs_expected():
+            for length in (32, 64, 128):
+                model(torch.zeros(1, length, dtype=torch.long, device="xla"))
+                torch_xla.sync()
+    """
+    return retrace.expect()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
@@ -105,6 +107,7 @@ class _Line:
 _lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
 _records: deque[Retrace] = deque(maxlen=1000)
 _guards: list[str] = []
+_expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False)
 
 
 def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
@@ -156,6 +159,8 @@ def _forget() -> None:
 
 
 def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
+    if _expected.get():
+        return
     line.told += 1
     # The first three of a line, then the tenth, the hundredth, …
     told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
@@ -213,6 +218,16 @@ def forbid(line: str) -> None:
 def allow(line: str) -> None:
     """Takes a `forbid` back."""
     _guards.remove(line)
+
+
+@contextmanager
+def expect() -> Iterator[None]:
+    """A scope in which new graphs are recorded, and not told."""
+    before = _expected.set(True)
+    try:
+        yield
+    finally:
+        _expected.reset(before)
 
 
 def nearest_of(graph: Graph, known: Sequence[Graph] | deque[Graph]) -> Graph | None:
