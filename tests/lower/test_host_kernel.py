@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -73,6 +74,7 @@ BACKWARD: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda x, w, b: F.layer_norm(x, (512,), w, b),
         (ROWS, ROWS[0], ROWS[1]),
     ),
+    "aten.tensordot.default": (lambda x, w, b: F.linear(x.view(2, 32, 512), w, b), (ROWS, image(64, 512), image(64))),
     "aten.upsample_bicubic2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bicubic"), (IMAGE,)),
     "aten.upsample_bilinear2d_backward.default": (lambda x: F.interpolate(x, (90, 90), mode="bilinear"), (IMAGE,)),
 }
@@ -233,10 +235,24 @@ class TestAttention:
 
         agree(gradients(attend), (HEADS, HEADS + 1, HEADS * 2))
 
-    def test_dropout_and_shared_heads_are_left_to_the_rule(self) -> None:
+    def test_dropout_is_left_to_the_rule(self) -> None:
         q = HEADS.to("xla")
         assert not placed(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
-        assert not placed(F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True))
+
+    @pytest.mark.parametrize("heads", [1, 2])
+    @pytest.mark.parametrize(
+        "options", [{"is_causal": True}, {"attn_mask": torch.ones(64, 64, dtype=torch.bool).tril()}]
+    )
+    def test_grouped_heads(self, heads: int, options: dict[str, Any]) -> None:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            given = {name: value.to(q.device) if name == "attn_mask" else value for name, value in options.items()}
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **given)
+
+        arguments = (HEADS, HEADS[:, :heads], HEADS[:, 2 : 2 + heads] * 2)
+        got = gradients(call)(*(x.to("xla") for x in arguments))
+        text = lowering.lower(cut_of(*got), to_run=True).stage.as_text()
+        assert text.count(f"@{TARGET}(") == 2  # one forward, one backward
+        agree(gradients(call), arguments)
 
 
 class TestElsewhere:

@@ -16,7 +16,7 @@ import torch
 from jax import lax
 
 from torch_xla.ops import dtypes, host_kernel
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Meta, lowers
 
 MaybeArray = jax.Array | None
 
@@ -268,9 +268,9 @@ def _fused(
 ) -> tuple[MaybeArray, ...]:
     found = None
     if dropout_p == 0:
-        found = host_kernel.attempt(
-            _CPU.default, (q, k, v, 0.0, is_causal), {"attn_mask": _additive(attn_bias, q), "scale": scale}, ctx.out[:2]
-        )
+        whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]), 0.0, is_causal)
+        options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
+        found = host_kernel.attempt(_CPU.default, whole, options, ctx.out[:2])
     out, logsumexp = found or _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
     # The backward draws the same dropout again from the seed and offset saved here.
     seed, offset = ctx.seed if dropout_p > 0 and ctx.seed is not None else (jnp.zeros((), np.int64),) * 2
@@ -304,11 +304,15 @@ def _fused_backward(
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
     bias_grad = attn_bias is not None and grad_input_mask[3]
     if dropout_p == 0 and not grad_input_mask[3]:
-        saved = (grad, q, k, v, out, logsumexp, 0.0, is_causal)
-        mask = {"attn_mask": _additive(attn_bias, q), "scale": scale}
-        found = host_kernel.attempt(_CPU_BACKWARD.default, saved, mask, ctx.out[:3])
+        whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))
+        promised = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in whole]
+        options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
+        found = host_kernel.attempt(
+            _CPU_BACKWARD.default, (grad, *whole, out, logsumexp, 0.0, is_causal), options, promised
+        )
         if found is not None:
-            return (*found, None)
+            grad_q, grad_k, grad_v = found
+            return grad_q, _ungroup(grad_k, k.shape[-3]), _ungroup(grad_v, v.shape[-3]), None
     *grads, grad_scores = _attend_backward(
         grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, dropout, bias_grad
     )

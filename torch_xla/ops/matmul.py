@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.args import is_constant, scale
 from torch_xla.ops.arithmetic import add, total
-from torch_xla.ops.registry import Context, lowers
+from torch_xla.ops.registry import Context, Meta, lowers
 
 
 def contract(
@@ -157,7 +157,18 @@ def _linear_backward(
     if not any(output_mask[1:]):
         return grad_x, None, None
     # PyTorch's shapes know both or neither of these; XLA leaves out what nobody takes.
-    return grad_x, contract(grad, x, (rows, rows), dtype=dtype), total(grad, rows)
+    return grad_x, _weight_grad(grad, x, dtype), total(grad, rows)
+
+
+def _weight_grad(grad: jax.Array, x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Sum over all rows of the outer products of the last dimensions."""
+    out = Meta((grad.shape[-1], x.shape[-1]), dtype)
+    flat = [jnp.reshape(values, (-1, values.shape[-1])) for values in (grad, x)]
+    found = host_kernel.attempt(torch.ops.aten.tensordot.default, (*flat, [0], [0]), {}, (out,))
+    if found is not None:
+        return found[0]
+    rows = tuple(range(grad.ndim - 1))
+    return contract(grad, x, (rows, rows), dtype=dtype)
 
 
 @lowers("aten.matmul.default")
