@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 
+import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
@@ -58,7 +59,8 @@ def save(
         optimizer: Its optimizer.
         schedule: The learning rate's schedule.
     """
-    weights, state = states.get_state_dict(model, optimizer, options=WHOLE)
+    with torch_xla.debug.new_graphs_expected():  # split parameters are gathered, by a graph for each shape
+        weights, state = states.get_state_dict(model, optimizer, options=WHOLE)
     path = folder / f"step-{step:06}"
     if xr.global_ordinal() == 0:
         part = path.with_suffix(".part")
