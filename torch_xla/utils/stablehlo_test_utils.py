@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 
 @functools.cache
@@ -28,3 +31,50 @@ def wrap_func_as_nn_module(f: Callable[..., Any]) -> torch.nn.Module:
             return f(*args)
 
     return Module().eval()
+
+
+def load_save_model_and_inference(path: str, args: tuple[Any, ...]) -> Any:
+    """What a model that TensorFlow saved gives.
+
+    Args:
+        path: Its folder.
+        args: What to call it with: tensors on the CPU, and numbers.
+
+    Returns:
+        TensorFlow's tensors.
+
+    Raises:
+        ImportError: TensorFlow is not installed.
+    """
+    tf = importlib.import_module("tensorflow")
+    given = pytree.tree_map_only(torch.Tensor, lambda x: tf.constant(x.numpy()), args)
+    return tf.saved_model.load(path).f(*given)
+
+
+def compare_exported_program_and_saved_model_result(
+    ep: torch.export.ExportedProgram, saved_model_path: str, args: tuple[Any, ...], atol: float = 1e-7
+) -> tuple[tuple[np.ndarray[Any, Any], ...], tuple[np.ndarray[Any, Any], ...]]:
+    """The results of an exported program and of what TensorFlow saved of it.
+
+    Args:
+        ep: The exported program.
+        saved_model_path: Folder of the saved model.
+        args: What to call both with.
+        atol: How far values may be apart.
+
+    Returns:
+        The values of the first, and those of the second.
+
+    Raises:
+        AssertionError: They differ in number, dtype or value.
+        ImportError: TensorFlow is not installed.
+    """
+    given = load_save_model_and_inference(saved_model_path, args)
+    with torch.no_grad():
+        wanted = ep.module()(*args)
+    expected = tuple(x.numpy() for x in (wanted if isinstance(wanted, tuple) else (wanted,)))
+    found = tuple(x.numpy() for x in given)
+    assert [x.dtype for x in found] == [x.dtype for x in expected], (found, expected)
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=atol)
+    return expected, found

@@ -117,7 +117,7 @@ def check_exportable(module: torch.fx.GraphModule) -> None:
     Raises:
         NotImplementedError: Some operators only run on the host.
     """
-    operators = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    operators = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)} - _ASSERTIONS
     host = sorted(str(op) for op in operators if way_of(str(op)) == "callback")
     if host:
         raise NotImplementedError(
@@ -193,7 +193,11 @@ def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], this: _Pass) -
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return this.sizes.of(value)
-    if target in _ASSERTIONS:
+    if (
+        target in _ASSERTIONS
+        or isinstance(value, torch.SymBool)
+        and all(user.target in _ASSERTIONS for user in node.users)
+    ):
         return None  # the module has its own, of the sizes
     if isinstance(target, torch._ops.OpOverload):
         return _operator(node, target, args, kwargs, this)

@@ -10,6 +10,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from torch_xla._core.lower import lowering
 from torch_xla._errors import message
@@ -22,11 +23,13 @@ class Sizes:
     """Translates PyTorch's symbolic sizes; equal symbols become the same dimension variable.
 
     Args:
-        ranges: The values that symbols may have, as an exported program lists them.
+        ranges: The values that symbols may have, as an exported program lists them; those of sizes that depend on
+            values are passed over.
     """
 
     def __init__(self, ranges: Mapping[Any, Any] | None = None) -> None:
-        self._ranges = dict(ranges or {})
+        known = (ranges or {}).items()
+        self._ranges = {symbol: found for symbol, found in known if not symbol_is_type(symbol, SymT.UNBACKED_INT)}
         self._variables: dict[str, Any] | None = None
 
     def shape(self, tensor: torch.Tensor) -> tuple[Any, ...]:
