@@ -177,6 +177,20 @@ def test_dtypes_that_an_export_has_checked_are_no_operators(sizes: Any) -> None:
     assert found.dtype == torch.int32 and torch.equal(found, (x != 1).int())
 
 
+@pytest.mark.parametrize("sizes", [None, ({0: Dim("batch", min=1, max=64)},)])
+def test_attention_whose_result_is_viewed(sizes: Any) -> None:
+    class Heads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.view(*part.shape[:2], 4, 8).transpose(1, 2) for part in x.split(32, -1))
+            seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return seen.transpose(1, 2).reshape(*x.shape[:2], 32).contiguous().view(-1, 32)
+
+    module, x = Heads(), torch.randn(3, 12, 96)
+    program = exported_program_to_stablehlo(torch.export.export(module, (x,), dynamic_shapes=sizes))
+    for batch in (x,) if sizes is None else (x, x[:1], torch.randn(7, 12, 96)):
+        torch.testing.assert_close(program(batch).cpu(), module(batch), rtol=1e-4, atol=1e-5)
+
+
 def test_two_sizes_and_numbers_as_inputs() -> None:
     class Outer(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -79,6 +79,8 @@ def _keep(key: jax.Array, first: jax.Array | int, shape: Sequence[int], p: float
 
 def _chunks(q: jax.Array, k: jax.Array) -> int:
     """In how many parts the rows of the queries are taken."""
+    if not all(isinstance(size, int) for size in (*q.shape, *k.shape)):  # some are left open by an export
+        return 1
     scores = math.prod(q.shape[:-1]) * k.shape[-2]
     return -(-q.shape[-2] // _ROWS) if scores > _SCORES and q.shape[-2] > _ROWS else 1
 
