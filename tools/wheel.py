@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 NATIVE = WORK / f"native-{sys.implementation.cache_tag}"
-RELEASES = ["2.11.0", "2.12.1", "2.13.0", "2.14.1"]
+RELEASES = ["2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 
 
 def run(*command: str | Path, **environment: str) -> None:
