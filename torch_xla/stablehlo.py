@@ -7,7 +7,7 @@ import enum
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import custom_calls, programs
 from torch_xla._errors import message
+from torch_xla.ops import dtypes
 
 __all__ = [
     "InputLocation",
@@ -268,8 +269,10 @@ class StableHLOGraphModule:
                     text.read_text() if text.exists() else None,
                 )
             )
-        constants = sorted(_arrays_in(folder / "constants"), key=lambda item: int(item[0]))
-        return cls(StableHLOModelBundle(dict(_arrays_in(folder / "data")), [v for _, v in constants], functions))
+        named = _typed(_arrays_in(folder / "data"), functions, VariableType.PARAMETER)
+        constants = _typed(_arrays_in(folder / "constants"), functions, VariableType.CONSTANT)
+        ordered = [constants[name] for name in sorted(constants, key=int)]
+        return cls(StableHLOModelBundle(named, ordered, functions))
 
 
 def _check_shape(position: int, tensor: torch.Tensor, signature: VariableSignature) -> None:
@@ -297,6 +300,22 @@ def _arrays_in(folder: Path) -> Iterator[tuple[str, Any]]:
         for path in folder.iterdir():
             with open(path, "rb") as file:
                 yield path.name, np.load(file)
+
+
+def _typed(arrays: Iterator[tuple[str, Any]], functions: Sequence[StableHLOFunc], kind: VariableType) -> dict[str, Any]:
+    """Arrays of files by their names; NumPy's files do not tell the types that it does not have, such as bfloat16."""
+    types = {
+        location.name or str(location.position): signature.dtype
+        for function in functions
+        for location, signature in zip(function.meta.input_locations, function.meta.input_signature, strict=True)
+        if location.type_ is kind
+    }
+    return {
+        name: value.view(dtypes.numpy_dtype(getattr(torch, types[name])))
+        if value.dtype.kind == "V" and name in types
+        else value
+        for name, value in arrays
+    }
 
 
 def _to_json(value: Any) -> Any:

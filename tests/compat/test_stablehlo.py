@@ -177,6 +177,21 @@ def test_dtypes_that_an_export_has_checked_are_no_operators(sizes: Any) -> None:
     assert found.dtype == torch.int32 and torch.equal(found, (x != 1).int())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_weights_of_types_that_numpy_does_not_have(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(-4.0, 4.0).to(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table.float()
+
+    module, x = Scaled(), torch.randn(3, 8)
+    exported_program_to_stablehlo(torch.export.export(module, (x,))).save(tmp_path)
+    torch.testing.assert_close(StableHLOGraphModule.load(tmp_path)(x).cpu(), module(x))
+
+
 @pytest.mark.parametrize("sizes", [None, ({0: Dim("batch", min=1, max=64)},)])
 def test_attention_whose_result_is_viewed(sizes: Any) -> None:
     class Heads(torch.nn.Module):
