@@ -296,7 +296,7 @@ def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tupl
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
-    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use())
+    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use(), conv.is_over_mesh())
     found = _rules.get(key)
     if found is not None:
         return found
