@@ -269,7 +269,7 @@ def _fused(
     scale: float | None,
 ) -> tuple[MaybeArray, ...]:
     found = None
-    if dropout_p == 0:
+    if dropout_p == 0 and host_kernel.in_use():
         whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]), 0.0, is_causal)
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
         found = host_kernel.attempt(_CPU.default, whole, options, ctx.out[:2])
@@ -305,7 +305,7 @@ def _fused_backward(
     if dropout_p > 0:  # the forward's, drawn again
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
     bias_grad = attn_bias is not None and grad_input_mask[3]
-    if dropout_p == 0 and not grad_input_mask[3]:
+    if dropout_p == 0 and not grad_input_mask[3] and host_kernel.in_use():
         whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))
         promised = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in whole]
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
