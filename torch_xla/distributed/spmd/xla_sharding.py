@@ -98,10 +98,10 @@ def shard_as(a: A, b: B) -> tuple[A, B]:
 
 
 def _shard_as(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    from jax.experimental.shard_alike import shard_alike
+    from torch_xla.ops.sharding_group import shard_alike
 
     x, y = unwrapped(x), unwrapped(y)
-    name = programs.trace(lambda a, b: shard_alike(a, b), programs.metas_of((x, y)), "shard_as")
+    name = programs.trace(shard_alike, programs.metas_of((x, y)), "shard_as")
     first, second = programs.call(name, (x, y))
     return first, second
 

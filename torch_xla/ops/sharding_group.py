@@ -1,0 +1,41 @@
+"""Arrays that the partitioner splits alike, in a way that it chooses: Shardy's `sharding_group`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import sdy
+from jax.interpreters import mlir
+
+_groups = itertools.count()
+_alike = Primitive("shard_alike")
+_alike.multiple_results = True
+
+
+@_alike.def_abstract_eval
+def _results(x: Any, y: Any) -> tuple[Any, Any]:
+    return x, y
+
+
+def _lower(ctx: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    group = next(_groups)
+    sdy.sharding_group(x, group)
+    sdy.sharding_group(y, group)
+    return x, y
+
+
+mlir.register_lowering(_alike, _lower)
+
+
+def shard_alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both arrays, of which as soon as one is split the other is split in the same way.
+
+    Args:
+        x: An array.
+        y: Another one with as many dimensions.
+    """
+    first, second = _alike.bind(x, y)
+    return first, second
