@@ -73,6 +73,51 @@ def test_captured_arrays_are_part_of_the_program() -> None:
     assert [float(r.cpu()[0, 0]) for r in results] == [1.0, 2.0]
 
 
+def test_arrays_of_jitted_functions_are_part_of_the_program() -> None:
+    """The text of both is the same."""
+
+    def model(weight: float) -> Any:
+        w = jnp.full((3, 4), weight)
+        return jax.jit(lambda a: a @ w)
+
+    x = X.to("xla")
+    results = [xb.call_jax(model(weight), (x,)).cpu() for weight in (1.0, 2.0)]
+    torch.testing.assert_close(results, [X @ torch.full((3, 4), weight) for weight in (1.0, 2.0)])
+
+
+def test_functions_called_on_the_host_are_part_of_the_program() -> None:
+    def function(factor: int) -> Any:
+        shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+        return lambda a: jax.pure_callback(lambda v: v * factor, shape, a)
+
+    x = X.to("xla")
+    for factor in (2, 3):
+        torch.testing.assert_close(xb.call_jax(function(factor), (x,)).cpu(), X * factor)
+
+
+def test_kernels_are_part_of_the_program() -> None:
+    from jax.experimental import pallas
+
+    def kernel(factor: int) -> Any:
+        def body(given: Any, out: Any) -> None:
+            out[...] = given[...] * factor
+
+        return pallas.pallas_call(body, jax.ShapeDtypeStruct((2, 3), jnp.float32), interpret=True)
+
+    x = X.to("xla")
+    for factor in (2, 3):
+        torch.testing.assert_close(xb.call_jax(kernel(factor), (x,)).cpu(), X * factor)
+
+
+def test_the_sign_of_zero_makes_another_program() -> None:
+    x = X.to("xla")
+    operator = xor.register("divide", lambda a, by: a / a.scalar_like(by))
+    for zero in (0.0, -0.0):
+        expected = X / zero
+        for found in (xb.call_jax(lambda a, by: a / jnp.full_like(a, by), (x, zero)), operator(x, by=zero)):
+            torch.testing.assert_close(found.cpu(), expected, equal_nan=True)
+
+
 def test_types_and_errors_of_jax_functions() -> None:
     x = X.to("xla").double()
     y = xb.call_jax(lambda a, dtype: a.astype(dtype), (x, torch.int64))

@@ -58,6 +58,31 @@ def test_values_and_gradients_are_those_of_the_function_which_is_traced_once(cou
         torch.testing.assert_close(pure(a.to("xla"), b.to("xla")).cpu(), function(a, b))
 
 
+def test_operators_of_the_host_are_told_apart(counted: Counting) -> None:
+    x = torch.linspace(0.5, 2, 5)
+    for op in (torch.special.airy_ai, torch.special.bessel_y0):
+        pure, module = assume_pure(lambda a, op=op: op(a)), PureModule(_Calling(op))
+        for function in (pure, module):
+            torch.testing.assert_close(function(x.to("xla")).cpu(), op(x))
+    with counted("UncachedCompile", 0):
+        torch.testing.assert_close(assume_pure(lambda a: op(a))(x.to("xla")).cpu(), op(x))
+
+
+class _Calling(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def test_the_sign_of_zero_is_part_of_the_signature() -> None:
+    pure = assume_pure(torch.div)
+    for zero in (0.0, -0.0):
+        torch.testing.assert_close(pure(torch.ones(2).to("xla"), zero).cpu(), torch.ones(2) / zero)
+
+
 def test_any_nest_of_arguments_and_results() -> None:
     @assume_pure
     def function(pair: dict[str, torch.Tensor], scale: float, *, name: str) -> tuple[dict[str, Any], int]:

@@ -155,7 +155,7 @@ def call_jax(
     leaves, structure = jax.tree.flatten((args, kwargs or {}))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     metas = programs.metas_of(tensors)
-    fixed = tuple(None if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves)  # 1 is not True, nor 1.0
+    fixed = tuple(None if isinstance(x, torch.Tensor) else programs.constant(x) for x in leaves)
     settings = tuple(getattr(jax.config, name) for name in _JAX_SETTINGS)
     key = (jax_func if override_hash is None else override_hash, metas, fixed, structure, settings)
     found = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from torch_xla._core.functions import programs
 from torch_xla.core import xla_builder as xb
 
@@ -26,12 +28,13 @@ class Op:
 
         Args:
             *args: Tensors on one XLA device.
-            **kwargs: Numbers and the like for the function; other values make another program.
+            **kwargs: Hashable values, or nests of them, for the function; other values make another program.
 
         Returns:
             A tensor, or a list of them where the function returns a tuple.
         """
-        key = (programs.metas_of(args), tuple(sorted((k, repr(v)) for k, v in kwargs.items())))
+        leaves, structure = pytree.tree_flatten(kwargs)
+        key = (programs.metas_of(args), structure, tuple(map(programs.constant, leaves)))
         computation = self._computations.get(key)
         if computation is None:
             shapes = xb.tensor_shape(args)

@@ -62,6 +62,9 @@ def run(
     class Slot(int):
         kind: type | None = None
 
+        def __repr__(self) -> str:
+            return f"<{int(self)} {self.kind}>"
+
     def freeze(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(freeze(e) for e in x)
@@ -104,6 +107,8 @@ def run(
         wanted = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
         return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in wanted)
 
+    # Equal calls of the host are known as such, although each is a function of its own: see `functions/programs.py`.
+    host.identity = f"{op} {template} {types} {out}"  # type: ignore[attr-defined]
     packed = jax.pure_callback(host, tuple(shapes), *map(_pack, arrays), vmap_method="sequential")
     values = iter([_unpack(x, m) for x, m in zip(packed, metas, strict=True)])
     return tuple(None if m is None else next(values) for m in out)

@@ -6,15 +6,19 @@ A module is made from a traced PyTorch graph, or loaded from bytecode, and runs 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_xla import _bindings, _metrics
 from torch_xla._core.device import client, placement, transfer
 from torch_xla._core.graph.library import XLA_LIB
+
+# How many programs that call unknown functions on the host have a digest.
+_unknown: dict[str, int] = {}
 
 
 def install() -> None:
@@ -39,7 +43,8 @@ def trace(function: Callable[..., Sequence[Any]], metas: Sequence[Any], label: s
         wide: Whether JAX's 64-bit types are on while it is traced.
 
     Returns:
-        The name to `call` it by; equal programs have equal names, in other processes too.
+        The name to `call` it by. Equal programs have equal names, in other processes too, unless they call functions on
+        the host that nothing is known of: each such program has a name of its own.
     """
     import jax
     from jax.extend.core import jaxpr_as_fun
@@ -51,13 +56,65 @@ def trace(function: Callable[..., Sequence[Any]], metas: Sequence[Any], label: s
     with jax.enable_x64(wide):
         arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
         closed = jax.make_jaxpr(lambda *arrays: tuple(function(*arrays)))(*arguments)
-        digest = hashlib.sha256(str(closed.jaxpr).encode())
-        for constant in closed.consts:
-            digest.update(f"{constant.shape} {constant.dtype}".encode() + jax.device_get(constant).tobytes())
         outs = tuple(Meta(tuple(aval.shape), dtypes.torch_dtype(aval.dtype)) for aval in closed.out_avals)
-    name = f"{label}:{digest.hexdigest()[:32]}"
-    register(name, Program(jaxpr_as_fun(closed), tuple(metas), outs))
+    program = Program(jaxpr_as_fun(closed), tuple(metas), outs)
+    name = f"{label}:{_digest(_lowered_program(program), closed.jaxpr)}"
+    register(name, program)
     return name
+
+
+def _lowered_program(program: Any) -> Any:
+    import jax
+
+    from torch_xla.ops import dtypes
+
+    with client.x64():
+        arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in program.inputs]
+        return jax.jit(program.function, keep_unused=True).lower(*arguments)
+
+
+def _digest(stage: Any, jaxpr: Any) -> str:
+    """What tells a program from others.
+
+    That is all that it is lowered to, and which functions it calls on the host.
+    """
+    from torch_xla._core.lower import lowering
+
+    module = stage.compiler_ir("stablehlo")
+    digest = hashlib.sha256(lowering.bytecode(module, locations=False))
+    for constant in stage._lowering.const_args:  # not part of the module where they are large
+        digest.update(f"{constant.shape} {constant.dtype}".encode() + np.asarray(constant).tobytes())
+    return digest.hexdigest()[:32] + _host_functions(stage, jaxpr, digest.hexdigest())
+
+
+def _host_functions(stage: Any, jaxpr: Any, digest: str) -> str:
+    """Tells programs apart that differ only in what they call on the host, of which the module says nothing."""
+    from torch_xla._core.lower import lowering
+
+    count = lowering.count_callbacks(stage)
+    if not count:
+        return ""
+    known = dict(_known_callbacks(jaxpr))
+    if len(known) == count:
+        return "+" + hashlib.sha256(str(list(known.values())).encode()).hexdigest()[:16]
+    _unknown[digest] = number = _unknown.get(digest, 0) + 1
+    return f"+{number}"
+
+
+def _known_callbacks(value: Any) -> Iterator[tuple[int, str]]:
+    """What `ops/fallback.py` says of its calls of the host, in a traced function or a parameter of one."""
+    if isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _known_callbacks(element)
+    elif hasattr(value, "eqns"):
+        for equation in value.eqns:
+            yield from _known_callbacks(tuple(equation.params.values()))
+    elif hasattr(value, "jaxpr"):
+        yield from _known_callbacks(value.jaxpr)
+    elif hasattr(value, "callback_func"):
+        identity = getattr(value.callback_func, "identity", None)
+        if identity is not None:
+            yield id(value), identity
 
 
 def call(name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -73,15 +130,18 @@ def call(name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def text(name: str) -> str:
     """A registered program as StableHLO."""
-    import jax
-
-    from torch_xla.ops import dtypes
     from torch_xla.ops.program import find
 
-    program = find(name)
-    with client.x64():
-        arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in program.inputs]
-        return jax.jit(program.function).lower(*arguments).as_text()
+    return _lowered_program(find(name)).as_text()
+
+
+def constant(value: Any) -> Hashable:
+    """What tells an argument that is no tensor from others: 1 is not True, nor 1.0, and 0.0 is not -0.0.
+
+    Args:
+        value: A hashable value.
+    """
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
 def metas_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -98,7 +98,8 @@ def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
         TypeError: A value that is no tensor is not hashable.
     """
     fixed = tuple(
-        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else programs.constant(x)
+        for x in leaves
     )
     wanted = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) if torch.is_grad_enabled() else None
     types = (torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla"), torch.get_default_dtype())

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 from jax.extend.mlir import ir
+from jax.extend.mlir.passmanager import PassManager
 
 from torch_xla import _config, _fallbacks, _metrics
 from torch_xla._core.device import client, placement
@@ -157,7 +158,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     _say_aliases(module, convention.aliases)
     if place.mesh:
         convolutions.constrain(module)
-    return Lowered(stage, _has_callback(stage))
+    return Lowered(stage, count_callbacks(stage) > 0)
 
 
 @contextmanager
@@ -321,9 +322,10 @@ def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
     return rule
 
 
-def _has_callback(stage: jax.stages.Lowered) -> bool:
+def count_callbacks(stage: jax.stages.Lowered) -> int:
+    """How many functions of this process a program calls."""
     arguments = stage._lowering.compile_args
-    return bool(arguments.get("host_callbacks") or arguments.get("keepalive"))
+    return len(arguments.get("host_callbacks") or ()) + len(arguments.get("keepalive") or ())
 
 
 def hlo_text(stage: jax.stages.Lowered) -> str:
@@ -340,10 +342,19 @@ def hlo_text(stage: jax.stages.Lowered) -> str:
     return _jax.mlir.mlir_module_to_xla_computation(text).get_hlo_module().to_string(options)
 
 
-def bytecode(module: Any) -> bytes:
-    """A module in MLIR's binary form, as other StableHLO tools read it."""
+def bytecode(module: Any, locations: bool = True) -> bytes:
+    """A module in MLIR's binary form, as other StableHLO tools read it.
+
+    Args:
+        module: The module.
+        locations: Whether it says which lines its operations are from.
+    """
     from io import BytesIO
 
+    if not locations:
+        with module.context:
+            module = module.operation.clone()
+            PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
