@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import torch_xla
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings, _config, _metrics
 from torch_xla._core import pipeline
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph
@@ -54,6 +56,16 @@ def python(
     )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def setting(option: _config.Option[Any], value: object) -> AbstractContextManager[Any]:
+    """A block in which an environment variable has a value.
+
+    Args:
+        option: Which.
+        value: What; bool as 0 or 1.
+    """
+    return mock.patch.dict(os.environ, {option.name: str(int(value) if isinstance(value, bool) else value)})
 
 
 def here(offset: int = 0) -> str:

@@ -1,8 +1,7 @@
 """Every environment variable the package reads: name, type, default, meaning.
 
 An option is read from the environment at each `Option.get`, so a script may set it after the import and change it. A
-value that does not parse raises `ValueError` with the accepted ones. `Option.override` replaces a value for a block, in
-every thread.
+value that does not parse raises `ValueError` with the accepted ones.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from torch_xla._errors import listing, message
@@ -18,10 +18,8 @@ T = TypeVar("T")
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
-_UNSET: Any = object()
 
 _options: dict[str, Option[Any]] = {}
-_overrides = 0  # in force
 
 # Every barrier asks for several variables that are not set, and `os.environ` raises and catches an error for each; the
 # dictionary behind it answers in a twentieth of that time.
@@ -46,7 +44,6 @@ class Option(Generic[T]):
         self.default = default
         self.doc = doc
         self._parse = parse
-        self._override: Any = _UNSET
         if name in _options:
             raise ValueError(message("config", f"{name} is declared twice", do="declare it in one place"))
         _options[name] = self
@@ -57,8 +54,6 @@ class Option(Generic[T]):
         Raises:
             ValueError: the variable holds something else than its type allows.
         """
-        if self._override is not _UNSET:
-            return self._override
         return self.parse(os.environ[self.name]) if self._key in _variables else self.default
 
     def parse(self, raw: str) -> T:
@@ -71,8 +66,8 @@ class Option(Generic[T]):
             ) from None
 
     def is_set(self) -> bool:
-        """Whether the environment, or an override, gives a value."""
-        return self._override is not _UNSET or self._key in _variables
+        """Whether the environment gives a value."""
+        return self._key in _variables
 
     def set(self, value: T | None) -> None:
         """Writes the value into the environment, for this process and its children; None removes it."""
@@ -81,18 +76,15 @@ class Option(Generic[T]):
         else:
             os.environ[self.name] = str(int(value)) if isinstance(value, bool) else str(value)
 
-    @contextmanager
-    def override(self, value: T) -> Iterator[None]:
-        """Replaces the value inside a ``with`` block; nesting restores the outer one."""
-        global _overrides
-        saved = self._override
-        self._override = value
-        _overrides += 1
-        try:
-            yield
-        finally:
-            self._override = saved
-            _overrides -= 1
+
+@contextmanager
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """A scope in which a context variable has a value."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 class Watch:
@@ -103,13 +95,10 @@ class Watch:
     """
 
     def __init__(self, *options: Option[Any]) -> None:
-        self._options = options
         self._keys = frozenset(option._key for option in options)
 
     def any_set(self) -> bool:
         """Whether one of them is set, as `Option.is_set` tells of each."""
-        if _overrides and any(option.is_set() for option in self._options):
-            return True
         return not _variables.keys().isdisjoint(self._keys)
 
 

@@ -7,10 +7,6 @@ from collections.abc import Iterable
 import torch
 
 
-class CompileError(RuntimeError):
-    """XLA refused a graph, or a rule could not be lowered."""
-
-
 class ExecutionError(RuntimeError):
     """A graph failed after it was started, which whoever waits next finds out."""
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from probes import sampled
+from probes import sampled, setting
 
 import torch_xla
 from torch_xla import _config
 from torch_xla._core import pipeline
-from torch_xla._core.compile import cache, compiler
+from torch_xla._core.compile import cache
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -170,16 +170,11 @@ class TestFolder:
         with compiles(0):
             assert draw() == fresh
 
-    def test_devices_and_options_have_files_of_their_own(self, tmp_path: Path, counted: Counting) -> None:
+    def test_devices_have_files_of_their_own(self, tmp_path: Path, counted: Counting) -> None:
         cache.initialize(str(tmp_path))
         run()
         run(device="xla:1")
-        compiler.set_options({"xla_backend_optimization_level": 1})
-        try:
-            run()
-        finally:
-            compiler.set_options({})
-        assert len(files(tmp_path)) == 3
+        assert len(files(tmp_path)) == 2
 
     def test_a_later_process_may_use_any_device(self, tmp_path: Path, counted: Counting) -> None:
         cache.initialize(str(tmp_path))
@@ -250,15 +245,15 @@ class TestFolder:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counting
     ) -> None:
         cache._initialize_from_environment.cache_clear()
-        with _config.XLA_PERSISTENT_CACHE_PATH.override(str(tmp_path)):
+        with setting(_config.XLA_PERSISTENT_CACHE_PATH, str(tmp_path)):
             run()
         assert len(files(tmp_path)) == 1
         cache._initialize_from_environment.cache_clear()
         cache.clear()
         monkeypatch.setattr(cache, "_folder", None)
         with (
-            _config.XLA_PERSISTENT_CACHE_PATH.override(str(tmp_path)),
-            _config.XLA_PERSISTENT_CACHE_READ_ONLY.override(True),
+            setting(_config.XLA_PERSISTENT_CACHE_PATH, str(tmp_path)),
+            setting(_config.XLA_PERSISTENT_CACHE_READ_ONLY, True),
             counted("PersistentCacheHit", 1),
         ):
             run()

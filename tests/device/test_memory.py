@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import jax
 import pytest
 import torch
+from probes import setting
 
 import torch_xla
 from torch_xla import _bindings, _config
@@ -25,7 +26,7 @@ def limited() -> Iterator[torch.device]:
     gc.collect()  # caught errors of other tests may hold tensors, and what goes in mid-test would be room
     torch_xla.sync()
     held = sum(kind.nbytes for kind in memory.live_tensors(3))
-    with _config.XLA_MEMORY_LIMIT_MB.override(held // 2**20 + 8):
+    with setting(_config.XLA_MEMORY_LIMIT_MB, held // 2**20 + 8):
         yield torch.device("xla", 3)
 
 
@@ -70,7 +71,7 @@ def test_a_graph_over_the_limit_raises_once(limited: torch.device) -> None:
     with pytest.raises(RuntimeError, match="make it again"):
         y.cpu()
     # With room for it, the same graph runs.
-    with _config.XLA_MEMORY_LIMIT_MB.override(0):
+    with setting(_config.XLA_MEMORY_LIMIT_MB, 0):
         y = torch.cat([x.sin(), x.cos()])
         torch_xla.sync()
         torch.testing.assert_close(y.cpu(), torch.cat([torch.ones(1024, 1024).sin(), torch.ones(1024, 1024).cos()]))
@@ -152,7 +153,7 @@ def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> 
         del x  # 4 MiB, which the graph still needs
         held = sum(kind.nbytes for kind in memory.live_tensors(3))
         needed = held + (4 << 20) + y.nbytes
-        with _config.XLA_MEMORY_LIMIT_MB.override((needed >> 20) + margin), outcome:
+        with setting(_config.XLA_MEMORY_LIMIT_MB, (needed >> 20) + margin), outcome:
             torch_xla.sync()
     assert y.shape == (2, 2**18) and kept.shape == (1024, 1024)
 

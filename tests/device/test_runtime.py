@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from probes import python
+from probes import python, setting
 
 import torch_xla
 import torch_xla.debug.metrics as met
@@ -80,7 +80,7 @@ class TestTpuQuestions:
         monkeypatch.setattr(tpu, "num_available_chips", lambda: 0)
         assert tpu.num_available_devices() == 4  # the tests set PJRT_DEVICE=CPU
         for value in (None, "TPU"):
-            with _config.PJRT_DEVICE.override(value):
+            with setting(_config.PJRT_DEVICE, value):
                 assert tpu.num_available_devices() == 0
 
     def test_a_tpu_machine(self, monkeypatch):

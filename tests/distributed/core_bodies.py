@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from probes import setting
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -84,7 +85,7 @@ def reads(index: int) -> None:
     x = torch.ones(2, device="xla")
     torch_xla.sync()
     before = met.counter_value("UncachedCompile") or 0
-    with _config.XLA_HOST_COMPUTE.override(True):
+    with setting(_config.XLA_HOST_COMPUTE, True):
         total = xm.all_reduce(xm.REDUCE_SUM, x)
         assert (torch.arange(8, device="xla").diff() == 1).all()
         assert pending.newest() is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from opdb import cases, overload_report, overloads, report, runner
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_FAST_COMPILE = {"xla_backend_optimization_level": 0}
+_FAST_COMPILE = "--xla_backend_optimization_level=0"
 
 
 def _arguments() -> argparse.Namespace:
@@ -61,6 +62,8 @@ def main() -> int:
         jobs = [j for j in jobs if j not in results]
     if not args.no_run:
         args.results.parent.mkdir(parents=True, exist_ok=True)
+        if not args.optimize:  # for the workers
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILE}"
         with (
             args.results.open("a") as file,
             tqdm(total=len(jobs), unit="job", disable=not sys.stderr.isatty()) as progress,
@@ -75,7 +78,7 @@ def main() -> int:
                     line = f"{result['op']} {result['dtype']} {result['kind']}: {result['status']}"
                     progress.write(f"{line}: {result['messages'][0][:160]}", file=sys.stderr)
 
-            runner.run(jobs, args.workers, args.limit, {} if args.optimize else _FAST_COMPILE, done)
+            runner.run(jobs, args.workers, args.limit, done)
     if args.failures:
         args.failures.write_text(json.dumps(report.failures(results.values()), indent=1))
     part = (overload_report if args.overloads else report).text(results.values())

@@ -25,8 +25,7 @@ _START_UP = 60  # seconds for the imports of a new process
 
 
 class _Worker:
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
+    def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[str] | None = None
         self.done = 0
@@ -77,7 +76,7 @@ class _Worker:
         path = os.pathsep.join([str(_TESTS.parent), str(_TESTS), os.environ.get("PYTHONPATH", "")])
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "opdb.worker", json.dumps(self.options)],
+            [sys.executable, "-m", "opdb.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -95,16 +94,13 @@ class _Worker:
         return f"the process ended with {how}: {tail}"
 
 
-def run(
-    jobs: Iterable[Job], workers: int, limit: float, options: dict[str, Any], done: Callable[[dict[str, Any]], None]
-) -> None:
+def run(jobs: Iterable[Job], workers: int, limit: float, done: Callable[[dict[str, Any]], None]) -> None:
     """Runs jobs.
 
     Args:
         jobs: The jobs.
         workers: Number of processes.
         limit: Seconds a job may take.
-        options: XLA options of every compile.
         done: Called with each result, from one thread at a time.
     """
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -113,7 +109,7 @@ def run(
     lock = threading.Lock()
 
     def serve() -> None:
-        worker = _Worker(options)
+        worker = _Worker()
         try:
             while True:
                 try:

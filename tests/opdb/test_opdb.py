@@ -115,7 +115,7 @@ def test_a_dead_worker_is_a_result_and_the_next_job_runs(monkeypatch, tmp_path):
     monkeypatch.setattr("opdb.runner._START_UP", 20)
     results = []
     jobs = [Job(op, "float32", "forward") for op in ("neg", "exp", "abs")]
-    run(jobs, workers=1, limit=1, options={}, done=results.append)
+    run(jobs, workers=1, limit=1, done=results.append)
     assert [(r["op"], r["status"]) for r in results] == [("neg", "crash"), ("exp", "hang"), ("abs", "pass")]
     assert "SIGABRT" in results[0]["messages"][0]
 

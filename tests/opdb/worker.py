@@ -17,10 +17,8 @@ def main() -> None:
 
     from opdb import check, overloads
     from opdb.cases import Job
-    from torch_xla._core.compile import compiler
 
     torch.set_num_threads(1)
-    compiler.set_options(json.loads(sys.argv[1]))
     for line in iter(sys.stdin.readline, ""):
         job = Job(**json.loads(line))
         try:

@@ -49,17 +49,6 @@ def test_defaults_and_values(monkeypatch):
     assert _config.XLA_SAVE_TENSORS_FMT.get() == "hlo" and _config.XLA_METRICS_PERCENTILES.get() == (0.0, 0.5)
 
 
-def test_overrides_nest_and_end(monkeypatch):
-    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
-    with _config.CPU_NUM_DEVICES.override(5):
-        with _config.CPU_NUM_DEVICES.override(6):
-            assert _config.CPU_NUM_DEVICES.get() == 6
-        assert _config.CPU_NUM_DEVICES.get() == 5 and _config.CPU_NUM_DEVICES.is_set()
-        with pytest.raises(KeyError), _config.CPU_NUM_DEVICES.override(7):
-            raise KeyError
-    assert _config.CPU_NUM_DEVICES.get() == 2
-
-
 def test_writing_into_the_environment(monkeypatch):
     monkeypatch.setenv("XLA_IR_DEBUG", "0")
     _config.XLA_IR_DEBUG.set(True)

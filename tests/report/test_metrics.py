@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from probes import setting
 
 import torch_xla
 import torch_xla.debug.metrics as met
@@ -68,7 +69,7 @@ def test_layout_of_the_report(monkeypatch):
     _metrics.count("CachedCompile", 3)
     found, moved = _bindings.metric, (*taken[:3], samples, *taken[4:])
     monkeypatch.setattr(_bindings, "metric", lambda name: moved if name == "CompileTime" else found(name))
-    with _config.XLA_METRICS_PERCENTILES.override((0.0, 0.5, 0.99)):
+    with setting(_config.XLA_METRICS_PERCENTILES, "0:0.5:0.99"):
         report = met.metrics_report()
     assert report == (
         "Metric: CompileTime\n"
@@ -146,7 +147,7 @@ def test_counting_from_many_threads():
 
 def test_reports_of_each_step_go_to_a_file(tmp_path):
     path = tmp_path / "metrics.txt"
-    with _config.XLA_METRICS_FILE.override(str(path)):
+    with setting(_config.XLA_METRICS_FILE, str(path)):
         torch_xla.sync()
         torch_xla.sync()
     text = path.read_text()
@@ -156,7 +157,7 @@ def test_reports_of_each_step_go_to_a_file(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path, capfd):
-    with _config.XLA_METRICS_FILE.override(str(tmp_path)):
+    with setting(_config.XLA_METRICS_FILE, str(tmp_path)):
         torch_xla.sync()
         torch_xla.sync()
         with pytest.raises(IsADirectoryError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from probes import python, sampled
+from probes import python, sampled, setting
 
 import torch_xla
 from torch_xla import _bindings, _config
@@ -209,7 +209,7 @@ class TestOthers:
 
     def test_where_it_is_switched_off_all_are_compiled(self, counted: Counting, compiles: Counting) -> None:
         x = torch.arange(4.0).to("xla")
-        with _config.XLA_HOST_COMPUTE.override(False), compiles(1), counted("HostCompute", 0):
+        with setting(_config.XLA_HOST_COMPUTE, False), compiles(1), counted("HostCompute", 0):
             assert (x * 2.5).tolist() == [0.0, 2.5, 5.0, 7.5]
         with compiles(0), counted("HostCompute", 1):
             assert (x * 3.5).tolist() == [0.0, 3.5, 7.0, 10.5]

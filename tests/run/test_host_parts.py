@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import setting
 
 import torch_xla
 from torch_xla import _config
@@ -70,7 +71,7 @@ def test_tokens_that_are_appended(compiles: Counting, counted: Counting) -> None
 
 
 def test_a_graph_that_is_known_is_not_divided(counted: Counting, compiles: Counting) -> None:
-    with _config.XLA_HOST_COMPUTE.override(False), compiles(8 + 2):  # and two for what is read at the end
+    with setting(_config.XLA_HOST_COMPUTE, False), compiles(8 + 2):  # and two for what is read at the end
         generate("xla")
     with counted("HostParts", 0), compiles(0):
         generate("xla")
@@ -101,7 +102,7 @@ def test_what_is_drawn_stays_on_the_device(compiles: Counting) -> None:
             found.append(model(ids, ids).tolist())
         return [found, ids.tolist()]
 
-    with _config.XLA_HOST_COMPUTE.override(False):
+    with setting(_config.XLA_HOST_COMPUTE, False):
         expected = draw()
     cache.clear()
     assert draw() == expected

@@ -158,14 +158,22 @@ def _lower_permute(context: Any, x: Any, pairs: tuple[tuple[int, int], ...]) -> 
     return [hlo.CollectivePermuteOp(x, _dense(pairs)).result]
 
 
-def _primitive(
+def primitive(
     name: str, abstract: Callable[..., Any], lowering: Callable[..., Any], several: bool = False
 ) -> Primitive:
-    primitive = Primitive(f"torch_xla_{name}")
-    primitive.multiple_results = several
-    primitive.def_abstract_eval(abstract)
-    mlir.register_lowering(primitive, lowering)
-    return primitive
+    """A primitive of JAX's.
+
+    Args:
+        name: What it is called after ``torch_xla_``.
+        abstract: The shapes and dtypes of its results, of those of its arguments.
+        lowering: Its StableHLO.
+        several: Whether there are several results.
+    """
+    made = Primitive(f"torch_xla_{name}")
+    made.multiple_results = several
+    made.def_abstract_eval(abstract)
+    mlir.register_lowering(made, lowering)
+    return made
 
 
 def _leading(size: Callable[[int, int], int]) -> Callable[..., Any]:
@@ -175,13 +183,13 @@ def _leading(size: Callable[[int, int], int]) -> Callable[..., Any]:
     return abstract
 
 
-_all_reduce_p = _primitive(
+_all_reduce_p = primitive(
     "all_reduce", lambda *xs, **_: [jax.core.ShapedArray(x.shape, x.dtype) for x in xs], _lower_all_reduce, several=True
 )
-_reduce_scatter_p = _primitive("reduce_scatter", _leading(lambda n, k: n // k), _lower_reduce_scatter)
-_all_gather_p = _primitive("all_gather", _leading(lambda n, k: n * k), _lower_all_gather)
-_all_to_all_p = _primitive("all_to_all", _leading(lambda n, k: n), _lower_all_to_all)
-_permute_p = _primitive("permute", lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype), _lower_permute)
+_reduce_scatter_p = primitive("reduce_scatter", _leading(lambda n, k: n // k), _lower_reduce_scatter)
+_all_gather_p = primitive("all_gather", _leading(lambda n, k: n * k), _lower_all_gather)
+_all_to_all_p = primitive("all_to_all", _leading(lambda n, k: n), _lower_all_to_all)
+_permute_p = primitive("permute", lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype), _lower_permute)
 
 
 def _replica() -> jax.Array:
@@ -193,7 +201,7 @@ def _lower_replica(context: Any) -> Any:
     return [hlo.convert(_type(context.avals_out[0]), hlo.ReplicaIdOp().result)]
 
 
-_replica_p = _primitive("replica", lambda: jax.core.ShapedArray((), np.int32), _lower_replica)
+_replica_p = primitive("replica", lambda: jax.core.ShapedArray((), np.int32), _lower_replica)
 
 
 def _even(groups: Groups) -> bool:

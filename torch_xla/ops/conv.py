@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -21,22 +20,9 @@ from torch_xla.ops.registry import Context, lowers
 
 Three = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 
-_over_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("over a mesh", default=False)
-
-
-@contextmanager
-def over_mesh(on: bool) -> Iterator[None]:
-    """A scope in which programs are lowered for a mesh: a convolution in groups of batches would gather the batch."""
-    before = _over_mesh.set(on)
-    try:
-        yield
-    finally:
-        _over_mesh.reset(before)
-
-
-def is_over_mesh() -> bool:
-    """Whether this is such a scope; part of what a lowered operator is."""
-    return _over_mesh.get()
+# Whether programs are lowered for a mesh, part of what a lowered operator is: a convolution in groups of batches would
+# gather the batch.
+over_mesh: ContextVar[bool] = ContextVar("over a mesh", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +91,7 @@ def _weight_grad(x: jax.Array, grad: jax.Array, kernel: Sequence[int], g: _Geome
     """Gradient of `_forward` by its weight."""
     as_convolution = functools.partial(_weight_grad_convolution, kernel=kernel, g=g)
     as_products = functools.partial(_weight_grad_products, kernel=kernel, g=g)
-    if g.groups > 1 and is_over_mesh():
+    if g.groups > 1 and over_mesh.get():
         return as_products(x, grad)
     # XLA's CPU convolution is slow with a dilated or image-sized kernel: measured 13.0 against 1.7 ms for a 1x1
     # kernel with stride 2, 29 against 12 ms for 3x3 with stride 2, 28 against 18 ms for 256 channels of 14x14.

@@ -7,12 +7,12 @@ another kind of device, has the operator's rule instead.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any
 
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla import _bindings
+from torch_xla import _bindings, _config
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import ints
 from torch_xla.ops.registry import Meta, varied_arguments
@@ -37,7 +37,7 @@ _HALF = ("bfloat16", "float16")
 _PRODUCTS = ("aten::bmm", "aten::linear", "aten::mm")
 _WIDE = ("aten::native_layer_norm_backward",)  # take no statistics in float32 beside 16-bit types
 
-_used: contextvars.ContextVar[bool] = contextvars.ContextVar("host kernels", default=False)
+_used: ContextVar[bool] = ContextVar("host kernels", default=False)
 
 
 @functools.cache
@@ -58,14 +58,9 @@ def register() -> bool:
     return True
 
 
-@contextmanager
-def used(on: bool) -> Iterator[None]:
+def used(on: bool) -> AbstractContextManager[None]:
     """A scope in which programs are lowered to run on this machine's CPU, or are not."""
-    before = _used.set(on and register() and not dtypes.shortens())
-    try:
-        yield
-    finally:
-        _used.reset(before)
+    return _config.within(_used, on and register() and not dtypes.shortens())
 
 
 def in_use() -> bool:

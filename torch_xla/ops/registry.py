@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -219,8 +219,3 @@ def rule_for(name: str) -> Rule | None:
 def wanted_constants() -> dict[str, tuple[str, ...]]:
     """The arguments that rules want as constants, by overload."""
     return _CONSTANTS
-
-
-def rule_names() -> Iterator[str]:
-    """All overloads that have a rule."""
-    return iter(sorted(_RULES))

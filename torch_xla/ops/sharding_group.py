@@ -6,18 +6,11 @@ import itertools
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import sdy
-from jax.interpreters import mlir
+
+from torch_xla.ops.collective import primitive
 
 _groups = itertools.count()
-_alike = Primitive("shard_alike")
-_alike.multiple_results = True
-
-
-@_alike.def_abstract_eval
-def _results(x: Any, y: Any) -> tuple[Any, Any]:
-    return x, y
 
 
 def _lower(ctx: Any, x: Any, y: Any) -> tuple[Any, Any]:
@@ -27,7 +20,7 @@ def _lower(ctx: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-mlir.register_lowering(_alike, _lower)
+_alike = primitive("shard_alike", lambda x, y: (x, y), _lower, several=True)
 
 
 def shard_alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -150,7 +150,7 @@ def _maps() -> tuple[int, int]:
 
 def _settings() -> int:
     """What beside the graph decides the program within a process, as a number of 64 bits."""
-    return _number(precision.current(), compiler.passed_options, client.spmd())
+    return _number(precision.current(), client.spmd())
 
 
 @functools.cache
@@ -177,7 +177,7 @@ def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
     target = placement.of(cut.device)
     digest = hashlib.sha256(_identity())
-    decides = cut.key, precision.current(), compiler.passed_options, scopes.on(), dtypes.shortens(), cut.number_places
+    decides = cut.key, precision.current(), scopes.on(), dtypes.shortens(), cut.number_places
     digest.update(f"{decides} {target.target}".encode())
     if session.connected() is not None:
         digest.update(agreement.part_of(graph.describe(cut)).encode())

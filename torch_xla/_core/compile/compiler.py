@@ -22,9 +22,6 @@ _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 # XLA keeps half types in float32 between two operators, which PyTorch rounds, and drops what a program rounds itself.
 _EXCESS = "xla_allow_excess_precision"
 
-# The user's XLA options, sorted; a part of what a program is, which every barrier asks for.
-passed_options: tuple[tuple[str, str | bool | int | float], ...] = ()
-
 
 @dataclass
 class Executable:
@@ -54,28 +51,10 @@ def executable(
     return Executable(loaded, program, keep, elsewhere)
 
 
-def set_options(options: dict[str, str | bool | int | float]) -> None:
-    """Replaces the XLA options passed with every compile.
-
-    Args:
-        options: Names and values of XLA debug options.
-    """
-    global passed_options
-    passed_options = tuple(sorted(options.items()))
-
-
-def options() -> dict[str, str | bool | int | float]:
-    """The XLA options passed with every compile."""
-    return dict(passed_options)
-
-
 def _options_for(device: int) -> dict[str, Any]:
-    """The options of one compile: the user's, one that rounds as PyTorch does, and on a CPU one that keeps barriers."""
-    own = {_EXCESS: False, **dict(passed_options)}
-    if placement.of(device).platform != "cpu":
-        return own
-    disabled = ",".join([*filter(None, [str(own.get(_DISABLED, ""))]), _EXPANDER])
-    return {**own, _DISABLED: disabled}
+    """The options of one compile: one that rounds as PyTorch does, and on a CPU one that keeps barriers."""
+    own: dict[str, Any] = {_EXCESS: False}
+    return own if placement.of(device).platform != "cpu" else {**own, _DISABLED: _EXPANDER}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
@@ -111,7 +90,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         if place.spans_job:
             return _compile_for_job(lowered, place, chosen), lowered.stage
         with client.x64():
-            compiled = lowered.stage.compile(compiler_options=chosen or None)
+            compiled = lowered.stage.compile(compiler_options=chosen)
         return compiled.runtime_executable(), compiled
 
     def compiled_here() -> Executable:

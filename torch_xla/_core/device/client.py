@@ -308,11 +308,6 @@ def hardware(index: int) -> str:
     return f"{device_type()}:{index}"
 
 
-def default_index() -> int:
-    """Index of the current device."""
-    return _bindings.current_device()
-
-
 def memory_stats(index: int) -> dict[str, int] | None:
     """The client's memory statistics in bytes, or None where it keeps none (CPU)."""
     return jax_device(index).memory_stats()

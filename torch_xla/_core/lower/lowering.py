@@ -133,7 +133,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     exact = jax.default_matmul_precision(precision.current().products)
     place = placement.of(graph.device)
     own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
-    mesh = conv.over_mesh(place.mesh)
+    mesh = _config.within(conv.over_mesh, place.mesh)
     with client.x64(), exact, own, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
@@ -297,7 +297,7 @@ def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tupl
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
     avals = tuple((t.shape, t.dtype) for t in tensors)
-    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use(), conv.is_over_mesh())
+    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use(), conv.over_mesh.get())
     found = _rules.get(key)
     if found is not None:
         return found

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -107,7 +106,7 @@ class _Line:
 _lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
 _records: deque[Retrace] = deque(maxlen=1000)
 _guards: list[str] = []
-_expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False)
+expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False)
 
 
 def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
@@ -159,7 +158,7 @@ def _forget() -> None:
 
 
 def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
-    if _expected.get():
+    if expected.get():
         return
     line.told += 1
     # The first three of a line, then the tenth, the hundredth, …
@@ -218,16 +217,6 @@ def forbid(line: str) -> None:
 def allow(line: str) -> None:
     """Takes a `forbid` back."""
     _guards.remove(line)
-
-
-@contextmanager
-def expect() -> Iterator[None]:
-    """A scope in which new graphs are recorded, and not told."""
-    before = _expected.set(True)
-    try:
-        yield
-    finally:
-        _expected.reset(before)
 
 
 def nearest_of(graph: Graph, known: Sequence[Graph] | deque[Graph]) -> Graph | None:
