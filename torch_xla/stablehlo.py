@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import custom_calls, programs
@@ -77,11 +77,13 @@ class VariableSignature:
         shape: Sizes; of dimensions of any size, that of the example.
         dtype: Name of the PyTorch dtype, such as ``"float32"``; of the Python type where it is no tensor.
         dynamic_dims: Dimensions of any size.
+        value: The number or text, where it is no tensor: the model was exported for it.
     """
 
     shape: list[int]
     dtype: str
     dynamic_dims: list[int] = field(default_factory=list)
+    value: int | float | str | None = None
 
 
 @dataclass
@@ -127,6 +129,7 @@ class StableHLOFunctionMeta:
         unused_inputs: Arguments of the user's that the function does not take.
         input_pytree_spec: Structure of the user's arguments, as text.
         output_pytree_spec: Structure of the result, as text.
+        mutations: What the function writes to; its last results are the new values.
     """
 
     name: str
@@ -137,6 +140,7 @@ class StableHLOFunctionMeta:
     unused_inputs: list[tuple[InputLocation, VariableSignature]]
     input_pytree_spec: str | None = None
     output_pytree_spec: str | None = None
+    mutations: list[InputLocation] = field(default_factory=list)
 
 
 @dataclass
@@ -177,7 +181,7 @@ class StableHLOGraphModule:
         self._functions = {func.meta.name: func for func in bundle.stablehlo_funcs}
         self._default = bundle.stablehlo_funcs[0].meta.name
         self._loaded: dict[str, programs.LoadedModule] = {}
-        self._state: dict[str, torch.Tensor] = {}
+        self._state: dict[tuple[VariableType, int, str], torch.Tensor] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`evaluate` of the first function."""
@@ -192,32 +196,44 @@ class StableHLOGraphModule:
             kwargs: Keyword arguments, likewise.
 
         Returns:
-            What the model returns, with tensors on the XLA device.
+            What the model returns, with tensors on the XLA device. Buffers and arguments that it writes to have their
+            new values afterwards.
+
+        Raises:
+            ValueError: The arguments are not such as the model was exported for.
         """
-        function = self._functions[method_name]
+        meta = self._functions[method_name].meta
+        leaves = _leaves(meta, args, kwargs or {})
+        inputs = [self._input(location, leaves) for location in meta.input_locations]
+        for i, (tensor, signature) in enumerate(zip(inputs, meta.input_signature, strict=True)):
+            _check(i, tensor, signature)
         module = self._loaded.get(method_name)
         if module is None:
-            module = self._loaded[method_name] = programs.load_module(function.bytecode)
-        inputs = [self._input(location, args, kwargs or {}) for location in function.meta.input_locations]
-        for i, (tensor, signature) in enumerate(zip(inputs, function.meta.input_signature, strict=True)):
-            _check_shape(i, tensor, signature)
+            module = self._loaded[method_name] = programs.load_module(self._functions[method_name].bytecode)
         results = iter(module(inputs))
-        leaves = [None if s.dtype == "NoneType" else next(results) for s in function.meta.output_signature]
-        if function.meta.output_pytree_spec is None:
-            return leaves
-        return pytree.tree_unflatten(leaves, pytree.treespec_loads(function.meta.output_pytree_spec))
+        outs = [None if s.dtype == "NoneType" else next(results) for s in meta.output_signature]
+        for location, value in zip(meta.mutations, results, strict=True):
+            if location.type_ is VariableType.INPUT_ARG:
+                with torch.no_grad():
+                    leaves[location.position].copy_(value)
+            else:
+                self._state[_key(location)] = value
+        if meta.output_pytree_spec is None:
+            return outs
+        return pytree.tree_unflatten(outs, pytree.treespec_loads(meta.output_pytree_spec))
 
-    def _input(self, location: InputLocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _input(self, location: InputLocation, leaves: Sequence[Any]) -> torch.Tensor:
         if location.type_ is VariableType.INPUT_ARG:
-            return torch.as_tensor(pytree.tree_leaves((args, kwargs))[location.position])
-        key = location.name or str(location.position)
+            return torch.as_tensor(leaves[location.position])
+        key = _key(location)
         if key not in self._state:
             if location.type_ is VariableType.CONSTANT:
                 value = self._bundle.additional_constants[location.position]
             elif location.name in self._bundle.state_dict:
                 value = self._bundle.state_dict[location.name]
             else:
-                raise KeyError(message("stablehlo", f"weight {key!r} is missing", do="export with export_weights=True"))
+                got = f"weight {location.name!r} is missing"
+                raise KeyError(message("stablehlo", got, do="export with export_weights=True"))
             self._state[key] = programs.upload(value)
         return self._state[key]
 
@@ -275,7 +291,34 @@ class StableHLOGraphModule:
         return cls(StableHLOModelBundle(named, ordered, functions))
 
 
-def _check_shape(position: int, tensor: torch.Tensor, signature: VariableSignature) -> None:
+def _key(location: InputLocation) -> tuple[VariableType, int, str]:
+    return location.type_, location.position, location.name
+
+
+def _leaves(meta: StableHLOFunctionMeta, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The user's arguments in the order of the exported model's, those by keyword too."""
+    if meta.input_pytree_spec is None:
+        return pytree.tree_leaves((args, kwargs))
+    try:
+        leaves = pytree.treespec_loads(meta.input_pytree_spec).flatten_up_to((tuple(args), kwargs))
+    except ValueError as error:
+        got = "got arguments of another structure"
+        raise ValueError(message("stablehlo", got, expected=f"that of the exported ones: {error}")) from None
+    for location, signature in meta.unused_inputs:
+        given = leaves[location.position]
+        if signature.value is not None and (type(given).__name__, given) != (signature.dtype, signature.value):
+            raise ValueError(
+                message(
+                    "stablehlo",
+                    f"got {given!r} for argument {location.position}",
+                    expected=f"{signature.value!r}, which the model was exported with",
+                    do="export it with the other value, or with a tensor",
+                )
+            )
+    return leaves
+
+
+def _check(position: int, tensor: torch.Tensor, signature: VariableSignature) -> None:
     expected = ["?" if i in signature.dynamic_dims else str(size) for i, size in enumerate(signature.shape)]
     if len(expected) != tensor.dim() or any(
         want not in ("?", str(size)) for want, size in zip(expected, tensor.shape, strict=True)
@@ -286,6 +329,11 @@ def _check_shape(position: int, tensor: torch.Tensor, signature: VariableSignatu
                 f"got shape {list(tensor.shape)} for input {position}",
                 expected=f"[{', '.join(expected)}]",
             )
+        )
+    given = str(tensor.dtype).removeprefix("torch.")
+    if given != signature.dtype:
+        raise ValueError(
+            message("stablehlo", f"got {given} for input {position}", expected=signature.dtype, do="convert it")
         )
 
 
@@ -333,6 +381,7 @@ def _meta_from_json(values: dict[str, Any]) -> StableHLOFunctionMeta:
             "output_signature": [VariableSignature(**v) for v in values["output_signature"]],
             "input_locations": [location(v) for v in values["input_locations"]],
             "unused_inputs": [(location(place), VariableSignature(**v)) for place, v in values["unused_inputs"]],
+            "mutations": [location(v) for v in values.get("mutations", ())],
         }
     )
 
@@ -379,11 +428,10 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
     locations: list[InputLocation] = []
     unused: list[tuple[InputLocation, VariableSignature]] = []
     weights: dict[str, Any] = {}
-    position = 0
+    arguments: dict[str, InputLocation] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind == InputKind.USER_INPUT:
-            location = InputLocation.input_arg(position)
-            position += 1
+            location = arguments[node.name] = InputLocation.input_arg(len(arguments))
         else:
             assert spec.target is not None
             location = InputLocation.parameter(spec.target)
@@ -397,12 +445,17 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
         elif spec.kind == InputKind.USER_INPUT:
             unused.append((location, described))
     results = next(iter(reversed(graph.nodes))).args[0]
-    kinds = [spec.kind for spec in program.graph_signature.output_specs]
-    positions = [i for i, kind in enumerate(kinds) if kind == OutputKind.USER_OUTPUT]
+    outputs = program.graph_signature.output_specs
+    for spec in outputs:
+        if spec.kind not in (OutputKind.USER_OUTPUT, *_WRITTEN):
+            got = f"got a result that is a {spec.kind.name}"
+            raise NotImplementedError(message("stablehlo", got, expected="a model of tensors, without its loss"))
+    positions = [i for i, spec in enumerate(outputs) if spec.kind is OutputKind.USER_OUTPUT]
+    written = [i for i, spec in enumerate(outputs) if spec.kind in _WRITTEN]
     wanted = [results[i] for i in positions]
     returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in wanted]
     module, constants = programs.export_module(
-        program.graph_module, positions, not options.inline_all_constant, program.range_constraints
+        program.graph_module, [*positions, *written], not options.inline_all_constant, program.range_constraints
     )
     for i, constant in enumerate(constants):
         locations.append(InputLocation.constant(i))
@@ -416,9 +469,21 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
         unused_inputs=unused,
         input_pytree_spec=pytree.treespec_dumps(program.call_spec.in_spec),
         output_pytree_spec=pytree.treespec_dumps(program.call_spec.out_spec),
+        mutations=[_written_to(outputs[i], arguments) for i in written],
     )
     text = module.text() if options.include_human_readable_text else None
     return StableHLOModelBundle(weights, constants, [StableHLOFunc(meta, module.bytecode(), text)])
+
+
+# What a model does to its own tensors, and to its arguments.
+_WRITTEN = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+def _written_to(spec: OutputSpec, arguments: Mapping[str, InputLocation]) -> InputLocation:
+    assert spec.target is not None
+    return (
+        arguments[spec.target] if spec.kind is OutputKind.USER_INPUT_MUTATION else InputLocation.parameter(spec.target)
+    )
 
 
 def _signature(value: Any) -> VariableSignature:
@@ -426,7 +491,8 @@ def _signature(value: Any) -> VariableSignature:
         open_dims = [i for i, size in enumerate(value.shape) if not isinstance(size, int)]
         shape = [size if isinstance(size, int) else size.node.hint for size in value.shape]
         return VariableSignature(shape, str(value.dtype).removeprefix("torch."), open_dims)
-    return VariableSignature([], type(value).__name__)
+    constant = value if isinstance(value, (bool, int, float, str)) else None
+    return VariableSignature([], type(value).__name__, value=constant)
 
 
 def save_as_stablehlo(

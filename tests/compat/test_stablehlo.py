@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,66 @@ def test_without_weights_a_call_says_so(net, exported) -> None:
     program = exported_program_to_stablehlo(exported, StableHLOExportOptions(export_weights=False))
     with pytest.raises(KeyError, match="export_weights=True"):
         program(*net[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
+def test_another_dtype_is_refused(net, exported, dtype: torch.dtype) -> None:
+    program = exported_program_to_stablehlo(exported)
+    with pytest.raises(ValueError, match=rf"got {str(dtype)[6:]} for input \d+, expected float32; convert it"):
+        program(net[1][0].to(dtype), net[1][1])
+
+
+def test_a_parameter_with_a_number_for_a_name() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter("0", torch.nn.Parameter(torch.tensor(7.0)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * getattr(self, "0") + 2.5 * x
+
+    exported = torch.export.export(Scaled(), (torch.ones(3),))
+    program = exported_program_to_stablehlo(exported, StableHLOExportOptions(inline_all_constant=False))
+    assert program(torch.ones(3)).tolist() == [9.5] * 3
+
+
+def test_what_a_model_writes_to_has_its_values_afterwards(tmp_path: Path) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.norm = torch.nn.BatchNorm1d(2)
+
+        def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            seen.mul_(2)
+            return self.norm(x) + self.count + self.norm.running_mean
+
+    module = Counting()
+    program = exported_program_to_stablehlo(torch.export.export(module, (torch.randn(4, 2), torch.ones(2))))
+    program.save(tmp_path)
+    for ours in (program, StableHLOGraphModule.load(tmp_path)):
+        model, given, expected = copy.deepcopy(module), torch.ones(2), torch.ones(2)
+        for _ in range(3):
+            x = torch.randn(4, 2)
+            torch.testing.assert_close(ours(x, given).cpu(), model(x, expected))
+            torch.testing.assert_close(given, expected)
+
+
+def test_arguments_are_taken_by_their_names_and_structure() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, x: torch.Tensor, by: int, *, plus: torch.Tensor, minus: torch.Tensor) -> torch.Tensor:
+            return x * by + plus - minus * 2
+
+    plus, minus = torch.ones(3), torch.full((3,), 4.0)
+    exported = torch.export.export(Named(), (torch.ones(3), 3), {"plus": plus, "minus": minus})
+    program = exported_program_to_stablehlo(exported)
+    assert program(torch.ones(3), 3, minus=minus, plus=plus).tolist() == [-4.0] * 3
+    with pytest.raises(ValueError, match="got 4 for argument 1, expected 3, which the model was exported with"):
+        program(torch.ones(3), 4, minus=minus, plus=plus)
+    for args, kwargs in (((torch.ones(3),), {"plus": plus, "minus": minus}), ((torch.ones(3), 3), {"plus": plus})):
+        with pytest.raises(ValueError, match="got arguments of another structure"):
+            program(*args, **kwargs)
 
 
 def test_random_numbers_are_those_of_the_export() -> None:
