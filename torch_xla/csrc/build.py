@@ -1,4 +1,8 @@
-"""Builds the recorder, one C++ extension against the installed torch; setup.py and `torch_xla._extension` run this."""
+"""Builds the recorder, one C++ extension against the installed torch; setup.py and `torch_xla._extension` run this.
+
+Sources are compiled together, a few folders at a time: most of the time of a source alone goes to PyTorch's headers.
+With SEPARATE=1 each is compiled by itself, for whoever edits a file and compiles again and again.
+"""
 
 import os
 import shlex
@@ -12,6 +16,9 @@ from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 CSRC = Path(__file__).resolve().parent
+# Folders whose sources are compiled as one. A folder that is not named is one by itself.
+UNITS = [("bindings", "run", "cut"), ("record", "kernels"), ("base", "device", "ir", "loops", "tensor")]
+SEPARATE = bool(os.environ.get("SEPARATE"))
 # Debug information doubles the compile time and makes the library thirty times as large.
 DEBUG = "-g" if os.environ.get("DEBUG") else "-g0"
 # Such as "address,undefined", for `make sanitize`; the check of vtables takes PyTorch's hidden classes for wrong.
@@ -41,7 +48,15 @@ class Build(BuildExtension):
         self.build_temp = given or str(Path("build", "sanitized" if SANITIZE else "", name))
 
     def build_extension(self, extension: Extension) -> None:
-        """Compiles PyTorch's headers first, once; a compiler that cannot use the result reads them in each source."""
+        """Compiles the sources together, or each with PyTorch's headers compiled first."""
+        if SEPARATE:
+            self.precompile(extension)
+        else:
+            extension.sources = [str(path) for path in write_units(Path(self.build_temp, "units"))]
+        super().build_extension(extension)
+
+    def precompile(self, extension: Extension) -> None:
+        """Compiles PyTorch's headers, once; a compiler that cannot use the result reads them in each source."""
         folder = Path(self.build_temp, "precompiled").absolute()
         extension.include_dirs.insert(0, str(folder))
         name = str(PRECOMPILED.relative_to(CSRC))
@@ -55,7 +70,22 @@ class Build(BuildExtension):
             options = [*folders, *extension.extra_compile_args, "-x", "c++-header", str(PRECOMPILED)]
             subprocess.run([*command, *options, "-o", str(compiled)], check=True)
         extension.extra_compile_args += ["-include", name, "-Winvalid-pch"]
-        super().build_extension(extension)
+
+
+def write_units(folder: Path) -> list[Path]:
+    """Writes the sources that include all others; one that has not changed keeps its time, so that ninja skips it."""
+    named = {name for unit in UNITS for name in unit}
+    others = sorted({path.parent.name for path in CSRC.glob("*/*.cpp")} - named)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for unit in [*UNITS, *((name,) for name in others)]:
+        path = folder / f"{'_'.join(unit)}.cpp"
+        sources = [source.relative_to(CSRC) for name in unit for source in sorted(CSRC.glob(f"{name}/*.cpp"))]
+        text = "".join(f'#include "{source}"\n' for source in sources)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        made.append(path)
+    return made
 
 
 def extension() -> Extension:

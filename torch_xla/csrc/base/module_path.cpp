@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kForwards = 1 << 20;  // autograd nodes that are remembered
 
 std::atomic<bool> used{false};
-thread_local Scope current = nullptr;
+thread_local Scope current_scope = nullptr;
 
 ForkSafe<std::mutex, LockOrder::Scopes> lock;
 // By the sequence number of the autograd node that an operator made last.
@@ -30,7 +30,7 @@ std::unordered_map<uint64_t, Scope>& forwards() {
 void set_scope(const std::string& path) {
   static auto* const paths = new std::unordered_map<std::string, Scope>();
   if (path.empty()) {
-    current = nullptr;
+    current_scope = nullptr;
     return;
   }
   const std::lock_guard<std::mutex> guard(lock);
@@ -38,7 +38,7 @@ void set_scope(const std::string& path) {
   if (kept == nullptr) {
     kept = new std::string(path);
   }
-  current = kept;
+  current_scope = kept;
   used.store(true, std::memory_order_relaxed);
 }
 
@@ -47,12 +47,12 @@ Scope recorded_scope() {
     return nullptr;
   }
   const std::lock_guard<std::mutex> guard(lock);
-  if (current != nullptr) {
+  if (current_scope != nullptr) {
     if (forwards().size() >= kForwards) {
       forwards().clear();
     }
-    forwards()[at::sequence_number::peek() - 1] = current;
-    return current;
+    forwards()[at::sequence_number::peek() - 1] = current_scope;
+    return current_scope;
   }
   const auto backward = torch::autograd::get_current_node();
   if (backward == nullptr) {

@@ -13,6 +13,48 @@ py::object dtype_object(at::ScalarType dtype) {
 
 at::ScalarType dtype_of(const py::object& dtype) { return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type; }
 
+py::object to_python(const c10::IValue& value) {
+  if (value.isNone()) {
+    return py::none();
+  }
+  if (value.isBool()) {
+    return py::bool_(value.toBool());
+  }
+  if (value.isInt()) {
+    return py::int_(value.toInt());
+  }
+  if (value.isUnsigned()) {
+    return py::int_(value.toUInt());
+  }
+  if (value.isDouble()) {
+    return py::float_(value.toDouble());
+  }
+  if (value.isComplexDouble()) {
+    return py::cast(static_cast<std::complex<double>>(value.toComplexDouble()));
+  }
+  if (value.isString()) {
+    return py::str(value.toStringRef());
+  }
+  if (value.isList()) {
+    py::list elements;
+    for (const c10::IValue& element : value.toListRef()) {
+      elements.append(to_python(element));
+    }
+    return elements;
+  }
+  if (value.isDevice()) {
+    return py::cast(value.toDevice());
+  }
+  if (value.isTensor()) {
+    return py::cast(value.toTensor());
+  }
+  if (value.isGenerator()) {
+    return py::cast(value.toGenerator());
+  }
+  C10_THROW_ERROR(TypeError, "[record] got a constant of kind " + value.tagKind() +
+                                 ", expected a number, a string, a device, a tensor or a list of these");
+}
+
 py::object describe_meta(const Meta& meta) {
   if (!meta.defined()) {
     return py::none();

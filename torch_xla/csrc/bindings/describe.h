@@ -17,6 +17,8 @@ py::object describe_frame(Frame frame);
 // (buffer, start); steals the reference.
 py::object describe_location(const Location& location);
 std::string hex(const Hash& hash);
+// A constant of a recorded call; sequences become lists.
+py::object to_python(const c10::IValue& value);
 at::ScalarType dtype_of(const py::object& dtype);
 
 }  // namespace torch_xla

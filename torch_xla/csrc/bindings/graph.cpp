@@ -2,7 +2,6 @@
 
 #include <pybind11/numpy.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "bindings/bindings.h"
@@ -38,7 +37,7 @@ py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema
         break;
     }
   }
-  return torch::jit::toPyObject(value);
+  return to_python(value);
 }
 
 // The numbers of a graph in order, which say what of an argument is one.
@@ -79,11 +78,11 @@ py::object describe_arg(const Node& node, uint32_t position, NumberReader& numbe
         for (uint32_t e = 0; e < arg.value.toListRef().size(); ++e) {
           flags.append(numbers.take(node, position, e));
         }
-        return py::make_tuple("numbers", flags, torch::jit::toPyObject(arg.value));
+        return py::make_tuple("numbers", flags, to_python(arg.value));
       }
       if (numbers.take(node, position, 0)) {
         const bool varied = arg.kind == Arg::Kind::Adaptive || node.op->policy(position) != NumberPolicy::Input;
-        return py::make_tuple("number", varied, torch::jit::toPyObject(arg.value));
+        return py::make_tuple("number", varied, to_python(arg.value));
       }
   }
   return py::make_tuple("attr", 0, describe_constant(arg.value, node.op->op.schema(), position));
@@ -136,8 +135,8 @@ py::list describe_fills(const Graph& graph) {
     const auto& meta = node->outs->metas[0];
     const auto leaf = std::find(graph.leaves.begin(), graph.leaves.end(), node);
     const auto slot = leaf != graph.leaves.end() ? leaf - graph.leaves.begin() : -1;
-    fills.append(py::make_tuple(describe_meta(meta), torch::jit::toPyObject(node->args[1].value),
-                                describe_frame(node->frame), slot, node->placement));
+    fills.append(py::make_tuple(describe_meta(meta), to_python(node->args[1].value), describe_frame(node->frame), slot,
+                                node->placement));
   }
   return fills;
 }

@@ -3,8 +3,10 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_to_copy_native.h>
+#include <ATen/ops/alias_native.h>
+#include <ATen/ops/empty_like_native.h>
 #include <torch/library.h>
 
 #include <numeric>

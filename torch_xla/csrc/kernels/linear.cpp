@@ -1,8 +1,9 @@
 // Linear layers stay one operator, and so does their backward pass: PyTorch takes them apart into views, products and
 // sums for every device that has no kernel of its own.
 #include <ATen/ATen.h>
-#include <ATen/RedispatchFunctions.h>
+#include <ATen/ops/linear_backward_ops.h>
 #include <ATen/ops/linear_native.h>
+#include <ATen/ops/linear_ops.h>
 #include <torch/library.h>
 
 #include "tensor/tensor_impl.h"
@@ -37,7 +38,7 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight, co
     // PyTorch makes a matrix of the vector, and of a tangent that is batched it then keeps that form.
     return biased ? at::addmv(*bias, weight, input) : at::mv(weight, input);
   }
-  return whole ? at::redispatch::linear(derivatives(keys), input, weight, bias)
+  return whole ? at::_ops::linear::redispatch(derivatives(keys), input, weight, bias)
                : at::native::linear(input, weight, bias);
 }
 
@@ -45,7 +46,7 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight, co
 std::tuple<Tensor, Tensor, Tensor> linear_backward(DispatchKeySet keys, const Tensor& input, const Tensor& grad,
                                                    const Tensor& weight, std::array<bool, 3> wanted) {
   if (!keys.has_any(kTransforms) && !has_tangent(input) && !has_tangent(grad) && !has_tangent(weight)) {
-    return at::redispatch::linear_backward(derivatives(keys), input, grad, weight, wanted);
+    return at::_ops::linear_backward::redispatch(derivatives(keys), input, grad, weight, wanted);
   }
   const auto rows = grad.reshape({-1, weight.size(0)});
   return {wanted[0] ? grad.matmul(weight) : Tensor(),

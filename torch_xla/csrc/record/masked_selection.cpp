@@ -25,14 +25,14 @@ constexpr size_t kNodes = 8;
 constexpr size_t kNumbers = 4;
 constexpr size_t kRemembered = 1024;
 
-struct Remembered {
+struct Selections {
   ForkSafe<std::mutex, LockOrder::Selected> mutex;
   std::unordered_map<uint64_t, int64_t> selected;                                     // by the leaf's sequence number
   std::unordered_map<Hash, c10::SmallVector<int64_t, kNumbers>, HashHasher> numbers;  // that have programs
 };
 
-Remembered& remembered() {
-  static auto* const r = new Remembered();
+Selections& selections() {
+  static auto* const r = new Selections();
   return *r;
 }
 
@@ -78,7 +78,7 @@ int64_t read_number(const Tensor& mask, bool may_read) {
     }
     leaf = value.node->leaf() ? value.node->sequence : 0;
   }
-  auto& known = remembered();
+  auto& known = selections();
   if (leaf != 0) {
     const std::lock_guard<std::mutex> lock(known.mutex);
     if (const auto found = known.selected.find(leaf); found != known.selected.end()) {
@@ -102,7 +102,7 @@ int64_t selected(const Tensor& mask, const Hash& layout) {
   if (eager()) {
     return -1;
   }
-  auto& known = remembered();
+  auto& known = selections();
   std::unique_lock<std::mutex> lock(known.mutex);
   const bool full = entry(known.numbers, layout).size() == kNumbers;
   lock.unlock();  // reading waits for the GIL, and for other threads perhaps
@@ -126,7 +126,7 @@ void mix_sizes(Hash& hash, const Tensor& t) {
   hash.mix(static_cast<uint64_t>(t.dim()));
 }
 
-bool is_mask(const Tensor& t, const Tensor& self) {
+bool is_mask_of(const Tensor& t, const Tensor& self) {
   return t.scalar_type() == at::kBool && t.dim() > 0 && (t.device() == self.device() || t.is_cpu());
 }
 
@@ -145,7 +145,7 @@ std::optional<Tensor> index_by_masks(const Tensor& self, const c10::List<std::op
         return {};
       }
       if (t->scalar_type() == at::kBool) {
-        if (!is_mask(*t, self) || t->sizes() != self.sizes().slice(dim, width)) {
+        if (!is_mask_of(*t, self) || t->sizes() != self.sizes().slice(dim, width)) {
           return {};
         }
         mix_sizes(layout, *t);
@@ -172,7 +172,7 @@ std::optional<Tensor> index_by_masks(const Tensor& self, const c10::List<std::op
 }
 
 std::optional<Tensor> select_by_mask(const Tensor& self, const Tensor& mask) {
-  if (!is_xla(mask) || !is_mask(mask, self) || !at::are_expandable(self.sizes(), mask.sizes())) {
+  if (!is_xla(mask) || !is_mask_of(mask, self) || !at::are_expandable(self.sizes(), mask.sizes())) {
     return {};
   }
   const auto sizes = at::infer_size(self.sizes(), mask.sizes());

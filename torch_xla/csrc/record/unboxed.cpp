@@ -28,9 +28,9 @@ IValue borrowed(const T& value) {
   return IValue(value);
 }
 
-// Arguments of a call, of which the tensors are the caller's.
+// TypedArguments of a call, of which the tensors are the caller's.
 template <size_t N>
-class Arguments {
+class TypedArguments {
  public:
   // One after the other, so that those that are there already are let go of where a later one throws.
   template <class... Args>
@@ -38,7 +38,7 @@ class Arguments {
     auto next = values_.begin();
     ((*next++ = borrowed(args)), ...);
   }
-  ~Arguments() {
+  ~TypedArguments() {
     for (auto& v : values_) {
       if (v.isTensor()) {
         std::move(v).toTensor().unsafeReleaseTensorImpl();
@@ -73,7 +73,7 @@ struct Kernel<Op, Result(Args...)> {
     static auto& info = op_info(Op::name, Op::overload_name);
     const FrameScope frame;
     {
-      Arguments<sizeof...(Args)> arguments;
+      TypedArguments<sizeof...(Args)> arguments;
       arguments.set(args...);
       if (auto fresh = record_known(info, arguments.data())) {
         return Given<Result>::of(*fresh);
@@ -91,7 +91,7 @@ struct Kernel<Op, Tensor&(Tensor&, Args...)> {
     static auto& info = op_info(Op::name, Op::overload_name);
     const FrameScope frame;
     {
-      Arguments<1 + sizeof...(Args)> arguments;
+      TypedArguments<1 + sizeof...(Args)> arguments;
       arguments.set(self, args...);
       if (record_known(info, arguments.data())) {
         return self;

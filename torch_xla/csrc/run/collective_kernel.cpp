@@ -337,7 +337,7 @@ std::string described(const std::string& kind, const std::vector<at::Tensor>& in
   return in.size() > 3 ? text + " and " + std::to_string(in.size() - 3) + " more" : text;
 }
 
-void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+void run_collective(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
   const auto kind = ffi_text(attributes, "kind");
   std::vector<at::Tensor> in, out;
   for (size_t i = 0; i + 1 < operands.size(); ++i) {  // the last of each says what comes before
@@ -372,10 +372,10 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error call_collective(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
   try {
     const c10::InferenceMode guard;
-    run(operands, results, attributes);
+    run_collective(operands, results, attributes);
     return ffi::Error::Success();
   } catch (const c10::Error& error) {
     return ffi::Error::Internal("[collective] " + first_line(error.what_without_backtrace()) + current);
@@ -386,7 +386,7 @@ ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(kCollective, called, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+XLA_FFI_DEFINE_HANDLER(kCollective, call_collective, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace
 

@@ -118,7 +118,7 @@ bool is_tensor(const c10::Type& type) {
          (type.kind() == c10::TypeKind::OptionalType && is_tensor(*type.containedType(0)));
 }
 
-void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+void run_kernel(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(ffi_text(attributes, "_name").c_str(),
                                                                  ffi_text(attributes, "_overload").c_str());
   const auto operand = ffi_attribute<Numbers>(attributes, "_operands"),
@@ -153,10 +153,10 @@ void run(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::D
   }
 }
 
-ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error call_kernel(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
   const auto work = [&] {
     const c10::InferenceMode guard;  // such a thread has autograd switched on
-    run(operands, results, attributes);
+    run_kernel(operands, results, attributes);
   };
   try {
     if (ffi_attribute<bool>(attributes, "_parallel")) {
@@ -173,7 +173,7 @@ ffi::Error called(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(kHostKernel, called, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+XLA_FFI_DEFINE_HANDLER(kHostKernel, call_kernel, ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace
 

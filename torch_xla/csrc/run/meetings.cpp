@@ -21,14 +21,14 @@ struct Entry {
 };
 
 // Never destroyed: the interpreter ends before that.
-struct Job {
+struct Starts {
   std::deque<Entry> under_way;
   std::unordered_map<int64_t, Started> groups;
   uint64_t starts = 0;
 };
 
-Job& job() {
-  static auto* const all = new Job;
+Starts& all_starts() {
+  static auto* const all = new Starts;
   return *all;
 }
 
@@ -54,7 +54,7 @@ State state_of(const Entry& entry) {
 
 // Takes out what has come to its end, and gives what failed.
 std::vector<Meeting> settle() {
-  auto& entries = job().under_way;
+  auto& entries = all_starts().under_way;
   std::vector<Meeting> failures;
   for (auto entry = entries.begin(); entry != entries.end();) {
     const auto state = state_of(*entry);
@@ -74,7 +74,7 @@ std::vector<Meeting> settle() {
 }  // namespace
 
 uint64_t meet(int64_t group, int64_t meaning) {
-  auto& all = job();
+  auto& all = all_starts();
   if (all.under_way.size() >= kUnderWay) {
     all.under_way.pop_front();  // long past, as so many were started since
   }
@@ -93,7 +93,7 @@ uint64_t meet(int64_t group, int64_t meaning) {
 }
 
 void met(uint64_t start, py::object token) {
-  for (auto& entry : job().under_way) {
+  for (auto& entry : all_starts().under_way) {
     if (entry.start == start) {
       entry.meeting.failed = !token;
       entry.token = std::move(token);
@@ -104,7 +104,7 @@ void met(uint64_t start, py::object token) {
 std::vector<Meeting> meetings() {
   const auto failures = settle();
   std::vector<Meeting> found;
-  for (const auto& entry : job().under_way) {
+  for (const auto& entry : all_starts().under_way) {
     found.push_back(entry.meeting);
     found.back().seconds = std::chrono::duration<double>(Clock::now() - entry.since).count();
   }
@@ -112,6 +112,6 @@ std::vector<Meeting> meetings() {
   return found;
 }
 
-Started started(int64_t group) { return job().groups[group]; }
+Started started(int64_t group) { return all_starts().groups[group]; }
 
 }  // namespace torch_xla

@@ -15,14 +15,14 @@ namespace torch_xla {
 
 namespace {
 
-struct Registry {
+struct StorageLists {
   ForkSafe<std::mutex, LockOrder::Storages> mutex;
   std::array<Storage*, kMaxDevices> heads{};
   std::array<Storage*, kMaxDevices> tails{};
   std::array<ViewStep*, kMaxDevices> views{};  // those that remember a value
 };
-Registry& registry() {
-  static auto* const r = new Registry();
+StorageLists& storage_lists() {
+  static auto* const r = new StorageLists();
   return *r;
 }
 
@@ -36,9 +36,9 @@ std::mutex& recorder_mutex() {
 RecorderLock::RecorderLock() { recorder_mutex().lock(); }
 RecorderLock::~RecorderLock() { recorder_mutex().unlock(); }
 
-std::mutex& registry_mutex() { return registry().mutex; }
-Storage* registry_head(c10::DeviceIndex device) { return registry().heads[device]; }
-Storage* registry_tail(c10::DeviceIndex device) { return registry().tails[device]; }
+std::mutex& registry_mutex() { return storage_lists().mutex; }
+Storage* registry_head(c10::DeviceIndex device) { return storage_lists().heads[device]; }
+Storage* registry_tail(c10::DeviceIndex device) { return storage_lists().tails[device]; }
 
 namespace {
 
@@ -71,7 +71,7 @@ Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
       index(d),
       placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kAnywhere : value.node->placement) {
   TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
-  auto& r = registry();
+  auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
   previous = r.tails[index];
   (previous != nullptr ? previous->next : r.heads[index]) = this;
@@ -82,7 +82,7 @@ void Storage::let_go() {
   if (!std::exchange(listed_, false)) {
     return;
   }
-  auto& r = registry();
+  auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
   (previous != nullptr ? previous->next : r.heads[index]) = next;
   (next != nullptr ? next->previous : r.tails[index]) = previous;
@@ -135,7 +135,7 @@ size_t extent(const Meta& meta) {
 
 ViewStep::~ViewStep() {
   if (device.load(std::memory_order_acquire) >= 0) {
-    auto& r = registry();
+    auto& r = storage_lists();
     const std::lock_guard<std::mutex> lock(r.mutex);
     const auto listed = device.load(std::memory_order_relaxed);
     if (listed >= 0) {  // a cut may have emptied the list since
@@ -157,7 +157,7 @@ void ViewStep::remember(Value v, const Storage& storage) {
   value = std::move(v);
   generation = storage.generation;
   if (device.load(std::memory_order_relaxed) < 0) {
-    auto& r = registry();
+    auto& r = storage_lists();
     const std::lock_guard<std::mutex> lock(r.mutex);
     device.store(storage.index, std::memory_order_relaxed);
     next = r.views[device];
@@ -169,7 +169,7 @@ void ViewStep::remember(Value v, const Storage& storage) {
 }
 
 void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbage) {
-  auto& r = registry();
+  auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
   for (auto* step = r.views[device]; step != nullptr;) {
     auto* const following = step->next;
