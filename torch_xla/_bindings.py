@@ -86,7 +86,7 @@ refuse_packing = _C.refuse_packing
 unboxed_kernels = _C.unboxed_kernels
 set_frame_depth = _C.set_frame_depth
 user_frame = _C.user_frame
-whereabouts = _C.whereabouts
+thread_position = _C.thread_position
 set_scope = _C.set_scope
 add_skipped_prefix = _C.add_skipped_prefix
 

@@ -46,7 +46,7 @@ def is_bf16_supported() -> bool:
 
 def local_process_count() -> int:
     """Number of processes of the job on this host."""
-    return session.seat().local_world
+    return session.rank_info().local_world
 
 
 def global_device_count() -> int:
@@ -56,7 +56,7 @@ def global_device_count() -> int:
 
 def world_size() -> int:
     """Number of processes that work on data of their own: with SPMD all of the job are one."""
-    return 1 if client.spmd() else session.seat().world
+    return 1 if client.spmd() else session.rank_info().world
 
 
 def local_device_count() -> int:
@@ -71,27 +71,27 @@ def addressable_device_count() -> int:
 
 def global_ordinal() -> int:
     """Ordinal of this process in the job, whichever of its devices is the current one; with SPMD all are one."""
-    return 0 if client.spmd() else session.seat().rank
+    return 0 if client.spmd() else session.rank_info().rank
 
 
 def local_ordinal() -> int:
     """Ordinal of this process on its host, whichever of its devices is the current one."""
-    return session.seat().local_rank
+    return session.rank_info().local_rank
 
 
 def process_index() -> int:
     """Index of this process in the job."""
-    return session.seat().rank
+    return session.rank_info().rank
 
 
 def process_count() -> int:
     """Number of processes of the job."""
-    return session.seat().world
+    return session.rank_info().world
 
 
 def host_index() -> int:
     """Index of this host in the job."""
-    return session.seat().host
+    return session.rank_info().host
 
 
 def using_pjrt() -> bool:
@@ -140,7 +140,7 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
 
 def global_runtime_device_count() -> int:
     """Number of hardware devices of all processes."""
-    return session.seat().world * client.hardware_count()
+    return session.rank_info().world * client.hardware_count()
 
 
 def addressable_runtime_device_count() -> int:
@@ -193,4 +193,4 @@ def get_num_cached_compilation_graph() -> int:
 
 def get_master_ip() -> str:
     """Address of the job's first process."""
-    return session.seat().address or "127.0.0.1"
+    return session.rank_info().address or "127.0.0.1"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from probes import PACKAGE
 
-from torch_xla._core.job.environment import Seat, seat
+from torch_xla._core.job.environment import RankInfo, rank_info
 from torch_xla.distributed import xla_dist
 
 
@@ -101,6 +101,6 @@ def test_a_host_of_a_pod_asks_its_metadata(metadata: str, monkeypatch: pytest.Mo
     for name in ("RANK", "WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GCE_METADATA_HOST", metadata)
-    assert seat() == Seat()  # it is no TPU
+    assert rank_info() == RankInfo()  # it is no TPU
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    assert seat() == Seat(1, 2, 0, 1, 1, "10.0.0.1", 29500)
+    assert rank_info() == RankInfo(1, 2, 0, 1, 1, "10.0.0.1", 29500)

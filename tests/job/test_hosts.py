@@ -8,7 +8,7 @@ import pytest
 from probes import python
 
 from torch_xla._core.job import environment
-from torch_xla._core.job.environment import Seat, expand_hosts, seat
+from torch_xla._core.job.environment import RankInfo, expand_hosts, rank_info
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
          "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_STEP_NUM_TASKS",
@@ -25,16 +25,16 @@ POD = {"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2", "TPU_WORKER_ID": "1"}
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, Seat()),
-        (TORCHRUN, Seat(5, 8, 1, 4, 1, "a", 1234, True)),
+        ({}, RankInfo()),
+        (TORCHRUN, RankInfo(5, 8, 1, 4, 1, "a", 1234, True)),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "b"},
-         Seat(3, 4, 1, 2, 1, "b", 29500)),
-        (SLURM, Seat(4, 5, 0, 1, 2, "gpu07", 23456)),
-        (SLURM | {"MASTER_ADDR": "m", "MASTER_PORT": "77"}, Seat(4, 5, 0, 1, 2, "m", 77)),
-        (POD, Seat(1, 2, 0, 1, 1, "10.0.0.1", 29500)),
-        (SLURM | TORCHRUN, Seat(5, 8, 1, 4, 1, "a", 1234, True)),
-        ({"TPU_WORKER_HOSTNAMES": "10.0.0.1", "TPU_WORKER_ID": "0"}, Seat()),
-        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, Seat()),
+         RankInfo(3, 4, 1, 2, 1, "b", 29500)),
+        (SLURM, RankInfo(4, 5, 0, 1, 2, "gpu07", 23456)),
+        (SLURM | {"MASTER_ADDR": "m", "MASTER_PORT": "77"}, RankInfo(4, 5, 0, 1, 2, "m", 77)),
+        (POD, RankInfo(1, 2, 0, 1, 1, "10.0.0.1", 29500)),
+        (SLURM | TORCHRUN, RankInfo(5, 8, 1, 4, 1, "a", 1234, True)),
+        ({"TPU_WORKER_HOSTNAMES": "10.0.0.1", "TPU_WORKER_ID": "0"}, RankInfo()),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, RankInfo()),
     ],
 )  # fmt: skip
 def test_discovery(monkeypatch, variables, expected):
@@ -42,7 +42,7 @@ def test_discovery(monkeypatch, variables, expected):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert seat() == expected
+    assert rank_info() == expected
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_rank_that_cannot_be(monkeypatch):
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match=r"\[job\] got rank 4 of 4 processes, expected 0 to 3"):
-        seat()
+        rank_info()
 
 
 JOIN = "import torch_xla.core.xla_model as xm; xm.rendezvous('start')"

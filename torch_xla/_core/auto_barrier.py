@@ -87,7 +87,7 @@ def _cut(device: int, end: int, run: Run) -> None:
 def _may_cut(calls: int, crossing: int, line: str | None) -> bool:
     """Tells of a loop that was found; whether it is to be cut."""
     where = f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators repeat"
-    if environment.seat().world > 1:
+    if environment.rank_info().world > 1:
         _bindings.follow_streams(False)
         _tell(
             "processes",

@@ -36,7 +36,7 @@ class _LikeAnyOther(str):
 
 def has_groups() -> bool:
     """Whether device meshes are made of processes, each with its device; else they are SPMD's."""
-    return not runtime.is_spmd() and (dist.is_initialized() or session.seat().world > 1)
+    return not runtime.is_spmd() and (dist.is_initialized() or session.rank_info().world > 1)
 
 
 def install() -> None:

@@ -123,7 +123,7 @@ class HostWork(Work):
             if (why := connection.has_left(rank)) is not None:
                 connection.fail(
                     f"[job] rank {rank} has ended ({why or 'its program was over'}), and rank "
-                    f"{connection.seat.rank} waits for it in {self._what}"
+                    f"{connection.rank_info.rank} waits for it in {self._what}"
                 )
 
     def synchronize(self) -> None:

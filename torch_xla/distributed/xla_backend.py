@@ -99,7 +99,7 @@ class ProcessGroupXla(ProcessGroup):
         Raises:
             RuntimeError: The job has fewer processes.
         """
-        world = session.seat().world
+        world = session.rank_info().world
         if max(ranks, default=0) >= world:
             raise RuntimeError(
                 message(
@@ -147,7 +147,7 @@ class ProcessGroupXla(ProcessGroup):
         return HostWork(work, name, self._members, (self._name, self._count))
 
     def _record(self, kind: str, tensors: Tensors, **how: Any) -> list[torch.Tensor]:
-        if self.size() == 1 and session.seat().world == 1:
+        if self.size() == 1 and session.rank_info().world == 1:
             copies = [t.detach().clone() for t in tensors]
             if kind == "all_gather":
                 return [t[None] for t in copies]

@@ -68,7 +68,7 @@ def spawn(
             )
         )
     if count == 1:
-        fn(session.seat().rank, *args)
+        fn(session.rank_info().rank, *args)
         return None
     return launcher.run(fn, args, count, join, daemon, start_method, modules=MODULES)
 
@@ -87,8 +87,8 @@ class _Turn:
 
     def taken(self) -> FileLock:
         """The lock, for a `with`."""
-        seat = session.seat()
-        name = f"torch_xla-{os.getuid()}-{seat.address or os.getpid()}-{seat.port}-{self._number}.lock"
+        rank_info = session.rank_info()
+        name = f"torch_xla-{os.getuid()}-{rank_info.address or os.getpid()}-{rank_info.port}-{self._number}.lock"
         return FileLock(Path(tempfile.gettempdir()) / name)
 
 

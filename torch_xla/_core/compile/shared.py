@@ -34,14 +34,14 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
     key = f"program/{hashlib.sha256(what).hexdigest()}"
     try:
         store = connection.store
-        who = int(store.compare_set(key, "", str(connection.seat.rank)))
-        payload = b"" if who == connection.seat.rank else _made(connection, store, key, who)
+        who = int(store.compare_set(key, "", str(connection.rank_info.rank)))
+        payload = b"" if who == connection.rank_info.rank else _made(connection, store, key, who)
     except RuntimeError:  # the store is gone, as the watch is about to say
         return compile()
     if payload:
         with suppress(Exception):  # whatever XLA objects to: it compiles anew
             return loaded(payload)
-    if who != connection.seat.rank:
+    if who != connection.rank_info.rank:
         return compile()
     made = b""
     try:

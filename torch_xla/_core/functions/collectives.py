@@ -21,7 +21,7 @@ def install() -> None:
 def _promise(inputs: list[torch.Tensor], call: str) -> list[torch.Tensor]:
     from torch_xla.ops.collective_call import parse
 
-    parsed, rank = parse(call), session.seat().rank
+    parsed, rank = parse(call), session.rank_info().rank
     shapes = [(parsed.shape_of_result(tuple(x.shape), rank), x.dtype) for x in inputs]
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in [*shapes, ((), torch.uint8)]]
 
@@ -89,4 +89,4 @@ def partition(groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Groups of which each process is in one: who is in none of those given is alone."""
     given = [tuple(int(rank) for rank in group) for group in groups]
     named = set(itertools.chain.from_iterable(given))
-    return (*given, *((rank,) for rank in range(session.seat().world) if rank not in named))
+    return (*given, *((rank,) for rank in range(session.rank_info().world) if rank not in named))

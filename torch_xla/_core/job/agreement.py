@@ -32,13 +32,13 @@ def prepare(graph: Graph) -> None:
     collective.register()  # the program may come from another process
     try:
         connection.check()
-        numbers = sequence.numbers(graph, connection.seat.rank)
+        numbers = sequence.numbers(graph, connection.rank_info.rank)
         if client.spans_job():
             for group, own in numbers.items():
                 _compare(connection, group, own)
             return
         for call in calls:
-            group = call.group_of(connection.seat.rank)
+            group = call.group_of(connection.rank_info.rank)
             if len(group) > 1:
                 connection.group(group)
     except JobError as error:
@@ -72,7 +72,7 @@ def announce(program: _bindings.Program, graph: Graph) -> None:
     """Has the starts of a program counted that processes run together without meeting each other."""
     connection = session()
     if connection is not None:
-        programs.announce(program, graph, connection.seat.rank)
+        programs.announce(program, graph, connection.rank_info.rank)
 
 
 def part_of(graph: Graph) -> str:
@@ -80,11 +80,11 @@ def part_of(graph: Graph) -> str:
     connection = session()
     if connection is None:
         return ""
-    numbers = sequence.numbers(graph, connection.seat.rank)
+    numbers = sequence.numbers(graph, connection.rank_info.rank)
     return str([(len(group), found) for group, found in numbers.items()])
 
 
 def rank_of(graph: Graph) -> int:
     """The rank of this process, where a graph has collectives."""
     connection: Any = session() if any(sequence.is_collective(node) for node in graph.nodes) else None
-    return connection.seat.rank if connection is not None else 0
+    return connection.rank_info.rank if connection is not None else 0

@@ -16,7 +16,7 @@ from torch_xla._errors import message
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """A process's place in its job.
 
     Attributes:
@@ -40,7 +40,7 @@ class Seat:
     served: bool = False
 
 
-def seat() -> Seat:
+def rank_info() -> RankInfo:
     """The place of this process; alone where nothing tells of others.
 
     Raises:
@@ -54,17 +54,19 @@ def seat() -> Seat:
     return found
 
 
-def _alone() -> Seat:
-    return Seat(local_rank=_config.PJRT_LOCAL_PROCESS_RANK.get(), local_world=_config.PJRT_LOCAL_PROCESS_COUNT.get())
+def _alone() -> RankInfo:
+    return RankInfo(
+        local_rank=_config.PJRT_LOCAL_PROCESS_RANK.get(), local_world=_config.PJRT_LOCAL_PROCESS_COUNT.get()
+    )
 
 
-def _torchrun() -> Seat | None:
+def _torchrun() -> RankInfo | None:
     if not (_config.RANK.is_set() and _config.WORLD_SIZE.is_set()):
         return None
     rank, world = _config.RANK.get(), _config.WORLD_SIZE.get()
     local_world = _config.LOCAL_WORLD_SIZE.get() if _config.LOCAL_WORLD_SIZE.is_set() else 1
     group = os.environ.get("GROUP_RANK")
-    return Seat(
+    return RankInfo(
         rank,
         world,
         _config.LOCAL_RANK.get(),
@@ -76,14 +78,14 @@ def _torchrun() -> Seat | None:
     )
 
 
-def _slurm() -> Seat | None:
+def _slurm() -> RankInfo | None:
     world = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if world < 2 or "SLURM_PROCID" not in os.environ:
         return None
     hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
     host = int(os.environ.get("SLURM_NODEID", "0"))
     counts = _tasks_per_host(os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
-    return Seat(
+    return RankInfo(
         int(os.environ["SLURM_PROCID"]),
         world,
         int(os.environ.get("SLURM_LOCALID", "0")),
@@ -119,7 +121,7 @@ def expand_hosts(text: str) -> list[str]:
     return found
 
 
-def _tpu_pod() -> Seat | None:
+def _tpu_pod() -> RankInfo | None:
     hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
     task = os.environ.get("CLOUD_TPU_TASK_ID") or os.environ.get("TPU_WORKER_ID")
     if not hosts and _config.PJRT_DEVICE.get() == "TPU":
@@ -129,7 +131,7 @@ def _tpu_pod() -> Seat | None:
         task = _metadata(server, "agent-worker-number")
     if len(hosts) < 2 or not task or not task.isdigit():
         return None
-    return Seat(
+    return RankInfo(
         int(task),
         len(hosts),
         _config.PJRT_LOCAL_PROCESS_RANK.get(),

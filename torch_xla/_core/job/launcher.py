@@ -79,7 +79,7 @@ def run(
         if sys.platform == "linux":
             start_method = "forkserver"
             multiprocessing.set_forkserver_preload([_PRELOADED, *modules])
-    host = environment.seat()
+    host = environment.rank_info()
     if host.world == 1:
         store = session.listen("127.0.0.1", 0)
         host = replace(host, address="127.0.0.1", port=store.port)
@@ -123,7 +123,7 @@ class _Entry:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         count: int,
-        host: environment.Seat,
+        host: environment.RankInfo,
         kind: str,
         modules: tuple[str, ...],
     ) -> None:
@@ -141,7 +141,7 @@ class _Entry:
             importlib.import_module(name)
         threading.Thread(target=_end_with_launcher, name="torch_xla-launcher", daemon=True).start()
         try:
-            self._fn(session.seat().rank, *self._args)
+            self._fn(session.rank_info().rank, *self._args)
             session.finish()
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
@@ -161,7 +161,7 @@ def _end_with_launcher() -> None:
         return
     launcher.join()
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(started.MERCY)
+    time.sleep(started.KILL_TIMEOUT)
     os._exit(1)
 
 
@@ -170,7 +170,7 @@ def _leave(connection: Any, error: BaseException | None) -> None:
         connection.leave(error)
 
 
-def variables(index: int, count: int, host: environment.Seat, kind: str) -> dict[str, str]:
+def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> dict[str, str]:
     """The environment of a process, as torchrun would set it, with one device for each.
 
     Args:

@@ -12,10 +12,10 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 from torch_xla._core.job import session
-from torch_xla._core.job.environment import Seat
+from torch_xla._core.job.environment import RankInfo
 
-_GRACE = 5.0  # seconds in which the others learn of a failure and end themselves
-MERCY = 3.0  # seconds from being asked to end to being killed
+_EXIT_TIMEOUT = 5.0  # seconds in which the others learn of a failure and end themselves
+KILL_TIMEOUT = 3.0  # seconds from being asked to end to being killed
 
 
 class Processes(ProcessContext):
@@ -28,7 +28,7 @@ class Processes(ProcessContext):
         host: This host among those of the job.
     """
 
-    def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: Seat) -> None:
+    def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: RankInfo) -> None:
         super().__init__(processes, error_files)
         self._server = store
         self._store = session.prefixed(store)
@@ -57,7 +57,7 @@ class Processes(ProcessContext):
                     return False
                 self._wait_for_hosts(None)
                 return True
-            deadline = time.monotonic() + (_GRACE if grace_period is None else grace_period)
+            deadline = time.monotonic() + (_EXIT_TIMEOUT if grace_period is None else grace_period)
             while self.sentinels and (left := deadline - time.monotonic()) > 0:
                 self._take_ended(left)
         except BaseException:  # an interrupt
@@ -65,7 +65,7 @@ class Processes(ProcessContext):
             raise
         self._end_all()
         cause = next((i for i in self._failed if not self._followed(i)), self._failed[0])
-        self._wait_for_hosts(_GRACE + MERCY)
+        self._wait_for_hosts(_EXIT_TIMEOUT + KILL_TIMEOUT)
         raise self._error(cause)
 
     def _followed(self, index: int) -> bool:
@@ -99,7 +99,7 @@ class Processes(ProcessContext):
         running = [self.processes[index] for index in self.sentinels.values()]
         for process in running:
             process.terminate()
-        deadline = time.monotonic() + MERCY
+        deadline = time.monotonic() + KILL_TIMEOUT
         for process in running:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():

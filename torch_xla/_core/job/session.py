@@ -33,27 +33,27 @@ class Session:
     """The connection of this process to its job.
 
     Attributes:
-        seat: Its place.
+        rank_info: Its place.
         store: The store of the job.
         stopped: Why nothing can be done together any more, if so.
         over: Set when this process has told the others that it has ended.
     """
 
-    def __init__(self, seat: environment.Seat) -> None:
-        self.seat = seat
+    def __init__(self, rank_info: environment.RankInfo) -> None:
+        self.rank_info = rank_info
         self.stopped: str | None = None
         self.over = threading.Event()
-        self.everyone: Ranks = tuple(range(seat.world))
+        self.everyone: Ranks = tuple(range(rank_info.world))
         self._groups: dict[Ranks, Any] = {}
         self._meetings: Counter[tuple[str, Ranks]] = Counter()
         self._waits: list[tuple[Wait, float]] = []
         self._left = self._lost = False
         self._pid = os.getpid()
         self.members: list[dict[str, Any]] = []
-        self._server = connect(seat, serves=seat.rank == 0 and not seat.served)
+        self._server = connect(rank_info, serves=rank_info.rank == 0 and not rank_info.served)
         self.store = prefixed(self._server)
         # A client answers one request after the other, and groups wait in theirs.
-        self._group_store = prefixed(connect(self.seat, serves=False))
+        self._group_store = prefixed(connect(self.rank_info, serves=False))
 
     def join(self) -> None:
         """Meets the others for the first time.
@@ -62,20 +62,20 @@ class Session:
             JobError: Somebody does not come, or they are not of one job.
         """
         self._introduce()
-        _bindings.set_collective_rank(self.seat.rank)
+        _bindings.set_collective_rank(self.rank_info.rank)
         self.group(self.everyone)
 
     def _introduce(self) -> None:
         """Tells who this is, and looks whether all are of one job."""
         own = {
-            "processes": self.seat.world,
+            "processes": self.rank_info.world,
             "torch_xla": version("torch_xla"),
             "device": client.device_type(),
             "machine": _machine(),
             "pid": self._pid,
         }
-        if self.store.add(f"taken/{self.seat.rank}", 1) > 1:
-            self.fail(f"[job] two processes are rank {self.seat.rank} of the job at {self.seat.address}")
+        if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
+            self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
         found = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(own).encode())]
         for name in ("processes", "torch_xla", "device"):
             for rank, other in enumerate(found):
@@ -105,7 +105,7 @@ class Session:
         count = self._meetings[name, ranks]
         key = f"meet/{name}/{'.'.join(map(str, ranks))}/{count}"
         try:
-            self.store.set(f"{key}/{self.seat.rank}", payload)
+            self.store.set(f"{key}/{self.rank_info.rank}", payload)
             self.store.add(key, 1)
             limit = None if self.members else _config.XLA_JOB_START_TIMEOUT.get()
             with self.waiting(Wait(ranks, f"rendezvous {name!r}", count, limit=limit, place=f"{name!r}")):
@@ -138,13 +138,13 @@ class Session:
             self.meet(name, ranks)
             store = PrefixStore(name, self._group_store)
             timeout = timedelta(seconds=_config.XLA_COLLECTIVE_TIMEOUT.get() + 60)
-            found = self._groups[ranks] = host_group(store, ranks.index(self.seat.rank), len(ranks), timeout)
+            found = self._groups[ranks] = host_group(store, ranks.index(self.rank_info.rank), len(ranks), timeout)
             _bindings.add_collective_group(list(ranks), found)
         return found
 
     def new_store(self) -> Any:
         """A connection of its own to the store, for those who wait in it."""
-        return prefixed(connect(self.seat, serves=False))
+        return prefixed(connect(self.rank_info, serves=False))
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:
@@ -196,13 +196,13 @@ class Session:
 
     def lost(self, error: Exception) -> JobError:
         """What to raise where the store does not answer."""
-        who = "whoever started the processes" if self.seat.served else "rank 0"
+        who = "whoever started the processes" if self.rank_info.served else "rank 0"
         self._lost = True
         wait = self.wait_now()
         doing = f"in {wait.what}, " if wait is not None else ""
         self.stop(
-            f"[job] rank {self.seat.rank}, {doing}at {line()}, lost the connection to "
-            f"{self.seat.address}:{self.seat.port}: {who} has ended ({str(error).splitlines()[0]})"
+            f"[job] rank {self.rank_info.rank}, {doing}at {line()}, lost the connection to "
+            f"{self.rank_info.address}:{self.rank_info.port}: {who} has ended ({str(error).splitlines()[0]})"
         )
         return JobError(self.stopped)
 
@@ -218,11 +218,11 @@ class Session:
             if self._lost:
                 return
             if _follows(failure):
-                self.store.set(f"followed/{self.seat.rank}", "")
-            self.store.set(f"ran/{self.seat.rank}", programs.report())
-            self.store.set(f"left/{self.seat.rank}", reason)
+                self.store.set(f"followed/{self.rank_info.rank}", "")
+            self.store.set(f"ran/{self.rank_info.rank}", programs.report())
+            self.store.set(f"left/{self.rank_info.rank}", reason)
             self.store.add("news", 1)
-            if self.seat.rank == 0 and (not self.seat.served or client.devices_of_job()):
+            if self.rank_info.rank == 0 and (not self.rank_info.served or client.devices_of_job()):
                 # It has the store, or JAX's: the others need it until they have ended too.
                 deadline = time.monotonic() + (10 if failure is not None else 86400)
                 while time.monotonic() < deadline and not all(
@@ -317,11 +317,11 @@ def _silent() -> Iterator[None]:
         os.close(sink)
 
 
-def connect(seat: environment.Seat, serves: bool) -> Any:
+def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
     """A connection to the store of a job.
 
     Args:
-        seat: A place in it, with the address of the store.
+        rank_info: A place in it, with the address of the store.
         serves: Whether the store is to be here.
 
     Raises:
@@ -330,25 +330,27 @@ def connect(seat: environment.Seat, serves: bool) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=_config.XLA_JOB_START_TIMEOUT.get())
-    if seat.address is None:
+    if rank_info.address is None:
         raise JobError(
             message(
                 "job",
-                f"a job of {seat.world} processes without MASTER_ADDR",
+                f"a job of {rank_info.world} processes without MASTER_ADDR",
                 expected="the host of rank 0 in it",
                 do="start the processes with torch_xla.launch or torchrun, or set MASTER_ADDR and MASTER_PORT",
             )
         )
     try:
-        if serves and seat.address in LOCAL:
-            return listen(seat.address, seat.port)
-        return TCPStore(seat.address, seat.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True)
+        if serves and rank_info.address in LOCAL:
+            return listen(rank_info.address, rank_info.port)
+        return TCPStore(
+            rank_info.address, rank_info.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True
+        )
     except (OSError, RuntimeError) as error:
-        listens = "listen" if serves else "reach rank 0"
+        listens, reason = "listen" if serves else "reach rank 0", str(error).splitlines()[0]
         raise JobError(
             message(
                 "job",
-                f"rank {seat.rank} could not {listens} at {seat.address}:{seat.port} ({error})".splitlines()[0],
+                f"rank {rank_info.rank} could not {listens} at {rank_info.address}:{rank_info.port} ({reason})",
                 do="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
             )
         ) from None
@@ -389,7 +391,7 @@ def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> A
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         options._devices = [ProcessGroupGloo.create_default_device()]
     else:
-        options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(seat()))]
+        options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(rank_info()))]
     with _silent():
         group = ProcessGroupGloo(store, rank, size, options)
     if timeout is not None:
@@ -397,7 +399,7 @@ def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> A
     return group
 
 
-def _own_address(place: environment.Seat) -> str:
+def _own_address(place: environment.RankInfo) -> str:
     """The address of this host where the others of the job reach it: that from which it reaches the store.
 
     The host's name, which Gloo would ask for, stands for the host alone on many.
@@ -427,14 +429,14 @@ _session: Session | None = None
 _lock = threading.RLock()
 
 
-def seat() -> environment.Seat:
+def rank_info() -> environment.RankInfo:
     """The place of this process in its job; connects nothing."""
-    return _session.seat if _session is not None else environment.seat()
+    return _session.rank_info if _session is not None else environment.rank_info()
 
 
 def own_file(path: str) -> str:
     """The file of this process, where a setting names one for all of them: with its rank, in a job of several."""
-    own = seat()
+    own = rank_info()
     return path if own.world == 1 else f"{path}.{own.rank}"
 
 
@@ -449,7 +451,7 @@ def session() -> Session | None:
         return _session
     with _lock:
         if _session is None:
-            found = environment.seat()
+            found = environment.rank_info()
             if found.world == 1:
                 return None
             from torch_xla._core.job import watch
@@ -474,12 +476,12 @@ def _meeting_of_clients() -> client.Meeting | None:
     if connection is None:
         return None
     own = b""
-    if connection.seat.rank == 0:
-        address = _own_address(connection.seat)
+    if connection.rank_info.rank == 0:
+        address = _own_address(connection.rank_info)
         with socket.create_server((address, 0)) as free:
             own = f"{address}:{free.getsockname()[1]}".encode()
     found = connection.meet("devices", connection.everyone, own)
-    return found[0].decode(), connection.seat.world, connection.seat.rank
+    return found[0].decode(), connection.rank_info.world, connection.rank_info.rank
 
 
 client.set_meeting(_meeting_of_clients)

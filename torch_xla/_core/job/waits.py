@@ -42,4 +42,4 @@ class Wait:
 
 def line(thread: int | None = None) -> str:
     """The user's line at which a thread is, the main one by default."""
-    return _bindings.whereabouts(thread or threading.main_thread().ident or 0)[0] or "an unknown line"
+    return _bindings.thread_position(thread or threading.main_thread().ident or 0)[0] or "an unknown line"

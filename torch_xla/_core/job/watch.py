@@ -40,7 +40,7 @@ class _Watch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._store = session.store
-        self._rank = session.seat.rank
+        self._rank = session.rank_info.rank
         self._news = 0
         self._published: str | None = None
         self._told: tuple[Ranks, int] | None = None
@@ -319,7 +319,7 @@ def explain(session: Session, error: str) -> str | None:
         else:
             place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
             what = place[1] if place else failed.what if failed is not None else "a collective"
-            own = f"rank {session.seat.rank} was in {what}"
+            own = f"rank {session.rank_info.rank} was in {what}"
             own += f", at {line(threading.get_ident())}"
             text = _who_left(session, own) or f"[job] {own}, which failed: {text}"
     except RuntimeError as lost:
@@ -332,7 +332,7 @@ def _who_left(session: Session, own: str) -> str | None:
     def look() -> str | None:
         if session.store.check(["broken"]):
             return str(session.store.get("broken").decode())
-        own_rank = session.seat.rank
+        own_rank = session.rank_info.rank
         for rank in session.everyone:
             if rank != own_rank and (why := session.has_left(rank)) is not None:
                 if (found := programs.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
@@ -345,7 +345,7 @@ def _who_left(session: Session, own: str) -> str | None:
 
 def _difference(session: Session, own: int, other: int, theirs: int) -> str:
     """What two processes are about to run, once both have told theirs."""
-    rank = session.seat.rank
+    rank = session.rank_info.rank
     session.store.set(f"about/{own}", json.dumps(sequence.meaning(own)))
     key = f"about/{theirs}"
     told = _soon(lambda: session.store.get(key).decode() if session.store.check([key]) else None)

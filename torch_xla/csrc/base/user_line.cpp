@@ -208,7 +208,7 @@ Frame user_frames(int lines) {
 
 // A frame that is held keeps what its function refers to, and a tensor that lives over a barrier makes another graph.
 // So no Python code may run here, a collection's finalizers included: the thread cannot go on meanwhile.
-std::pair<Frame, bool> whereabouts(unsigned long thread) {
+std::pair<Frame, bool> thread_position(unsigned long thread) {
   const py::gil_scoped_acquire gil;
   const bool collecting = PyGC_Disable() != 0;
   auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());

@@ -15,7 +15,7 @@ Frame user_frame();
 // The same for several frames, innermost first, joined by " < ".
 Frame user_frames(int lines);
 // The user's innermost frame of any thread, and whether it was called by PyTorch's DataLoader. Takes the GIL.
-std::pair<Frame, bool> whereabouts(unsigned long thread);
+std::pair<Frame, bool> thread_position(unsigned long thread);
 
 // How many frames of every recorded operator are kept; 0 for none.
 void set_frame_depth(int lines);

@@ -35,8 +35,8 @@ void bind_recorder(py::module_& m) {
   m.def("set_frame_depth", &set_frame_depth);
   m.def("set_scope", &set_scope);
   m.def("user_frame", [] { return describe_frame(user_frame()); });
-  m.def("whereabouts", [](unsigned long thread) {
-    const auto [line, loading] = whereabouts(thread);
+  m.def("thread_position", [](unsigned long thread) {
+    const auto [line, loading] = thread_position(thread);
     return py::make_tuple(describe_frame(line), loading);
   });
   m.def("add_skipped_prefix", &add_skipped_prefix);

@@ -172,7 +172,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stopped:
             time.sleep(_SAMPLE_SECONDS)  # an event's wait is Python code, for which the step would wait
-            self._to.samples.append(Sample(perf_counter(), *_bindings.whereabouts(self._to.owner)))
+            self._to.samples.append(Sample(perf_counter(), *_bindings.thread_position(self._to.owner)))
             self._to.wait_if_silent()
 
     def stop(self) -> None:
