@@ -1,114 +1,244 @@
-"""Graphs of PyTorch's tracers (`torch.export`, `make_fx`) as JAX functions, without the recorder."""
+"""Graphs of PyTorch's tracers (`torch.export`, `make_fx`) as graphs of the stages, which `lower/` makes JAX code of."""
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_xla import _bindings
 from torch_xla._core.functions.sizes import Sizes, is_open_size
-from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
+from torch_xla._core.graph.graph import Graph, Input, Node, Number, Wire
+from torch_xla._core.lower import lowering
 from torch_xla.ops import dtypes, precision
-from torch_xla.ops.call import call, way_of
-from torch_xla.ops.composite import composite
+from torch_xla.ops.call import find_overload, way_of
 from torch_xla.ops.decompositions import asked, bind
-from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
+from torch_xla.ops.registry import Meta
 
 Arrays = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """What holds for one pass over a graph: see `as_jax`."""
+class Function:
+    """A traced graph as a function of JAX arrays; a call takes one per placeholder, or anything where it is no tensor.
 
-    numbers: Numbers | None = None
-    seed: Any | None = None
-    sizes: Sizes = field(default_factory=Sizes)
+    Attributes:
+        graph: What is computed. Numbers are constants in it, except those that `lifted` made inputs, and sizes that are
+            left open.
+        inputs: Leaf of the graph that each placeholder is, None where it is no tensor.
+        constants: Further leaves, with their values.
+        sizes: For each node what its numbers are: sizes that are left open, or None for a number of the call's.
+        output: What is returned, with wires for tensors.
+    """
+
+    graph: Graph
+    inputs: tuple[int | None, ...]
+    constants: dict[int, torch.Tensor]
+    sizes: tuple[tuple[Any, ...], ...]
+    output: Any
+
+    def __call__(self, *inputs: Any, numbers: Arrays = (), seed: Any = None) -> Any:
+        """Computes it.
+
+        Args:
+            *inputs: The arrays.
+            numbers: Those that `lifted` returned, as arrays.
+            seed: What its random operators draw from, an array of one integer; by default PyTorch's seed, so that they
+                draw the same numbers each time.
+        """
+        leaves = {leaf: _array(value) for leaf, value in self.constants.items()}
+        leaves |= {leaf: x for leaf, x in zip(self.inputs, inputs, strict=False) if leaf is not None}
+        rest = iter(numbers)
+        given: list[lowering.Numbers] = []
+        for position, (node, sizes) in enumerate(zip(self.graph.nodes, self.sizes, strict=True)):
+            own = [next(rest) if size is None else jax.numpy.asarray(size, "int64") for size in sizes]
+            given.append((own, _seed(position, seed) if node.seeded else None))
+        with jax.default_matmul_precision(precision.current().products):
+            results = lowering.compute(self.graph, leaves, given)
+
+        def value(x: Any) -> Any:
+            if not isinstance(x, Wire):
+                return x
+            return leaves[x.slot] if x.leaf else results[x.slot][x.result]
+
+        return pytree.tree_map(value, self.output, is_leaf=lambda x: isinstance(x, Wire))
+
+    def lifted(self, static: Set[str]) -> tuple[Function, list[Any]]:
+        """The function with its numbers, but 0 and 1, as inputs; those of composites stay constants.
+
+        Args:
+            static: Operators whose numbers must be constants.
+
+        Returns:
+            The function, and an array per number.
+        """
+        parts = (step for step in lowering.steps(self.graph) if not isinstance(step, int))
+        inside = {i for region in parts for i in region.members}
+        arrays: list[Any] = []
+        nodes, sizes = list(self.graph.nodes), list(self.sizes)
+        for i, node in enumerate(nodes):
+            if i not in inside and node.op not in static and node.op != lowering.FUNCTION:
+                own = list(sizes[i])
+                nodes[i] = replace(node, args=tuple(_lift(node, own, arrays)))
+                sizes[i] = tuple(own)
+        return replace(self, graph=replace(self.graph, nodes=tuple(nodes)), sizes=tuple(sizes)), arrays
 
 
-def as_jax(
-    module: torch.fx.GraphModule, numbers: Numbers | None = None, seed: Any | None = None, sizes: Sizes | None = None
-) -> Callable[..., Any]:
-    """A traced graph as a JAX function.
+def _lift(node: Node, sizes: list[Any], arrays: list[Any]) -> Iterable[Any]:
+    """The arguments of an operator with numbers as inputs, which are added to those that it has."""
+    count = 0
+    for position, (x, a) in enumerate(zip(node.args, find_overload(node.op)._schema.arguments, strict=True)):
+        if isinstance(x, Number):
+            x = replace(x, index=count)
+        elif type(x) in (int, float) and x not in (0, 1) and isinstance(a.type, _ARITHMETIC) and not a.kwarg_only:
+            # The types PyTorch gives such a number when it becomes a tensor.
+            arrays.append(jax.numpy.asarray(x, dtypes.numpy_dtype(torch.tensor(x).dtype)))
+            sizes.insert(count, None)
+            x = Number(count, x, position)
+        count += isinstance(x, Number)
+        yield x
+
+
+def function_of(module: torch.fx.GraphModule, sizes: Sizes | None = None) -> Function:
+    """A traced graph as a function of JAX arrays.
 
     Args:
         module: A graph of ATen operators that write nothing, with `meta["val"]` on its nodes.
-        numbers: Takes the numbers that shall be inputs of the program; by default all are constants.
-        seed: What its random operators draw from, an array of one integer; by default PyTorch's seed, so that they draw
-            the same numbers each time.
-        sizes: Translates sizes that are left open; by default there are none.
-
-    Returns:
-        A function of one array (or Python value) per placeholder that returns what the graph returns, with arrays for
-        tensors.
+        sizes: Translates sizes that are left open, in a module that is exported; its operators are no functions of
+            their own.
 
     Raises:
-        NotImplementedError: (when it is traced) the graph calls something that is no operator known here.
+        NotImplementedError: The graph calls something that is no operator known here.
     """
-    return _as_jax(module, _Pass(numbers, seed, sizes or Sizes()))
+    return _Translation(module, sizes).function()
 
 
-def _as_jax(module: torch.fx.GraphModule, this: _Pass) -> Callable[..., Any]:
-    nodes = list(module.graph.nodes)
-    steps = _steps(nodes)
+class _Translation:
+    """One pass over a traced graph."""
 
-    def function(*inputs: Any) -> Any:
-        taken = [node for node in nodes if node.op == "placeholder"]
-        values: dict[torch.fx.Node, Any] = dict(zip(taken, inputs, strict=False))
-        with jax.default_matmul_precision(precision.current().products):
-            for step in steps:
-                if not isinstance(step, int):
-                    values.update(_composite(nodes, step, values, this))
-                    continue
-                node = nodes[step]
-                if node.op == "get_attr":
-                    values[node] = _constant(_attribute(module, node.target))
-                elif node.op == "output":
-                    return _filled(node.args[0], values)
-                elif node.op != "placeholder":
-                    values[node] = _call(node, _filled(node.args, values), _filled(node.kwargs, values), this)
-        raise AssertionError("a graph ends with its output")
+    def __init__(self, module: torch.fx.GraphModule, sizes: Sizes | None) -> None:
+        self._module = module
+        self._outlined = sizes is None
+        self._sizes = sizes or Sizes()
+        self._frame = _bindings.user_frame()
+        self._values: dict[torch.fx.Node, Any] = {}  # wires for tensors
+        self._nodes: list[Node] = []
+        self._open: list[tuple[Any, ...]] = []
+        self._leaves: list[Meta] = []
+        self._constants: dict[int, torch.Tensor] = {}
 
-    return function
+    def function(self) -> Function:
+        inputs: list[int | None] = []
+        output = None
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                output = self._filled(node.args[0])
+                continue
+            value = node.meta.get("val")
+            if node.op == "placeholder":
+                found = self._leaf(value) if isinstance(value, torch.Tensor) else None
+                inputs.append(found.slot if found else None)
+            elif node.op == "get_attr":
+                found = _attribute(self._module, node.target)
+                if isinstance(found, torch.Tensor):
+                    constant, found = found, self._leaf(found)
+                    self._constants[found.slot] = constant
+            else:
+                found = self._called(node, value)
+            self._values[node] = found
+        graph = Graph("", _bindings.current_device(), tuple(self._nodes), tuple(self._leaves), _outputs(output), ())
+        return Function(graph, tuple(inputs), self._constants, tuple(self._open), output)
+
+    def _leaf(self, value: torch.Tensor) -> Wire:
+        self._leaves.append(self._meta(value))
+        return Wire(True, len(self._leaves) - 1, 0)
+
+    def _meta(self, value: torch.Tensor) -> Meta:
+        return Meta(self._sizes.shape(value), value.dtype)
+
+    def _filled(self, arguments: Any) -> Any:
+        return torch.fx.node.map_aggregate(arguments, lambda x: self._values[x] if isinstance(x, torch.fx.Node) else x)
+
+    def _called(self, node: torch.fx.Node, value: Any) -> Any:
+        target: Any = node.target
+        if isinstance(value, torch.SymInt):
+            return self._sizes.of(value)
+        if (
+            target in _ASSERTIONS
+            or isinstance(value, torch.SymBool)
+            and all(user.target in _ASSERTIONS for user in node.users)
+        ):
+            return None  # the module has its own, of the sizes
+        if target is operator.getitem:
+            return self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if isinstance(target, torch._ops.OpOverload):
+            return self._operator(node, target, value)
+        if target in _HIGHER_ORDER:
+            return self._higher_order(node, _HIGHER_ORDER[target], value)
+        raise NotImplementedError(f"[fx] got a call of {target}, expected an ATen operator")
+
+    def _operator(self, node: torch.fx.Node, op: torch._ops.OpOverload, value: Any) -> Any:
+        if op._schema.is_mutable:
+            raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
+        positional, keywords = bind(op, self._filled(node.args), self._filled(node.kwargs))
+        declared = [isinstance(a.type, _ARITHMETIC) and not a.kwarg_only for a in op._schema.arguments]
+        sizes: list[Any] = []
+        arguments = [*positional, *keywords.values()]
+        for position, (x, arithmetic) in enumerate(zip(arguments, declared, strict=True)):
+            if arithmetic and is_open_size(x):  # it takes part in it as a number of the program
+                arguments[position] = Number(len(sizes), 0, position)
+                sizes.append(x)
+        return self._add(str(op), arguments, asked(op, positional, value), draws(node), sizes)
+
+    def _higher_order(self, node: torch.fx.Node, kind: Callable[..., Any], value: Any) -> Any:
+        given = self._filled(node.args)
+        modules = [x for x in given if isinstance(x, torch.fx.GraphModule)]
+        functions = [function_of(module, None if self._outlined else self._sizes) for module in modules]
+        operands, spec = pytree.tree_flatten([x for x in given if not isinstance(x, torch.fx.GraphModule)])
+
+        def compute(*arrays: Any) -> Any:
+            return kind(*functions, *pytree.tree_unflatten(arrays, spec))
+
+        return self._add(lowering.FUNCTION, [compute, operands], value)
+
+    def _add(
+        self, op: str, arguments: Sequence[Any], value: Any, seeded: bool = False, sizes: Sequence[Any] = ()
+    ) -> Any:
+        """Adds a node; returns wires in the structure of what it gives."""
+        inputs: list[Wire] = []
+
+        def placed(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return [placed(element) for element in x]
+            if not isinstance(x, Wire):
+                return x
+            inputs.append(x)
+            return Input(len(inputs) - 1)
+
+        args = tuple(map(placed, arguments))
+        flat, spec = pytree.tree_flatten(value)
+        outs = tuple(self._meta(v) if isinstance(v, torch.Tensor) else None for v in flat)
+        attrs = _hash(args) if self._outlined else None
+        self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs))
+        self._open.append(tuple(sizes))
+        wires = [None if out is None else Wire(False, len(self._nodes) - 1, i) for i, out in enumerate(outs)]
+        return pytree.tree_unflatten(wires, spec)
 
 
-def _steps(nodes: list[torch.fx.Node]) -> Sequence[int | Region]:
-    """The nodes in their order, with those of a composite as one."""
-    marks = {
-        i: boundary(bind(node.target, node.args, node.kwargs)[0][1:])  # type: ignore[arg-type]
-        for i, node in enumerate(nodes)
-        if str(node.target) in MARKS
-    }
-    if not marks:
-        return range(len(nodes))
-    index = {node: i for i, node in enumerate(nodes)}
-    operands = [{index[x] for x in node.all_input_nodes} for node in nodes]
-    free = {i for i, node in enumerate(nodes) if node.op == "call_function" and not operands[i] and not draws(node)}
-    return plan(marks, operands, [len(nodes) - 1], free)
+def _hash(args: tuple[Any, ...]) -> tuple[int, int]:
+    digest = hashlib.sha256(repr(args).encode()).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
 
-def _composite(nodes: list[torch.fx.Node], region: Region, values: dict[torch.fx.Node, Any], this: _Pass) -> Any:
-    """What a composite gives: its marked operands come first, then what else its operators take."""
-    members = [nodes[i] for i in region.members]
-    marked = [nodes[i] for i in region.inputs]
-    reads = {x for node in members for x in node.all_input_nodes}.difference(members, marked)
-    outer = [node for node in nodes if node in reads]
-
-    def meaning(operands: list[Any], others: list[Any], seed: Any) -> list[Any]:
-        within = replace(this, numbers=None, seed=seed)
-        inner = dict(zip([*marked, *outer], [*operands, *others], strict=True))
-        for node in members:
-            inner[node] = _call(node, _filled(node.args, inner), _filled(node.kwargs, inner), within)
-        return [inner[nodes[i]] for i in region.outputs]
-
-    given = ([values[node] for node in marked], [values[node] for node in outer], this.seed)
-    found = composite(meaning, region.name, region.attributes, given)
-    return dict(zip([nodes[i] for i in region.outputs], found, strict=True))
+def _outputs(output: Any) -> tuple[tuple[int, int], ...]:
+    wires = [x for x in pytree.tree_leaves(output) if isinstance(x, Wire)]
+    return tuple((wire.slot, wire.result) for wire in wires if not wire.leaf)
 
 
 def check_exportable(module: torch.fx.GraphModule) -> None:
@@ -126,47 +256,16 @@ def check_exportable(module: torch.fx.GraphModule) -> None:
         )
 
 
-class Numbers:
-    """Numbers of a graph that are inputs of the program: those of operators that can take them so.
+def draws(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
-    Attributes:
-        arrays: One 0-d array per number, in the order of use.
-        static: Operators whose numbers must be constants.
-    """
 
-    def __init__(self) -> None:
-        self.arrays: list[Any] = []
-        self.static: set[str] = set()
-        self._tracers: list[Any] | None = None
-        self._taken = 0
-
-    def start(self, tracers: Sequence[Any] | None) -> None:
-        """Begins a pass over the graph: one that collects the numbers, or one that uses `tracers` for them."""
-        self._taken = 0
-        self._tracers = None if tracers is None else list(tracers)
-        if tracers is None:
-            self.arrays = []
-
-    def lift(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments with numbers replaced."""
-        if str(op) in self.static:
-            return list(arguments)
-        declared = [a for a in op._schema.arguments if not a.kwarg_only]
-        return [
-            self._lifted(x) if type(x) in (int, float) and x not in (0, 1) and isinstance(a.type, _ARITHMETIC) else x
-            for x, a in zip(arguments, declared, strict=True)
-        ]
-
-    def _lifted(self, number: float) -> Lifted:
-        self._taken += 1
-        if self._tracers is not None:
-            return Lifted(self._tracers[self._taken - 1], type(number))
-        import numpy as np
-
-        # The types PyTorch gives such a number when it becomes a tensor.
-        array = np.asarray(number, dtypes.numpy_dtype(torch.tensor(number).dtype))
-        self.arrays.append(array)
-        return Lifted(jax.numpy.asarray(array), type(number))
+def _seed(position: int, seed: Any | None) -> tuple[Any, Any]:
+    """A graph by itself has no random state; its position tells an operator's numbers from those of the others."""
+    start = torch.initial_seed() & (2**63 - 1) if seed is None else seed
+    return jax.numpy.asarray(start, "int64"), jax.numpy.asarray(position, "int64")
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:
@@ -176,83 +275,10 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     return value
 
 
-def _constant(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
+def _array(tensor: torch.Tensor) -> Any:
     from torch_xla.ops.fallback import to_numpy
 
-    return jax.numpy.asarray(to_numpy(value.cpu()))
-
-
-def _filled(arguments: Any, values: dict[torch.fx.Node, Any]) -> Any:
-    return torch.fx.node.map_arg(arguments, lambda node: values[node])
-
-
-def _call(node: torch.fx.Node, args: Any, kwargs: dict[str, Any], this: _Pass) -> Any:
-    target: Any = node.target
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymInt):
-        return this.sizes.of(value)
-    if (
-        target in _ASSERTIONS
-        or isinstance(value, torch.SymBool)
-        and all(user.target in _ASSERTIONS for user in node.users)
-    ):
-        return None  # the module has its own, of the sizes
-    if isinstance(target, torch._ops.OpOverload):
-        return _operator(node, target, args, kwargs, this)
-    if target in _HIGHER_ORDER:
-        return _HIGHER_ORDER[target](node, this, *args, **kwargs)
-    if target is operator.getitem:
-        return args[0][args[1]]
-    raise NotImplementedError(f"[fx] got a call of {target}, expected an ATen operator")
-
-
-def _operator(node: torch.fx.Node, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], this: _Pass) -> Any:
-    if op._schema.is_mutable:
-        raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
-    seed = _seed(node, this.seed) if draws(node) else None
-    positional, keywords = bind(op, args, kwargs)
-    positional = _with_sizes_as_numbers(op, positional)
-    flat, spec = pytree.tree_flatten(asked(op, positional, node.meta.get("val")))
-    outs = [Meta(this.sizes.shape(v), v.dtype) if isinstance(v, torch.Tensor) else None for v in flat]
-    if this.numbers is not None:
-        lifted = this.numbers.lift(op, positional)
-        try:
-            return pytree.tree_unflatten(list(call(op, lifted, keywords, outs, seed)), spec)
-        except StaticNumbers:
-            this.numbers.static.add(str(op))
-            raise
-    return pytree.tree_unflatten(list(call(op, positional, keywords, outs, seed)), spec)
-
-
-def _with_sizes_as_numbers(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments with sizes that are left open as numbers of the program, where they take part in arithmetic."""
-    declared = [a.type for a in op._schema.arguments if not a.kwarg_only]
-    return [
-        Lifted(jax.numpy.asarray(x, "int64"), int) if is_open_size(x) and isinstance(kind, _ARITHMETIC) else x
-        for x, kind in zip(arguments, declared, strict=True)
-    ]
-
-
-def draws(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator that draws random numbers."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
-def _seed(node: torch.fx.Node, seed: Any | None) -> tuple[Any, Any]:
-    """A graph by itself has no random state; its position tells an operator's numbers from those of the others."""
-    position = list(node.graph.nodes).index(node)
-    start = torch.initial_seed() & (2**63 - 1) if seed is None else seed
-    return jax.numpy.asarray(start, "int64"), jax.numpy.asarray(position, "int64")
-
-
-def _module(node: torch.fx.Node, position: int) -> torch.fx.GraphModule:
-    owner = node.graph.owning_module
-    branch: Any = node.args[position]
-    assert owner is not None
-    return _attribute(owner, branch.target)
+    return jax.numpy.asarray(to_numpy(tensor.cpu()))
 
 
 def arrays_of(values: Sequence[Any]) -> list[Any]:
@@ -260,18 +286,9 @@ def arrays_of(values: Sequence[Any]) -> list[Any]:
     return [jax.numpy.asarray(v) for v in values]
 
 
-def _inner(this: _Pass) -> _Pass:
-    return _Pass(sizes=this.sizes)
-
-
-def _while_loop(
-    node: torch.fx.Node, this: _Pass, _cond: Any, _body: Any, carried: Arrays, more: Arrays = ()
+def while_loop(
+    condition: Callable[..., Any], body: Callable[..., Any], carried: Arrays, more: Arrays = ()
 ) -> list[Any]:
-    condition, body = (_as_jax(_module(node, position), _inner(this)) for position in (0, 1))
-    return while_loop(condition, body, carried, more)
-
-
-def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried: Arrays, more: Arrays) -> list[Any]:
     """A loop whose condition is a program too.
 
     Args:
@@ -292,10 +309,9 @@ def while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried:
     return list(jax.lax.while_loop(goes_on, turn, start))
 
 
-def _cond(node: torch.fx.Node, this: _Pass, predicate: Any, _true: Any, _false: Any, operands: Arrays = ()) -> Any:
-    branches = [_as_jax(_module(node, position), _inner(this)) for position in (1, 2)]
-    taken = [lambda *xs, b=b: tuple(arrays_of(pytree.tree_leaves(b(*xs)))) for b in branches]
-    return jax.lax.cond(jax.numpy.reshape(predicate, ()).astype(bool), *taken, *operands)
+def _cond(true: Function, false: Function, predicate: Any, operands: Arrays = ()) -> Any:
+    branches = [lambda *xs, b=b: tuple(arrays_of(pytree.tree_leaves(b(*xs)))) for b in (true, false)]
+    return jax.lax.cond(jax.numpy.reshape(predicate, ()).astype(bool), *branches, *operands)
 
 
 _ARITHMETIC = (torch.NumberType, torch.TensorType)
@@ -306,6 +322,6 @@ _ASSERTIONS = {
     torch.ops.aten.sym_constrain_range.default,
 }
 _HIGHER_ORDER: dict[Any, Callable[..., Any]] = {
-    torch.ops.higher_order.while_loop: _while_loop,
+    torch.ops.higher_order.while_loop: while_loop,
     torch.ops.higher_order.cond: _cond,
 }

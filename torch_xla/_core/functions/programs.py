@@ -207,34 +207,31 @@ def export_module(
     used = [isinstance(node.meta.get("val"), torch.Tensor) and bool(node.users) for node in placeholders]
     values = [node.meta["val"] for node, taken in zip(placeholders, used, strict=True) if taken]
     sizes = Sizes(ranges)
-    numbers = fx.Numbers() if lift else None
-    function = fx.as_jax(module, numbers, sizes=sizes)
+    constant = fx.function_of(module, sizes)
     lower = lowered_open if any(map(is_open, values)) else _lowered
 
-    def forward(*inputs: Any) -> tuple[Any, ...]:
-        given = iter(inputs)
-        results = function(*(next(given) if taken else None for taken in used))
-        return tuple(jax.numpy.asarray(results[i]) for i in outputs if results[i] is not None)
+    def computing(function: fx.Function) -> Callable[..., Any]:
+        def forward(*inputs: Any) -> tuple[Any, ...]:
+            given = iter(inputs)
+            arrays = [next(given) if taken else None for taken in used]
+            results = function(*arrays, numbers=list(given))
+            return tuple(jax.numpy.asarray(results[i]) for i in outputs if results[i] is not None)
+
+        return forward
 
     with client.x64():
         arguments = [jax.ShapeDtypeStruct(sizes.shape(value), dtypes.numpy_dtype(value.dtype)) for value in values]
-        if numbers is None:
-            return ExportedModule(lower(forward, arguments)), []
+        if not lift:
+            return ExportedModule(lower(computing(constant), arguments)), []
+        static: set[str] = set()
         while True:
+            function, numbers = constant.lifted(static)
             try:
-                numbers.start(None)
-                jax.eval_shape(forward, *arguments)
+                jax.eval_shape(computing(function), *arguments, *numbers)
                 break
-            except StaticNumbers:
-                continue
-
-        def lifted(*inputs: Any) -> tuple[Any, ...]:
-            numbers.start(inputs[len(arguments) :])
-            return forward(*inputs[: len(arguments)])
-
-        lifted.__name__ = "forward"
-        constants = list(numbers.arrays)
-        return ExportedModule(lower(lifted, [*arguments, *constants])), constants
+            except StaticNumbers as found:
+                static.add(found.op)
+        return ExportedModule(lower(computing(function), [*arguments, *numbers])), numbers
 
 
 def _lowered(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

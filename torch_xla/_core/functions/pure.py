@@ -171,7 +171,7 @@ class Pure:
 
         def forward(*arrays: Any) -> list[Any]:
             inputs, seed = (arrays[:-1], arrays[-1]) if seeded else (arrays, None)
-            return fx.as_jax(halves.forward, seed=seed)(*inputs)
+            return fx.function_of(halves.forward)(*inputs, seed=seed)
 
         label = getattr(self._function, "__name__", self._area)
         name = programs.trace(forward, programs.metas_of([*tensors, *halves.outside, *seed_meta(seeded)]), label)
@@ -182,7 +182,7 @@ class Pure:
             reached = [i for i, grad in zip(halves.wanted, found, strict=True) if grad is not None]
 
             def gradients(*arrays: Any) -> list[Any]:
-                return [x for x in fx.as_jax(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
+                return [x for x in fx.function_of(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
 
             given = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
             backward = programs.trace(gradients, programs.metas_of(given), f"{label}_backward")

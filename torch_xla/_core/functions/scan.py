@@ -114,10 +114,12 @@ class _Loop:
         rest = arrays[self.carried + self.sliced :]
         seed, fixed = (rest[-1], rest[:-1]) if self.seeded else (None, rest)
 
+        function = fx.function_of(self.halves.forward)
+
         def turn(state: Any, slices: Any) -> Any:
             number, values = state
-            function = fx.as_jax(self.halves.forward, seed=None if seed is None else seed + number)
-            found = fx.arrays_of(function(*values, *slices, *fixed))
+            own = None if seed is None else seed + number
+            found = fx.arrays_of(function(*values, *slices, *fixed, seed=own))
             after = [a.astype(v.dtype) for a, v in zip(found, values, strict=False)]
             return (number + 1, after), (found[self.carried :], [values[i] for i in self.kept])
 
@@ -140,7 +142,7 @@ class _Loop:
         sliced = {k: s for k, s in enumerate(saved) if k not in fixed}
         of_carry = {p: g for p, g in zip(halves.tangents, tangents, strict=True) if p < self.carried}
         of_stacks = {p: g for p, g in zip(halves.tangents, tangents, strict=True) if p >= self.carried}
-        function = fx.as_jax(halves.backward)
+        function = fx.function_of(halves.backward)
         nodes = tracing.placeholders(halves.forward)
         carried = [i for i in halves.wanted if i < self.carried]
 

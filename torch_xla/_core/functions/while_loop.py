@@ -68,13 +68,13 @@ def _listed(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
 def _program(condition: tracing.Graph, body: tracing.Graph, inputs: Sequence[torch.Tensor], carried: int) -> str:
     from torch_xla._core.functions import fx
 
-    goes_on, turn = fx.as_jax(condition.module), fx.as_jax(body.module)
+    goes_on, turn = fx.function_of(condition.module), fx.function_of(body.module)
 
     def function(*arrays: Any) -> list[Any]:
         start, fixed, more = arrays[:carried], arrays[carried : len(inputs)], arrays[len(inputs) :]
         first, second = more[: len(condition.outside)], more[len(condition.outside) :]
         return fx.while_loop(
-            lambda *values: goes_on(*values, *fixed, *first), lambda *values: turn(*values, *fixed, *second), start, ()
+            lambda *values: goes_on(*values, *fixed, *first), lambda *values: turn(*values, *fixed, *second), start
         )
 
     return programs.trace(function, programs.metas_of([*inputs, *condition.outside, *body.outside]), "while_loop")

@@ -65,7 +65,7 @@ class Node:
         outs: Promised results; None for an undefined tensor.
         seeded: Whether it draws random numbers, from two more numbers: seed and offset.
         frame: The user's line that recorded it, if kept.
-        attrs: 128-bit hash of the constant arguments.
+        attrs: 128-bit hash of the constant arguments; None where it is to be no function of its own in the module.
         scope: Path of the module it belongs to, ``Model/encoder/layer_3``, if kept.
     """
 
@@ -75,7 +75,7 @@ class Node:
     outs: tuple[Meta | None, ...]
     seeded: bool
     frame: str | None
-    attrs: tuple[int, int]
+    attrs: tuple[int, int] | None
     scope: str | None = None
 
     @property

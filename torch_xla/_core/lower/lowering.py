@@ -43,6 +43,9 @@ _INLINED = frozenset(
     + ("transpose.int", "unsqueeze.default", "view.default", "_unsafe_view.default", "squeeze.dim", "select.int")
 )
 
+# What a node of a traced graph is that calls a function of arrays, its first argument, with the values in its second.
+FUNCTION = "function"
+
 _rules: dict[Any, Callable[..., Any]] = {}
 
 Numbers = tuple[list[Any], Any]  # of a node: its numbers, and its seed and offset if it draws
@@ -93,7 +96,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         LoweringError: A node could not be lowered.
     """
     load_rules()  # not part of what is timed
-    steps = _steps(graph)
+    order = steps(graph)
     places = number_places(graph)
     rank = agreement.rank_of(graph)
     to_come = sequence.numbers(graph, rank)
@@ -103,7 +106,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         taken = placing.spread(inputs, convention.places, place)
         values, vectors = convention.arguments(taken)
         results: Results = {}
-        order = collective.Order(dict(to_come), not place.spans_job)
+        turns = collective.Order(dict(to_come), not place.spans_job)
         numbers = {
             (vector, index): jax.lax.index_in_dim(vectors[vector], index, keepdims=False)
             for vector, index in dict.fromkeys(itertools.chain.from_iterable(places))
@@ -112,12 +115,12 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         for node, own in zip(graph.nodes, places, strict=True):
             found = [numbers[place] for place in own]
             given.append((found[:-2], (found[-2], found[-1])) if node.seeded else (found, None))
-        for step in steps:
+        for step in order:
             if not isinstance(step, int):
                 results.update(_composite(graph, step, values, results, given))
             elif sequence.is_collective(graph.nodes[step]):
                 node = graph.nodes[step]
-                results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, order)
+                results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, turns)
             elif step in parts or graph.nodes[step].op == manual.LEAVE:
                 results[step] = _on_parts(graph, graph.nodes[step], values, results, given[step], parts)
             elif step in needed:
@@ -153,7 +156,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
             raise
         stage = traced.lower(lowering_platforms=None if platform is None else (platform,))
     module = stage.compiler_ir("stablehlo")
-    if not isinstance(steps, range):
+    if not isinstance(order, range):
         name_meanings(module)
     _say_aliases(module, convention.aliases)
     if place.mesh:
@@ -195,7 +198,24 @@ def _items(attributes: Any) -> dict[str, Any]:
     return {attributes[k].name: attributes[k].attr for k in range(len(attributes))}
 
 
-def _steps(graph: Graph) -> Sequence[int | Region]:
+def compute(graph: Graph, leaves: Mapping[int, Any], given: list[Numbers]) -> Results:
+    """The results of a graph that is a part of a program; it has no collectives, nor parts of devices.
+
+    Args:
+        graph: The graph.
+        leaves: A value for each leaf.
+        given: The numbers of each node.
+    """
+    results: Results = {}
+    for step in steps(graph):
+        if isinstance(step, int):
+            results[step] = _compute(graph.nodes[step], leaves, results, given[step])
+        else:
+            results.update(_composite(graph, step, leaves, results, given))
+    return results
+
+
+def steps(graph: Graph) -> Sequence[int | Region]:
     """The nodes in their order, with those of a composite as one."""
     marks = {i: boundary(node.args[1:]) for i, node in enumerate(graph.nodes) if node.op in MARKS}
     if not marks:
@@ -269,6 +289,9 @@ def _on_parts(
 def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = None) -> tuple[Any, ...]:
     if node.waits:
         seed = jax.lax.optimization_barrier((*seed, tensors.pop()))[:2]
+    if node.op == FUNCTION:
+        function, operands = fill_template(node, tensors, lambda number: number.value)
+        return tuple(function(*operands))
     if node.op == placing.OPERATOR:
         return (placing.constrained(tensors[0], node.args[1]),)
     _fallbacks.lowering_at(node.frame)
@@ -296,6 +319,8 @@ def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tupl
 
 def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     """The node's operator as a function of (tensors, numbers, seed), jitted, one per signature."""
+    if node.attrs is None:
+        return _unjitted(node)
     avals = tuple((t.shape, t.dtype) for t in tensors)
     key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use(), conv.over_mesh.get())
     found = _rules.get(key)
