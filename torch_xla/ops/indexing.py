@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,55 +25,70 @@ def _is_mask(index: jax.Array | None) -> bool:
     return index is not None and index.dtype in (np.bool_, np.uint8)
 
 
-def _subscript(x: jax.Array, indices: Indices, hits: int | None = None) -> tuple[Any, ...]:
-    """A NumPy subscript for PyTorch's list of indices.
+def _subscript(indices: Indices) -> tuple[Any, ...]:
+    """A NumPy subscript for PyTorch's list of indices without masks; None is a full slice."""
+    return tuple(slice(None) if index is None else index.astype(np.int64) for index in indices)
+
+
+def _places(x: jax.Array, indices: Indices, count: int | None) -> tuple[Any, ...]:
+    """The subscript of a write at indices with masks among them.
+
+    A mask stands for the positions that it selects, an index for each of its dimensions. They broadcast with the other
+    indices as the last dimension of these, so a mask may select one position for all. Surplus places are outside the
+    array, where a write is dropped.
 
     Args:
-        x: The indexed array.
+        x: The array that is written.
         indices: None for a full slice.
-        hits: How many elements each mask selects; needed when there are masks.
+        count: How many places the values have along that dimension, where they tell.
     """
+    masks = [i for i in indices if i is not None and _is_mask(i)]
+    told = [count, *(i.shape[-1] for i in indices if i is not None and not _is_mask(i) and i.ndim)]
+    known = next((n for n in told if n not in (None, 1)), None)
+    size = max(mask.size for mask in masks) if known is None else known
+    hits = [jnp.count_nonzero(mask) for mask in masks]
+    number: Any = size
+    if known is None:
+        number = functools.reduce(lambda a, b: jnp.where(a == 1, b, a), hits)
+    inside = jnp.arange(size) < number
     subscript: list[Any] = []
     for index in indices:
-        if index is None:
-            subscript.append(slice(None))
-        elif _is_mask(index):
-            first = sum(1 if not isinstance(s, list) else len(s) for s in subscript)
-            # Surplus slots point outside the array, so a write there is dropped.
-            fill = tuple(x.shape[first + d] for d in range(index.ndim))
-            subscript.extend(jnp.nonzero(index, size=hits, fill_value=fill))
-        else:
-            subscript.append(index.astype(np.int64))
+        if index is None or not _is_mask(index):
+            subscript.extend(_subscript([index]))
+            continue
+        outside = x.shape[len(subscript) : len(subscript) + index.ndim]
+        one = inside & (hits.pop(0) == 1)
+        for column in jnp.nonzero(index, size=size, fill_value=outside):
+            subscript.append(jnp.where(one, column[:1], column))
     return tuple(subscript)
 
 
 @lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def _index(ctx: Context, x: jax.Array, indices: Indices) -> jax.Array:
-    hits = None
-    if any(_is_mask(i) for i in indices):
-        hits = ctx.meta.shape[next(d for d, i in enumerate(indices) if i is not None)]
-    return x.at[_subscript(x, indices, hits)].get(mode="clip")
+    return x.at[_subscript(indices)].get(mode="clip")
 
 
 def _index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
     values = dtypes.cast(values, dtypes.torch_dtype(x.dtype))
-    masks = [i for i in indices if i is not None]
-    hits = None
-    if len(masks) == 1 and _is_mask(masks[0]):
-        mask = masks[0]
-        first = next(d for d, i in enumerate(indices) if i is not None)
-        after = x.ndim - first - mask.ndim
-        if values.ndim <= after or (values.shape[-after - 1] == 1 and values.ndim == after + 1):
-            # One value (or one slice) for all selected positions: a choice between two arrays.
-            if values.ndim == after + 1:
-                values = jnp.squeeze(values, 0)
-            mask = jnp.reshape(mask, (*mask.shape, *[1] * after)) != 0
-            written = _add(x, values) if accumulate else values
-            return jnp.where(mask, written, x)
-        hits = values.shape[-after - 1]
-    elif any(_is_mask(i) for i in masks):
-        hits = max((d for d in values.shape), default=1)
-    return _write(x, _subscript(x, indices, hits), values, accumulate)
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not any(_is_mask(i) for _, i in given):
+        return _write(x, _subscript(indices), values, accumulate)
+    if values.size == 0 or x.size == 0:
+        return x
+    # How many dimensions of the values are behind the places: those behind the indices, or all others where these are
+    # apart.
+    (first, _), (last, _) = given[0], given[-1]
+    apart = last - first + 1 > len(given)
+    after = x.ndim - sum(i.ndim if _is_mask(i) else 1 for _, i in given) - (0 if apart else first)
+    if len(given) == 1 and (values.ndim <= after or (values.ndim == after + 1 and values.shape[0] == 1)):
+        # One value (or one slice) for all selected positions: a choice between two arrays.
+        if values.ndim == after + 1:
+            values = jnp.squeeze(values, 0)
+        mask = given[0][1]
+        mask = jnp.reshape(mask, (*mask.shape, *[1] * after)) != 0
+        return jnp.where(mask, _add(x, values) if accumulate else values, x)
+    count = values.shape[-after - 1] if values.ndim > after else None
+    return _write(x, _places(x, indices, count), values, accumulate)
 
 
 def _write(x: jax.Array, subscript: Any, values: jax.Array, accumulate: bool) -> jax.Array:
@@ -101,7 +117,7 @@ def _index_put_impl(
 
 @lowers("aten._unsafe_masked_index.default")
 def _masked_index(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, fill: Any) -> jax.Array:
-    value = x.at[_subscript(x, indices)].get(mode="clip")
+    value = x.at[_subscript(indices)].get(mode="clip")
     return jnp.where(mask, value, dtypes.cast(fill, ctx.meta.dtype))
 
 
@@ -112,7 +128,7 @@ def _masked_index_put(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indi
     inside: list[jax.Array | None] = []
     for d, index in enumerate(indices):
         inside.append(None if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1))
-    return _write(x, _subscript(x, inside), values, accumulate=True)
+    return _write(x, _subscript(inside), values, accumulate=True)
 
 
 @lowers("aten.index_select.default")
