@@ -25,7 +25,25 @@ from torch_xla._errors import message
 _registered: list[torch.library.Library] = []
 # Host copies of storages, by id, with the number of writes they show. A pickler keeps what it has saved alive.
 _saved: weakref.WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = weakref.WeakValueDictionary()
+_sent: weakref.WeakValueDictionary[tuple[int, int], _Sent] = weakref.WeakValueDictionary()
 _MADE = "_xla_made"  # attribute of a host storage: the xla storages made from it, by device
+
+
+class _Sent:
+    """A host copy of a storage on its way to another process, by value: in shared memory it would have to live on."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self.storage)
+        return _received, (values.numpy().tobytes(),)
+
+
+def _received(values: bytes) -> torch.UntypedStorage:
+    memory = torch.empty(len(values), dtype=torch.uint8, device="cpu")
+    memoryview(memory.numpy())[:] = values
+    return memory.untyped_storage()
 
 
 class _Bytes(torch.UntypedStorage):
@@ -158,17 +176,32 @@ def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def _reduce_for_process(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What another process is sent of a tensor: a copy of its storage in shared host memory, and where it was."""
+    """What another process is sent of a tensor: the values of its storage, and where it was."""
     if tensor.device.type != "xla" or (tensor.requires_grad and not tensor.is_leaf):
         return reductions.reduce_tensor(tensor)
     torch.utils.hooks.warn_if_has_hooks(tensor)
     host = _host_alias(tensor.detach())
     if host is None:
         host = tensor.detach().cpu()
-    return _rebuild_in_process, (type(tensor), host, str(tensor.device), tensor.requires_grad)
+        sent = _Sent(host.untyped_storage())
+    else:
+        key = (_bindings.tensor_id(tensor), _bindings.storage_generation(tensor))
+        sent = _sent.setdefault(
+            key, _Sent(host.untyped_storage())
+        )  # once for all that share it: picklers know it again
+    layout = (host.dtype, int(host.storage_offset()), tuple(host.shape), host.stride())
+    return _rebuild_in_process, (type(tensor), sent, layout, str(tensor.device), tensor.requires_grad)
 
 
-def _rebuild_in_process(kind: type[torch.Tensor], host: torch.Tensor, device: str, grad: bool) -> torch.Tensor:
+def _rebuild_in_process(
+    kind: type[torch.Tensor],
+    storage: torch.UntypedStorage,
+    layout: tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]],
+    device: str,
+    grad: bool,
+) -> torch.Tensor:
+    dtype, *place = layout
+    host = torch.empty(0, dtype=dtype, device="cpu").set_(storage, *place)
     tensor = torch._utils._rebuild_device_tensor_from_cpu_tensor(host, host.dtype, device, False)
     return torch.nn.Parameter(tensor, grad) if kind is torch.nn.Parameter else tensor.requires_grad_(grad)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -54,21 +55,54 @@ class TestSent:
         assert got.tied is got.weight
         assert torch.equal(got.weight.cpu(), module.weight.cpu())
 
+    def test_by_value(self) -> None:
+        """A spawned process takes file descriptors along, and those of host copies would be closed, or another's."""
+        module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("xla")
+        before = os.listdir("/proc/self/fd")
+        raw = [ForkingPickler.dumps({"a": [module, x]}) for x in torch.arange(4.0, device="xla").unbind()]
+        assert os.listdir("/proc/self/fd") == before
+        for i, got in enumerate(map(pickle.loads, raw)):
+            assert got["a"][1].item() == i
+            assert torch.equal(got["a"][0][1].weight.cpu(), module[1].weight.cpu())
+        conjugate = torch.tensor([1 + 2j], device="xla").conj()
+        assert sent([conjugate, conjugate])[1].tolist() == [1 - 2j]
 
-def double(queue: Any, back: Any) -> None:
-    back.put((queue.get() * 2).tolist())
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, *parts: torch.Tensor) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.parts[i]
+
+
+def answer(model: nn.Module, tensors: dict[str, list[torch.Tensor]], queue: Any, back: Any) -> None:
+    back.put((model(tensors["a"][1] + queue.get()) * tensors["a"][0]).tolist())
 
 
 @pytest.mark.slow
-def test_a_queue_to_a_spawned_process() -> None:
+def test_arguments_of_a_spawned_process_and_a_queue_to_it() -> None:
     context = mp.get_context("spawn")
     queue, back = context.Queue(), context.Queue()
-    child = context.Process(target=double, args=(queue, back))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).to("xla")
+    tensors = {"a": [torch.tensor([2.0], device="xla"), torch.arange(3.0, device="xla")]}
+    child = context.Process(target=answer, args=(model, tensors, queue, back))
     child.start()
-    x = torch.arange(3.0, device="xla")
-    queue.put(x)
-    assert back.get(timeout=120) == [0, 2, 4]
+    queue.put(torch.ones(3, device="xla"))
+    expected = model(torch.arange(3.0, device="xla") + 1) * 2
+    assert back.get(timeout=120) == pytest.approx(expected.tolist(), rel=1e-5)
     child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.slow
+def test_spawned_workers_of_a_loader_take_and_give_tensors() -> None:
+    rows = Rows(*(torch.full((2,), float(i), device="xla") for i in range(3)))
+    loader = torch.utils.data.DataLoader(rows, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [x.tolist() for x in loader] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_forked_process_is_told_why_it_cannot_take_one() -> None:
