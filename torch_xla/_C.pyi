@@ -28,14 +28,12 @@ class Program:
         output_places: Likewise of each output that it gives.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         starter: Makes `run`; set once it is compiled.
-        group: Number of the processes that run it together by collectives of XLA's, -1 for none.
-        meaning: What it does, in a number that is the same in all of them.
+        meet: Notes a start that takes other processes; gives what is to be told its token, None where it failed.
         run: Starts it.
     """
 
     packing: Packing
-    group: int
-    meaning: int
+    meet: Callable[[], Callable[[Any], None]]
     input_places: list[int]
     output_places: list[int]
     waits: bool
@@ -364,8 +362,6 @@ def add_collective_group(ranks: Sequence[int], backend: Any) -> None: ...
 
 # What this process waits for: (ranks, what, how many collectives of that group so far, seconds).
 def collective_wait() -> tuple[list[int], str, int, float] | None: ...
-def meetings() -> list[tuple[int, int, int, float, bool]]: ...
-def started(group: int) -> tuple[int, list[int], list[int]]: ...
 def stop_collectives(reason: str) -> None: ...
 def set_eager(on: bool) -> None: ...
 def is_eager() -> bool: ...

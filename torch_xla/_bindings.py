@@ -70,8 +70,6 @@ collective_kernel_target = _C.collective_kernel_target
 set_collective_rank = _C.set_collective_rank
 add_collective_group = _C.add_collective_group
 collective_wait = _C.collective_wait
-meetings = _C.meetings
-started = _C.started
 stop_collectives = _C.stop_collectives
 
 # What the recorder asks of Python, and how it records.

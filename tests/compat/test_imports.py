@@ -12,7 +12,7 @@ from probes import ROOT, python
 
 PACKAGE = ROOT / "torch_xla"
 # The folders of `_core` and those of `csrc`, from the bottom to the top; "" has the files beside the folders.
-CORE = ("graph", "device", "job", "lower", "compile", "run", "report", "", "replay", "functions", "torch")
+CORE = ("graph", "device", "lower", "job", "compile", "run", "report", "", "replay", "functions", "torch")
 CSRC = ("base", "device", "ir", "tensor", "loops", "record", "kernels", "cut", "run", "bindings")
 LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
@@ -29,7 +29,7 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def layer_of(module: str) -> int:
     """Index in LAYERS; a module may import from its own layer and from lower ones, the package root from all."""
     head = module.split(".")[1] if "." in module else ""
-    if head in ("_capture", "_config", "_errors", "_fallbacks", "_files", "_metrics", "_timeline"):
+    if head in ("_capture", "_config", "_errors", "_fallbacks", "_files", "_jax_internals", "_metrics", "_timeline"):
         return LAYERS.index("settings")
     if head in ("_bindings", "_C", "_extension"):
         return LAYERS.index("bindings")
@@ -41,19 +41,10 @@ def layer_of(module: str) -> int:
     return LAYERS.index("public")
 
 
-def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING:`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        yield from runtime_nodes(node)
-
-
 def imports(module: str) -> Iterator[tuple[int, str]]:
-    """(line, imported module of this package) for every import that can run, inside functions too."""
+    """(line, imported module of this package) for every import, inside functions and for types alone too."""
     path = MODULES[module]
-    for node in runtime_nodes(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] == "torch_xla")
         elif isinstance(node, ast.ImportFrom):
@@ -97,6 +88,12 @@ def test_sources_include_only_lower_folders() -> None:
 def test_only_bindings_import_the_extension() -> None:
     users = [module for module in MODULES if any(target == "torch_xla._C" for _, target in imports(module))]
     assert users == ["torch_xla._bindings"]
+
+
+def test_only_one_module_has_private_parts_of_jax() -> None:
+    private = re.compile(r"(from|import) (jax\._src|jaxlib)|jax\._src\.|\._lowering\b")
+    users = [module for module, path in MODULES.items() if private.search(path.read_text())]
+    assert users == ["torch_xla._jax_internals"]
 
 
 def test_import_starts_nothing() -> None:

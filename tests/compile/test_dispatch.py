@@ -13,9 +13,8 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla import _bindings
+from torch_xla import _bindings, _jax_internals
 from torch_xla._core.compile import cache
-from torch_xla._core.device import jax_internals
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_an_interrupt_while_it_is_prepared(
 
     x.mul_(0.125)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(jax_internals, "MeshExecutableFastpathData", interrupt)
+        patch.setattr(_jax_internals, "MeshExecutableFastpathData", interrupt)
         torch_xla.sync()
     with compiles(0):
         for _ in range(3):
@@ -131,5 +130,5 @@ def test_a_jax_without_what_we_use_is_refused_with_its_version(monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.delattr(name)
         with pytest.raises(ImportError, match=rf"\[jax\] got version {jax.__version__} .*{name.rpartition('.')[2]}"):
-            importlib.reload(jax_internals)
-    importlib.reload(jax_internals)
+            importlib.reload(_jax_internals)
+    importlib.reload(_jax_internals)

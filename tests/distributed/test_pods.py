@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from probes import PACKAGE
 
-from torch_xla._core.job.environment import RankInfo, rank_info
+from torch_xla._core.device.environment import RankInfo, rank_info
 from torch_xla.distributed import xla_dist
 
 

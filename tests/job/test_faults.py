@@ -168,9 +168,9 @@ if xr.global_ordinal() == int(sys.argv[1]):
 xm.all_reduce("sum", torch.ones(2, device="xla"))
 torch_xla.sync(wait=True)
 """)
-    from torch_xla._core.job import session
+    from torch_xla._core.job import connection
 
-    port = session.listen("127.0.0.1", 0).port
+    port = connection.listen("127.0.0.1", 0).port
     env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "1", "WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
     both = [

@@ -7,8 +7,8 @@ import socket
 import pytest
 from probes import python
 
-from torch_xla._core.job import environment
-from torch_xla._core.job.environment import RankInfo, expand_hosts, rank_info
+from torch_xla._core.device import environment
+from torch_xla._core.device.environment import RankInfo, expand_hosts, rank_info
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
          "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_STEP_NUM_TASKS",

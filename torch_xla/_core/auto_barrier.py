@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from torch_xla import _bindings, _config, _metrics, _timeline
 from torch_xla._core import region
-from torch_xla._core.job import environment, pending
+from torch_xla._core.device import environment
+from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level
 
 Run = Callable[[int, _bindings.Cut], None]

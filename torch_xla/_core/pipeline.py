@@ -10,8 +10,8 @@ from torch_xla import _bindings, _capture, _config, _files, _timeline
 from torch_xla._core import region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import client, failures, memory, splits, transfer
-from torch_xla._core.graph import graph, graph_text, verify
-from torch_xla._core.job import agreement, same_program, sequence, session
+from torch_xla._core.graph import graph, graph_text, sequence, verify
+from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import executor, host_evaluation, split_check
@@ -223,7 +223,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
         provide_fills(cut, executable.program.input_places)
     if new and client.spmd():
         same_program.compare(cut)
-    memory.before_run(executable, cut, name)
+    memory.before_run(executable.loaded, cut, name)
     debug_level.before_run(cut, cause, name)
     split_check.before_run(cut)
     region.about_to_run(cut, executable)

@@ -106,17 +106,12 @@ def stop_trace() -> None:
         try:
             jax.profiler.stop_trace()
         except Exception as error:
-            _drop_session()
+            from torch_xla import _jax_internals
+
+            _jax_internals.forget_trace()
             raise RuntimeError(message("profiler", f"the trace could not be written: {error}")) from error
         finally:
             _tracing.release()
-
-
-def _drop_session() -> None:
-    """Lets JAX forget a trace that it could not write; it would refuse every later one."""
-    from jax._src import profiler
-
-    profiler._profile_state.reset()
 
 
 def _check_writable(log_dir: str) -> None:

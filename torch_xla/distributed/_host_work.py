@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Work
 
 from torch_xla._core.device import background
 from torch_xla._core.job import session, watch
+from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Wait
 from torch_xla._errors import JobError
 
@@ -68,7 +69,7 @@ class HostWork(Work):
             self._after()
         return True
 
-    def _poll(self, connection: session.Session, timeout: timedelta) -> None:
+    def _poll(self, connection: Session, timeout: timedelta) -> None:
         turn = self._in_thread() if self._place is None else self._turn
         start = looked = time.monotonic()
         while True:
@@ -117,7 +118,7 @@ class HostWork(Work):
 
         return turn
 
-    def _look(self, connection: session.Session) -> None:
+    def _look(self, connection: Session) -> None:
         """Looks whether whoever sends or receives can come."""
         for rank in self._ranks:
             if (why := connection.has_left(rank)) is not None:

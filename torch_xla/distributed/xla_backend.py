@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch_xla import _api, runtime
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
+from torch_xla._core.job.connection import host_group
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
 from torch_xla.distributed import _device_mesh, _fsdp_ops
@@ -137,7 +138,7 @@ class ProcessGroupXla(ProcessGroup):
         """The group that works on CPU tensors."""
         pending.run()
         if self._inner is None:
-            self._inner = session.host_group(self._store, self.rank(), self.size(), self.timeout)
+            self._inner = host_group(self._store, self.rank(), self.size(), self.timeout)
         return self._inner
 
     def _on_host(self, name: str, *arguments: Any) -> HostWork:

@@ -10,8 +10,8 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
-from jaxlib import lapack
 
+from torch_xla._jax_internals import lapack
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Meta, lowers
 

@@ -15,6 +15,7 @@ from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 from torch_xla._core.lower import lowering
+from torch_xla._jax_internals import compile_arguments, xla_client
 from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
@@ -115,7 +116,6 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
 def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:
     """Compiles a module of one device with a replica on each of a placement's."""
     import numpy as np
-    from jaxlib import xla_client
 
     options = xla_client.CompileOptions()
     build = options.executable_build_options
@@ -128,7 +128,7 @@ def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chos
         stage.compiler_ir("stablehlo"),
         xla_client.DeviceList(place.devices),
         options,
-        host_callbacks=stage._lowering.compile_args["host_callbacks"],
+        host_callbacks=compile_arguments(stage)["host_callbacks"],
     )
 
 
@@ -138,7 +138,5 @@ def deserialize(payload: bytes, device: int) -> Any:
     Raises:
         RuntimeError: It is none, or one of another machine.
     """
-    from jaxlib import xla_client
-
     devices = placement.of(device).devices
     return devices[0].client.deserialize_executable(payload, xla_client.DeviceList(devices))

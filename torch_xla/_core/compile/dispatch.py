@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from torch_xla._core.device import jax_internals, placement
+from torch_xla import _jax_internals
+from torch_xla._core.device import placement
 from torch_xla._timeline import NOTHING
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
@@ -39,14 +40,14 @@ def starter(
         jax.core.ShapedArray(place.held(number, meta.shape), dtypes.numpy_dtype(meta.dtype))
         for number, meta in zip(places, results, strict=True)
     ]
-    registry = jax_internals.dispatch_registry
+    registry = _jax_internals.dispatch_registry
     structure = registry.flatten((0,) * len(avals))[1]
 
-    def prepare(*buffers: Any) -> tuple[None, jax_internals.MeshExecutableFastpathData, bool]:
+    def prepare(*buffers: Any) -> tuple[None, _jax_internals.MeshExecutableFastpathData, bool]:
         for i, buffer in enumerate(buffers):
             if buffer.is_deleted():
                 raise RuntimeError(f"[run] input {i}, {buffer.aval}, is gone: something outside torch_xla deleted it")
-        how = jax_internals.MeshExecutableFastpathData(
+        how = _jax_internals.MeshExecutableFastpathData(
             xla_executable=loaded,
             out_pytree_def=structure,
             in_shardings=[buffer.sharding for buffer in buffers],
@@ -59,8 +60,8 @@ def starter(
         )
         return None, how, False
 
-    keys = jax_internals.JitGlobalCppCacheKeys()
-    return jax_internals.pjit("torch_xla", None, prepare, [], [], keys, registry, jax_internals.cc_shard_arg)
+    keys = _jax_internals.JitGlobalCppCacheKeys()
+    return _jax_internals.pjit("torch_xla", None, prepare, [], [], keys, registry, _jax_internals.cc_shard_arg)
 
 
 def disturbed() -> bool:
@@ -68,7 +69,7 @@ def disturbed() -> bool:
 
     Without its jit they would not start; its search for NaN would raise when their inputs are gone.
     """
-    switches = jax_internals.config
+    switches = _jax_internals.config
     return bool(switches.disable_jit.value or switches.debug_nans.value or switches.debug_infs.value)
 
 

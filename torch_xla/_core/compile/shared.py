@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_xla._core.job import session
+from torch_xla._core.job.connection import Session
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
             store.set(f"{key}/made", made if len(made) <= _LARGEST else b"")
 
 
-def _made(connection: session.Session, store: Any, key: str, who: int) -> bytes:
+def _made(connection: Session, store: Any, key: str, who: int) -> bytes:
     """What another process compiled; nothing if it cannot."""
     pause, most = _PAUSES
     while not store.check([f"{key}/made"]):

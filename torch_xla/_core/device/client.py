@@ -250,9 +250,8 @@ def leave_job() -> None:
     """Has JAX not wait for the others at exit: they are told of this process's failure, and may never come."""
     if not _everyone:
         return
-    from jax._src import distributed
+    from torch_xla._jax_internals import job_state as state
 
-    state: Any = distributed.global_state
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.client))  # to destroy it would be to wait
     if state.service is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.service))

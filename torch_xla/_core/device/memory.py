@@ -8,7 +8,7 @@ import re
 import resource
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -16,9 +16,6 @@ from torch_xla import _bindings, _config
 from torch_xla._core.device import client
 from torch_xla._core.graph import graph
 from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError
-
-if TYPE_CHECKING:
-    from torch_xla._core.compile.compiler import Executable
 
 ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothing
 
@@ -70,8 +67,13 @@ def live_tensors(device: int) -> list[LiveTensors]:
     return sorted(found, key=lambda kind: -kind.nbytes)
 
 
-def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -> None:
+def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     """Checks a program's need against the limit, where one is set.
+
+    Args:
+        loaded: XLA's executable.
+        cut: What it is to run.
+        name: What the graph is called, if anything.
 
     Raises:
         OutOfMemoryError: It needs more. Nothing ran.
@@ -79,7 +81,7 @@ def before_run(executable: Executable, cut: _bindings.Graph, name: str | None) -
     limit = _config.XLA_MEMORY_LIMIT_MB.get() * _MIB
     if not limit:
         return
-    stats = executable.loaded.get_compiled_memory_stats()
+    stats = loaded.get_compiled_memory_stats()
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
     held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
     if held + stats.temp_size_in_bytes + results <= limit:

@@ -118,14 +118,14 @@ def with_others(part: jax.Array) -> jax.Array:
     """What `own_part` gave, or was made of it, as a buffer of its xla device."""
     import jax
 
-    from torch_xla._core.device import jax_internals
+    from torch_xla import _jax_internals
 
     everyone = client.devices_of_job()
     if not everyone or client.spmd():
         return part
     sharding = of(client.local_index(part)).sharding
     aval = jax.core.ShapedArray(part.shape, part.dtype)
-    return jax_internals.ArrayImpl(aval, sharding, [part], committed=True, _skip_checks=True)
+    return _jax_internals.ArrayImpl(aval, sharding, [part], committed=True, _skip_checks=True)
 
 
 def index_of(buffer: jax.Array) -> int:

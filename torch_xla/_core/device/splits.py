@@ -154,7 +154,7 @@ def of_xla(proto: Any, rank: int) -> int:
         proto: Its form in an executable.
         rank: Number of dimensions of what is split.
     """
-    from jaxlib import xla_client
+    from torch_xla._jax_internals import xla_client
 
     found = xla_client.HloSharding.from_proto(proto)
     if not found.is_tiled():

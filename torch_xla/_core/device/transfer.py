@@ -55,7 +55,7 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
     """
     import jax
 
-    from torch_xla._core.device import jax_internals
+    from torch_xla import _jax_internals
 
     place = placement.of(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
@@ -63,7 +63,7 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
-        return jax_internals.batched_device_put(
+        return _jax_internals.batched_device_put(
             aval, place.at(number, array.shape), parts, list(place.local), enable_x64=True
         )
 
@@ -79,13 +79,13 @@ def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: in
     """
     import jax
 
-    from torch_xla._core.device import jax_internals
+    from torch_xla import _jax_internals
 
     place = placement.of(index)
     _metrics.add_sample("OutboundData", sum(part.nbytes for part in parts), "bytes")
     with _metrics.timed("TransferToDeviceTime"):
         aval = jax.core.ShapedArray(tuple(shape), parts[0].dtype)
-        return jax_internals.batched_device_put(
+        return _jax_internals.batched_device_put(
             aval, place.at(number, shape), list(parts), list(place.local), enable_x64=True
         )
 
@@ -222,8 +222,8 @@ def copies(buffers: Sequence[Any]) -> list[Any]:
 def _copied_parts(buffer: Any) -> Any:
     import jax
 
-    from torch_xla._core.device import jax_internals
+    from torch_xla import _jax_internals
 
     with client.x64():
         parts = jax.device_put([shard.data for shard in buffer.addressable_shards], may_alias=False)
-    return jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
+    return _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)

@@ -79,10 +79,11 @@ def _digest(stage: Any, jaxpr: Any) -> str:
     That is all that it is lowered to, and which functions it calls on the host.
     """
     from torch_xla._core.lower import lowering
+    from torch_xla._jax_internals import constants
 
     module = stage.compiler_ir("stablehlo")
     digest = hashlib.sha256(lowering.bytecode(module, locations=False))
-    for constant in stage._lowering.const_args:  # not part of the module where they are large
+    for constant in constants(stage):  # not part of the module where they are large
         digest.update(f"{constant.shape} {constant.dtype}".encode() + np.asarray(constant).tobytes())
     return digest.hexdigest()[:32] + _host_functions(stage, jaxpr, digest.hexdigest())
 
@@ -289,9 +290,8 @@ class LoadedModule:
         ]
 
     def _executable(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
-        from jaxlib import xla_client
-
         from torch_xla._core.functions.sizes import specialised
+        from torch_xla._jax_internals import xla_client
 
         if shapes not in self._compiled:
             module = specialised(self._bytecode, shapes) if self._open else self._bytecode

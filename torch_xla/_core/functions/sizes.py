@@ -155,7 +155,7 @@ def has_open_sizes(bytecode: bytes) -> bool:
 
 
 def _context() -> Any:
-    from jax._src.interpreters import mlir
+    from jax.interpreters import mlir
 
     return mlir.make_ir_context()
 
@@ -178,7 +178,8 @@ def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import func as functions
     from jax.extend.mlir.dialects import stablehlo as hlo
-    from jaxlib import _jax
+
+    from torch_xla._jax_internals import mlir
 
     func: Any = functions  # its stubs lack what MLIR adds to the classes
     with _context(), ir.Location.unknown():
@@ -199,7 +200,7 @@ def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
             func.ReturnOp(func.CallOp(results, ir.FlatSymbolRefAttr.get(_MAIN), opened).results)
         whole = lowering.bytecode(module)
     try:
-        return _jax.mlir.refine_polymorphic_shapes(
+        return mlir.refine_polymorphic_shapes(
             mlir_module=whole, enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
         )
     except Exception as error:

@@ -6,13 +6,14 @@ The processes of a group tell each other a number for each collective that they 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import client
+from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
-from torch_xla._core.job import programs, sequence
-from torch_xla._core.job.session import Session, session
+from torch_xla._core.job import programs
+from torch_xla._core.job.connection import Session
+from torch_xla._core.job.session import session
 from torch_xla._errors import JobError
 from torch_xla.ops import collective, collective_call
 
@@ -82,9 +83,3 @@ def part_of(graph: Graph) -> str:
         return ""
     numbers = sequence.numbers(graph, connection.rank_info.rank)
     return str([(len(group), found) for group, found in numbers.items()])
-
-
-def rank_of(graph: Graph) -> int:
-    """The rank of this process, where a graph has collectives."""
-    connection: Any = session() if any(sequence.is_collective(node) for node in graph.nodes) else None
-    return connection.rank_info.rank if connection is not None else 0

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch_xla import _config
-from torch_xla._core.device import client
-from torch_xla._core.job import environment, session
+from torch_xla._core.device import client, environment
+from torch_xla._core.job import connection, session
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
 
@@ -81,10 +81,10 @@ def run(
             multiprocessing.set_forkserver_preload([_PRELOADED, *modules])
     host = environment.rank_info()
     if host.world == 1:
-        store = session.listen("127.0.0.1", 0)
+        store = connection.listen("127.0.0.1", 0)
         host = replace(host, address="127.0.0.1", port=store.port)
     else:
-        store = session.connect(host, serves=host.rank == 0 and not host.served)
+        store = connection.connect(host, serves=host.rank == 0 and not host.served)
     entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
     try:
         found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
-from torch_xla._core.job import session
-from torch_xla._core.job.environment import RankInfo
+from torch_xla._core.device.environment import RankInfo
+from torch_xla._core.job import connection
 
 _EXIT_TIMEOUT = 5.0  # seconds in which the others learn of a failure and end themselves
 KILL_TIMEOUT = 3.0  # seconds from being asked to end to being killed
@@ -31,7 +31,7 @@ class Processes(ProcessContext):
     def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: RankInfo) -> None:
         super().__init__(processes, error_files)
         self._server = store
-        self._store = session.prefixed(store)
+        self._store = connection.prefixed(store)
         self._host = host
         self._first = host.rank * len(processes)
         self._failed: list[int] = []  # in the order in which they ended
@@ -91,7 +91,7 @@ class Processes(ProcessContext):
             self.processes[index].join()
             code = self.processes[index].exitcode
             with suppress(RuntimeError):
-                session.tell_end(self._store, self._first + index, "" if code == 0 else self._why(index))
+                connection.tell_end(self._store, self._first + index, "" if code == 0 else self._why(index))
             if code != 0:
                 self._failed.append(index)
 

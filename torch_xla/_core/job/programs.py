@@ -5,20 +5,62 @@ XLA's collectives neither look whether the others run the same, nor say for whom
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch_xla import _bindings
 from torch_xla._core.device import client
+from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
-from torch_xla._core.job import sequence
 from torch_xla._core.job.waits import Ranks, Wait, line
 
 PLACE = "programs"
 _TOLD = 16  # of the latest starts, by which a difference is named
+_REMEMBERED = 4096  # of a group's starts
+_UNDER_WAY = 64  # what was started before so many others is long past
 
-_groups: dict[Ranks, int] = {}
+
+class _Link(NamedTuple):
+    """One of a group's starts. Its `chain` stands for all until then, so that two processes need compare one."""
+
+    number: int
+    chain: int
+    meaning: int
+
+
+@dataclass(eq=False)
+class _Start:
+    wait: Wait
+    since: float
+    token: Any = None  # none while it is being started
+    failed: bool = False
+
+    def met(self, token: Any) -> None:
+        """Takes what tells when it has run; None where it could not be started."""
+        self.token, self.failed = token, token is None
+
+    def is_over(self) -> bool:
+        if self.failed or self.token is None or not self.token.is_ready():
+            return self.failed
+        try:
+            self.token.block_until_ready()  # does not block any more; raises what it failed with
+        except Exception:
+            self.failed = True
+        return True
+
+
+_groups: dict[Ranks, deque[_Link]] = {}
 _words: dict[int, tuple[str, str]] = {}
+_under_way: deque[_Start] = deque(maxlen=_UNDER_WAY)
 _failed: list[Wait] = []
+_lock = threading.Lock()
 
 
 def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
@@ -30,7 +72,7 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
         rank: This process.
     """
     world = len(client.devices_of_job())
-    if not world or program.group >= 0:
+    if not world:
         return
     if client.spmd():
         everyone = tuple(sorted({device.process_index for device in client.devices_of_job()}))
@@ -48,21 +90,40 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
 
 
 def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str) -> None:
-    program.group = _groups.setdefault(ranks, len(_groups))
-    program.meaning = sequence.number_of(identity)
-    _words[program.meaning] = text, where
+    meaning = sequence.number_of(identity)
+    _groups.setdefault(ranks, deque(maxlen=_REMEMBERED))
+    _words[meaning] = text, where
+    program.meet = functools.partial(_meet, ranks, meaning)
+
+
+def _meet(ranks: Ranks, meaning: int) -> Callable[[Any], None]:
+    """Notes a start; gives what takes its token."""
+    with _lock:
+        links = _groups[ranks]
+        before = links[-1] if links else _Link(0, 0, 0)
+        # The step of a linear congruential generator: each start has its place in the order.
+        chain = (before.chain * 6364136223846793005 + meaning) % (1 << 64)
+        links.append(_Link(before.number + 1, chain, meaning))
+    start = _Start(Wait(ranks, _words[meaning][0], before.number + 1, place=PLACE), time.monotonic())
+    _under_way.append(start)
+    return start.met
 
 
 def under_way() -> Wait | None:
     """The oldest program with others that has not come to its end."""
-    by_number = {number: ranks for ranks, number in _groups.items()}
-    waits: list[Wait] = []
-    for group, meaning, count, seconds, failed in _bindings.meetings():
-        wait = Wait(
-            by_number[group], _words[meaning][0], count, seconds, place=PLACE, started=_bindings.started(group)[0]
-        )
-        (_failed if failed else waits).append(wait)
-    return waits[0] if waits else None
+    first: _Start | None = None
+    for start in list(_under_way):
+        if not start.is_over():
+            first = first or start
+            continue
+        with suppress(ValueError):  # another thread took it out
+            _under_way.remove(start)
+            if start.failed:
+                _failed.append(start.wait)
+    if first is None:
+        return None
+    latest = _groups[first.wait.ranks][-1].number
+    return replace(first.wait, seconds=time.monotonic() - first.since, started=latest)
 
 
 def take_failure() -> Wait | None:
@@ -76,10 +137,10 @@ def take_failure() -> Wait | None:
 def report() -> str:
     """What this process has started with others, for them to read."""
     found = []
-    for ranks, number in list(_groups.items()):
-        count, chain, meanings = _bindings.started(number)
-        latest = meanings[-_TOLD:]
-        found.append([ranks, count, chain[-1] if chain else 0, latest, {str(m): _words[m] for m in latest}])
+    for ranks, links in list(_groups.items()):
+        latest = [link.meaning for link in list(links)[-_TOLD:]]
+        count, chain, _ = links[-1] if links else _Link(0, 0, 0)
+        found.append([ranks, count, chain, latest, {str(m): _words[m] for m in latest}])
     return json.dumps(found)
 
 
@@ -107,14 +168,13 @@ def difference(told: str, other: int, rank: int) -> str | None:
         rank: This process.
     """
     for group, theirs, their_chain, their_latest, words in json.loads(told or "[]"):
-        number = _groups.get(tuple(group))
-        if number is None or other not in group:
+        links = list(_groups.get(tuple(group), ()))
+        if not links or other not in group:
             continue
-        count, chain, meanings = _bindings.started(number)
-        at = len(chain) - 1 - (count - theirs)
-        if not 0 <= at < len(chain) or chain[at] == their_chain:
+        at = len(links) - 1 - (links[-1].number - theirs)
+        if not 0 <= at < len(links) or links[at].chain == their_chain:
             continue  # too far apart to compare, or alike
-        both = zip(reversed(meanings[: at + 1]), reversed(their_latest), strict=False)
+        both = zip((link.meaning for link in reversed(links[: at + 1])), reversed(their_latest), strict=False)
         pair = next(((a, b) for a, b in reversed(list(both)) if a != b), None)
         if pair is None:
             return f"rank {other} and rank {rank} have not started the same programs, at {line()}"

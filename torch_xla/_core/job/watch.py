@@ -11,16 +11,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from torch_xla import _config
 from torch_xla._core.device import background, client
-from torch_xla._core.job import pending, programs, sequence
+from torch_xla._core.graph import sequence
+from torch_xla._core.job import pending, programs
+from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError
-
-if TYPE_CHECKING:
-    from torch_xla._core.job.session import Session
 
 _TICK = 0.25  # seconds
 _PUBLISHED_AFTER = 1.0  # seconds of a wait

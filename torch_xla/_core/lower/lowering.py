@@ -20,10 +20,10 @@ from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
 
-from torch_xla import _config, _fallbacks, _metrics
-from torch_xla._core.device import client, placement
+from torch_xla import _config, _fallbacks, _jax_internals, _metrics
+from torch_xla._core.device import client, environment, placement
+from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
-from torch_xla._core.job import agreement, sequence
 from torch_xla._core.lower import convolutions, manual, placing, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
@@ -98,7 +98,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     load_rules()  # not part of what is timed
     order = steps(graph)
     places = number_places(graph)
-    rank = agreement.rank_of(graph)
+    rank = environment.rank_info().rank if any(map(sequence.is_collective, graph.nodes)) else 0
     to_come = sequence.numbers(graph, rank)
     parts = manual.find(graph)
 
@@ -349,7 +349,7 @@ def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
 
 def count_callbacks(stage: jax.stages.Lowered) -> int:
     """How many functions of this process a program calls."""
-    arguments = stage._lowering.compile_args
+    arguments = _jax_internals.compile_arguments(stage)
     return len(arguments.get("host_callbacks") or ()) + len(arguments.get("keepalive") or ())
 
 
@@ -358,13 +358,11 @@ def hlo_text(stage: jax.stages.Lowered) -> str:
 
     With ``XLA_HLO_DEBUG=1`` they have their module's path, operator and line, and names that come from these.
     """
-    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
-
-    options = _hlo.HloPrintOptions()
+    options = _jax_internals.HloPrintOptions()
     options.print_operand_shape = True
     options.print_metadata = scopes.on()
     text = stage.as_text(debug_info=scopes.on())  # names come from locations where the text has some
-    return _jax.mlir.mlir_module_to_xla_computation(text).get_hlo_module().to_string(options)
+    return _jax_internals.mlir.mlir_module_to_xla_computation(text).get_hlo_module().to_string(options)
 
 
 def bytecode(module: Any, locations: bool = True) -> bytes:

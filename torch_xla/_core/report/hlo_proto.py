@@ -78,7 +78,7 @@ def parse(data: bytes, kind: str = "module") -> Message:
 
 
 def _element_type(number: int) -> str:
-    from jaxlib import xla_client
+    from torch_xla._jax_internals import xla_client
 
     return xla_client.PrimitiveType(number).name
 

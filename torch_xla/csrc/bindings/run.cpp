@@ -52,8 +52,7 @@ void bind_runs(py::module_& m) {
       .def_property_readonly("input_places", [](const Program& p) { return places_of(p.inputs); })
       .def_property_readonly("output_places", [](const Program& p) { return places_of(p.outputs); })
       .def_readwrite("starter", &Program::starter)
-      .def_readwrite("group", &Program::group)
-      .def_readwrite("meaning", &Program::meaning)
+      .def_readwrite("meet", &Program::meet)
       .def_property_readonly("run", &Program::run);
   py::class_<ExecutableCache>(m, "ExecutableCache")
       .def(py::init<>())

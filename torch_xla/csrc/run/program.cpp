@@ -9,7 +9,6 @@
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "device/device.h"
-#include "run/meetings.h"
 
 namespace torch_xla {
 
@@ -164,7 +163,7 @@ py::object execute(Arguments& arguments, Program& program) {
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
-  uint64_t meeting = 0;
+  py::object met;  // is told the token
   try {
     const auto numbers = program.number_buffers(arguments);
     std::vector<py::object> buffers;
@@ -182,8 +181,8 @@ py::object execute(Arguments& arguments, Program& program) {
     if (spans_mesh()) {
       check_alive(passed);
     }
-    if (program.group >= 0) {
-      meeting = meet(program.group, program.meaning);
+    if (program.meet) {
+      met = program.meet();
     }
     const py::tuple results = start(program.run(), passed);
     token = results[results.size() - 1];
@@ -198,15 +197,15 @@ py::object execute(Arguments& arguments, Program& program) {
     arguments.attach(std::move(given));
   } catch (...) {  // an interrupt, say
     program.renew();
-    if (meeting != 0) {
-      met(meeting, {});
+    if (met) {
+      met(py::none());
     }
     throw;
   }
-  if (meeting != 0) {
-    met(meeting, token);
-  }
   add_run(arguments.device, token);
+  if (met) {
+    met(token);
+  }
   return token;
 }
 

@@ -38,8 +38,7 @@ class Program {
   Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;            // for a run before its results count, because a host callback in it can fail
   py::object starter;          // makes `run`
-  int64_t group = -1;          // of the processes that run it together by collectives of XLA's; -1 for none
-  int64_t meaning = 0;         // what it does, in a number that is the same in all of them
+  py::object meet;             // notes a start that takes other processes; gives what is to be told its token
 
   // Says where it takes its inputs and gives its outputs, as the compiler had it.
   void set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);

@@ -1,0 +1,409 @@
+"""A connection to the processes of a job: the store at which they meet, their process groups, and why they stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+from torch_xla import _bindings, _config
+from torch_xla._core.device import client, environment
+from torch_xla._core.job import pending, programs
+from torch_xla._core.job.waits import Ranks, Wait, line
+from torch_xla._errors import JobError, message
+
+_PAUSES = (0.0002, 0.02)  # seconds between two looks at a meeting, at first and at most
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Session:
+    """The connection of this process to its job.
+
+    Attributes:
+        rank_info: Its place.
+        store: The store of the job.
+        stopped: Why nothing can be done together any more, if so.
+        over: Set when this process has told the others that it has ended.
+    """
+
+    def __init__(self, rank_info: environment.RankInfo) -> None:
+        self.rank_info = rank_info
+        self.stopped: str | None = None
+        self.over = threading.Event()
+        self.everyone: Ranks = tuple(range(rank_info.world))
+        self._groups: dict[Ranks, Any] = {}
+        self._meetings: Counter[tuple[str, Ranks]] = Counter()
+        self._waits: list[tuple[Wait, float]] = []
+        self._left = self._lost = False
+        self._pid = os.getpid()
+        self.members: list[dict[str, Any]] = []
+        self._server = connect(rank_info, serves=rank_info.rank == 0 and not rank_info.served)
+        self.store = prefixed(self._server)
+        # A client answers one request after the other, and groups wait in theirs.
+        self._group_store = prefixed(connect(self.rank_info, serves=False))
+
+    def join(self) -> None:
+        """Meets the others for the first time.
+
+        Raises:
+            JobError: Somebody does not come, or they are not of one job.
+        """
+        self._introduce()
+        _bindings.set_collective_rank(self.rank_info.rank)
+        self.group(self.everyone)
+
+    def _introduce(self) -> None:
+        """Tells who this is, and looks whether all are of one job."""
+        own = {
+            "processes": self.rank_info.world,
+            "torch_xla": version("torch_xla"),
+            "device": client.device_type(),
+            "machine": _machine(),
+            "pid": self._pid,
+        }
+        if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
+            self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
+        found = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(own).encode())]
+        for name in ("processes", "torch_xla", "device"):
+            for rank, other in enumerate(found):
+                if other[name] != found[0][name]:
+                    self.fail(f"[job] rank {rank} has {name}={other[name]}, rank 0 has {name}={found[0][name]}")
+        self.members = found
+
+    # Meeting.
+
+    def meet(self, name: str, ranks: Ranks, payload: bytes = b"") -> list[bytes]:
+        """Waits until these processes are here, and exchanges bytes.
+
+        Args:
+            name: Of the meeting point.
+            ranks: Who comes, this process among them.
+            payload: Bytes of this process.
+
+        Returns:
+            The payloads, by place in `ranks`.
+
+        Raises:
+            JobError: Somebody cannot come.
+        """
+        self.check()
+        pending.run()
+        self._meetings[name, ranks] += 1
+        count = self._meetings[name, ranks]
+        key = f"meet/{name}/{'.'.join(map(str, ranks))}/{count}"
+        try:
+            self.store.set(f"{key}/{self.rank_info.rank}", payload)
+            self.store.add(key, 1)
+            limit = None if self.members else _config.XLA_JOB_START_TIMEOUT.get()
+            with self.waiting(Wait(ranks, f"rendezvous {name!r}", count, limit=limit, place=f"{name!r}")):
+                pause, most = _PAUSES
+                while self.store.add(key, 0) < len(ranks):
+                    self.check()
+                    time.sleep(pause)
+                    pause = min(1.5 * pause, most)
+            found = [self.store.get(f"{key}/{rank}") for rank in ranks]
+            if self.store.add(f"{key}/read", 1) == len(ranks):
+                for entry in (key, f"{key}/read", *(f"{key}/{rank}" for rank in ranks)):
+                    self.store.delete_key(entry)
+        except RuntimeError as error:
+            if isinstance(error, JobError):
+                raise
+            raise self.lost(error) from error
+        return found
+
+    def group(self, ranks: Ranks) -> Any:
+        """PyTorch's process group of some processes for values on the host, in the given order.
+
+        Raises:
+            JobError: Somebody cannot come.
+        """
+        found = self._groups.get(ranks)
+        if found is None:
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+            name = "group/" + ".".join(map(str, ranks))
+            self.meet(name, ranks)
+            store = PrefixStore(name, self._group_store)
+            timeout = timedelta(seconds=_config.XLA_COLLECTIVE_TIMEOUT.get() + 60)
+            found = self._groups[ranks] = host_group(store, ranks.index(self.rank_info.rank), len(ranks), timeout)
+            _bindings.add_collective_group(list(ranks), found)
+        return found
+
+    def new_store(self) -> Any:
+        """A connection of its own to the store, for those who wait in it."""
+        return prefixed(connect(self.rank_info, serves=False))
+
+    @contextmanager
+    def waiting(self, wait: Wait) -> Iterator[None]:
+        """A scope in which this process waits for others, as they can see."""
+        entry = (wait, time.monotonic())
+        self._waits.append(entry)
+        try:
+            yield
+        finally:
+            self._waits.remove(entry)
+
+    def wait_now(self) -> Wait | None:
+        """What this process waits for."""
+        for wait, since in list(self._waits):
+            return replace(wait, seconds=time.monotonic() - since)
+        found = _bindings.collective_wait()
+        return Wait(tuple(found[0]), found[1], found[2], found[3]) if found else programs.under_way()
+
+    # Stopping.
+
+    def check(self) -> None:
+        """Raises JobError where the job has stopped."""
+        if self.stopped is not None:
+            raise JobError(self.stopped)
+
+    def stop(self, reason: str) -> None:
+        """Has all that this process does together with others fail."""
+        if self.stopped is None:
+            self.stopped = reason
+            _bindings.stop_collectives(reason)
+
+    def fail(self, reason: str) -> None:
+        """Stops the job in all processes, and raises.
+
+        Raises:
+            JobError: Always; with the reason of whoever was first.
+        """
+        self.break_off(reason)
+        raise JobError(self.stopped)
+
+    def break_off(self, reason: str) -> None:
+        """Stops the job in all processes; the reason of whoever was first is kept."""
+        try:
+            first = self.store.compare_set("broken", "", reason).decode()
+            self.store.add("news", 1)
+        except RuntimeError:
+            first = reason
+        self.stop(first)
+
+    def lost(self, error: Exception) -> JobError:
+        """What to raise where the store does not answer."""
+        who = "whoever started the processes" if self.rank_info.served else "rank 0"
+        self._lost = True
+        wait = self.wait_now()
+        doing = f"in {wait.what}, " if wait is not None else ""
+        self.stop(
+            f"[job] rank {self.rank_info.rank}, {doing}at {line()}, lost the connection to "
+            f"{self.rank_info.address}:{self.rank_info.port}: {who} has ended ({str(error).splitlines()[0]})"
+        )
+        return JobError(self.stopped)
+
+    def leave(self, failure: BaseException | None = None) -> None:
+        """Tells the others that this process has ended, and why if it failed."""
+        if self._left:
+            return
+        self._left = True
+        if failure is not None:
+            client.leave_job()
+        reason = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+        try:
+            if self._lost:
+                return
+            if _follows(failure):
+                self.store.set(f"followed/{self.rank_info.rank}", "")
+            self.store.set(f"ran/{self.rank_info.rank}", programs.report())
+            self.store.set(f"left/{self.rank_info.rank}", reason)
+            self.store.add("news", 1)
+            if self.rank_info.rank == 0 and (not self.rank_info.served or client.devices_of_job()):
+                # It has the store, or JAX's: the others need it until they have ended too.
+                deadline = time.monotonic() + (10 if failure is not None else 86400)
+                while time.monotonic() < deadline and not all(
+                    self.has_left(rank) is not None or not self.store.check([f"taken/{rank}"]) for rank in self.everyone
+                ):
+                    if self.stopped is not None:
+                        deadline = min(deadline, time.monotonic() + 10)
+                    time.sleep(0.05)
+        except RuntimeError:
+            pass  # the store is gone, and with it who would read that
+        finally:
+            self.over.set()
+
+    def is_own(self) -> bool:
+        """Whether this process made the connection, and was not forked from who did."""
+        return self._pid == os.getpid()
+
+    def read(self, key: str) -> str:
+        """What the store has under a key; "" where there is nothing."""
+        return str(self.store.get(key).decode()) if self.store.check([key]) else ""
+
+    def has_left(self, rank: int) -> str | None:
+        """Why a process has ended, ``""`` where it had nothing more to do; None while it runs, as far as is known."""
+        key = f"left/{rank}"
+        if self.store.check([key]):
+            return str(self.store.get(key).decode())
+        member = self.members[rank] if self.members else None
+        if member is not None and member["machine"] == _machine() and not _runs(member["pid"]):
+            return "it was killed"
+        return None
+
+
+def _follows(failure: BaseException | None) -> bool:
+    """Whether a failure comes from what another process did."""
+    seen: set[int] = set()
+    while failure is not None and id(failure) not in seen:
+        if isinstance(failure, JobError):
+            return True
+        seen.add(id(failure))
+        failure = failure.__cause__ or failure.__context__
+    return False
+
+
+def prefixed(store: Any) -> Any:
+    """The part of a store that this package uses in this run of the job."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    return PrefixStore(f"torch_xla/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def tell_end(store: Any, rank: int, reason: str) -> None:
+    """Tells the others that a process has ended, if it did not tell them itself.
+
+    Args:
+        store: What `prefixed` gives.
+        rank: The process.
+        reason: Why; "" where it had nothing more to do.
+    """
+    store.compare_set(f"left/{rank}", "", reason)
+    store.add("news", 1)
+
+
+def _machine() -> str:
+    """What those who see each other's process numbers have in common."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return not os.path.isdir("/proc/self")  # where nothing can be seen, it runs
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps what Gloo prints on standard output when it connects."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(sink)
+
+
+def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
+    """A connection to the store of a job.
+
+    Args:
+        rank_info: A place in it, with the address of the store.
+        serves: Whether the store is to be here.
+
+    Raises:
+        JobError: It cannot be reached, or cannot listen there.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=_config.XLA_JOB_START_TIMEOUT.get())
+    if rank_info.address is None:
+        raise JobError(
+            message(
+                "job",
+                f"a job of {rank_info.world} processes without MASTER_ADDR",
+                expected="the host of rank 0 in it",
+                do="start the processes with torch_xla.launch or torchrun, or set MASTER_ADDR and MASTER_PORT",
+            )
+        )
+    try:
+        if serves and rank_info.address in LOCAL:
+            return listen(rank_info.address, rank_info.port)
+        return TCPStore(
+            rank_info.address, rank_info.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True
+        )
+    except (OSError, RuntimeError) as error:
+        listens, reason = "listen" if serves else "reach rank 0", str(error).splitlines()[0]
+        raise JobError(
+            message(
+                "job",
+                f"rank {rank_info.rank} could not {listens} at {rank_info.address}:{rank_info.port} ({reason})",
+                do="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
+            )
+        ) from None
+
+
+def listen(address: str, port: int) -> Any:
+    """A store that only processes of this host can reach.
+
+    Args:
+        address: A name of this host for itself.
+        port: Where to listen; any free port if it is 0.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        port = server.getsockname()[1]
+        return TCPStore(
+            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=server.detach()
+        )
+
+
+def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
+    """PyTorch's process group for values on the host.
+
+    Args:
+        store: Where its processes find each other.
+        rank: Place of this process in it.
+        size: How many there are.
+        timeout: How long a collective may take.
+    """
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=_config.XLA_JOB_START_TIMEOUT.get())  # for the processes to connect
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        options._devices = [ProcessGroupGloo.create_default_device()]
+    else:
+        options._devices = [ProcessGroupGloo.create_device(hostname=own_address(environment.rank_info()))]
+    with _silent():
+        group = ProcessGroupGloo(store, rank, size, options)
+    if timeout is not None:
+        group._set_default_timeout(timeout)
+    return group
+
+
+def own_address(place: environment.RankInfo) -> str:
+    """The address of this host where the others of the job reach it: that from which it reaches the store.
+
+    The host's name, which Gloo would ask for, stands for the host alone on many.
+    """
+    if place.world == 1 or place.address is None or place.address in LOCAL:
+        return "127.0.0.1"
+    family, _, _, _, address = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
