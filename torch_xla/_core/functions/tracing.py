@@ -232,7 +232,7 @@ def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count:
     for node, taken in zip(flat[count:], placeholders(backward), strict=False):
         views = []
         root = node
-        while root.target in _VIEWS and not any(isinstance(x, torch.fx.Node) for x in root.args[1:]):
+        while torch.Tag.view_copy in getattr(root.target, "tags", ()) and root.all_input_nodes == [root.args[0]]:
             views.append(root)
             root = root.args[0]
         if root in inputs:
@@ -244,23 +244,6 @@ def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count:
     _return(forward, [*flat[:count], *extra])
     backward.recompile()
     return saved
-
-
-_VIEWS = {
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        ("t_copy", "default"),
-        ("transpose_copy", "int"),
-        ("permute_copy", "default"),
-        ("view_copy", "default"),
-        ("unsqueeze_copy", "default"),
-        ("squeeze_copy", "dim"),
-        ("squeeze_copy", "dims"),
-        ("expand_copy", "default"),
-        ("slice_copy", "Tensor"),
-        ("select_copy", "int"),
-    )
-}
 
 
 def _view_again(module: torch.fx.GraphModule, taken: torch.fx.Node, root: torch.fx.Node, views: Any) -> None:
