@@ -12,7 +12,6 @@ from torch_xla._core import pipeline  # noqa: F401
 from torch_xla.ops import call, collective  # noqa: F401
 
 call.load_rules()
-# PyTorch registers its shape functions at the first call that needs one, and imports its compiler at the first of those
-# that are Python code: seconds, which every process of the job would pay at its first operator.
+# PyTorch registers its shape functions at the first call that needs one, which takes a while; every process of the job
+# would pay for it at its first operator.
 (torch.empty(2, device="meta") * 2).sum()
-torch.nn.functional.linear(torch.empty(2, 2, device="meta"), torch.empty(2, 2, device="meta")).softmax(0)

@@ -16,7 +16,7 @@ from torch_xla._core.device import client
 from torch_xla._core.functions import collectives, ctc, custom_calls, manual, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
-from torch_xla._core.torch import fake_devices
+from torch_xla._core.torch import fake_devices, stand_ins
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -48,6 +48,7 @@ def _promise_shapes() -> None:
 
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
+    stand_ins.install()
     sync.install()
     programs.install()
     collectives.install()

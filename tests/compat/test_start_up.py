@@ -1,0 +1,152 @@
+"""What a fresh process imports for a program, and that the stand-ins answer as what they stand for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from probes import python
+from torch.fx.experimental import symbolic_shapes
+
+from torch_xla._core.torch import stand_ins
+
+_STEPS = """
+import json, sys
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+from torch import nn
+
+cnn = nn.Sequential(
+    nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(18, 4)
+)
+models = [
+    (nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4)), torch.arange(6)),
+    (cnn, torch.rand(6, 1, 8, 8)),
+    (nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True), torch.rand(6, 3, 4)),
+]
+computed = []
+for model, data in models:
+    model = model.to("xla")
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.zero_grad()
+    scores = model(data.to("xla")).flatten(1)
+    loss = nn.functional.cross_entropy(scores, torch.arange(6, device="xla") % 4)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    computed += [loss.detach(), *model.parameters()]
+assert "stablehlo" in xm.get_stablehlo(computed)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_training_steps_import_no_compiler() -> None:
+    """Recorded and lowered: PyTorch's shape functions, decompositions and optimizers ask for none of these."""
+    imported = set(json.loads(python("-c", _STEPS).stdout.splitlines()[-1]))
+    unused = {"sympy", "torch._dynamo", "torch.onnx", "torch._inductor", "torch.distributed.tensor"}
+    assert not unused & imported
+    assert "torch.fx.experimental.symbolic_shapes" not in imported
+
+
+_COMPILED = """
+import sys
+import torch, torch_xla
+
+traced = []
+
+@torch._disable_dynamo
+def unseen(x):
+    traced.append(torch.compiler.is_compiling())
+    return x * 2
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+optimizer.zero_grad()
+optimizer.step()
+unseen(torch.ones(2))
+torch._check(True)
+assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+
+graphs = []
+
+def backend(module, _inputs):
+    graphs.append([str(node.target) for node in module.graph.nodes if node.op.startswith("call")])
+    return module
+
+program = torch.compile(lambda x: unseen(x.sin()).cos().reshape(x.shape[0], -1), backend=backend, dynamic=True)
+for size in (3, 4):
+    x = torch.rand(size, 5)
+    torch.testing.assert_close(program(x), (x.sin() * 2).cos())
+assert not any(traced)
+assert ["sin"] == graphs[0] and "cos" in graphs[1] and len(graphs) == 2, graphs
+optimizer.zero_grad()"""
+
+
+_MODULES = """
+import sys
+import torch, torch_xla
+
+scope = {"__name__": "torch.somewhere"}
+exec('''
+def check():
+    import sympy
+    import torch._dynamo
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+    return sympy.Basic, torch._dynamo.disable, guard_or_false
+def more():
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+    from torch._dynamo.utils import counters
+    from sympy.core.symbol import Symbol
+    return sympy.Symbol, ShapeEnv, counters, Symbol
+''', scope)
+scope["check"]()
+assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+symbol, env, _, same = scope["more"]()
+assert symbol is same and env.__module__ == "torch.fx.experimental.symbolic_shapes"
+
+import sympy
+import torch._dynamo
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+assert scope["check"]() == (sympy.Basic, torch._dynamo.disable, guard_or_false)
+assert sympy.Basic.__module__ == "sympy.core.basic" and torch._dynamo.disable.__module__ == "torch._dynamo.decorators"
+"""
+
+
+def test_who_wants_more_than_a_stand_in_gets_the_module() -> None:
+    """A part of it, a name that it lacks, or the module at the head of another."""
+    python("-c", _MODULES)
+
+
+def test_the_compiler_is_there_when_it_is_asked_for() -> None:
+    """What ran untraced before it was imported stays untraced."""
+    python("-c", _COMPILED)
+
+
+def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        result = function(*args)
+    except Exception as error:
+        return type(error), str(error)
+    return type(result), result
+
+
+_VALUES = (True, False, 0, 1, 3, 2.5, None, "a", (2, 3), [2, 3], [2, (3, 4)], (2, [3, 4]), (), torch.Size((2, 3)))
+
+
+@pytest.mark.parametrize("name", stand_ins._PLAIN)
+def test_a_stand_in_says_what_the_function_says(name: str) -> None:
+    """For good arguments and bad ones."""
+    function = getattr(stand_ins._STAND_INS["torch.fx.experimental.symbolic_shapes"], name)
+    original = getattr(symbolic_shapes, name)
+    calls = list(itertools.product(_VALUES, repeat=2 if name in ("sym_and", "sym_or", "sym_eq") else 1))
+    for args in calls:
+        if name == "free_unbacked_symbols" and _outcome(original, args)[0] is not AssertionError:
+            assert not function(*args) and not original(*args)
+        else:
+            assert _outcome(function, args) == _outcome(original, args), args
