@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,17 @@ def python(
     return done
 
 
-def setting(option: _config.Option[Any], value: object) -> AbstractContextManager[Any]:
+@contextmanager
+def setting(option: _config.Option[Any], value: Any) -> Iterator[None]:
     """A block in which an environment variable has a value.
 
     Args:
         option: Which.
-        value: What; bool as 0 or 1.
+        value: What; None where it is not to be set.
     """
-    return mock.patch.dict(os.environ, {option.name: str(int(value) if isinstance(value, bool) else value)})
+    with mock.patch.dict(os.environ):
+        option.set(value)
+        yield
 
 
 def here(offset: int = 0) -> str:

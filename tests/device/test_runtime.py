@@ -106,7 +106,7 @@ class TestTpuQuestions:
         assert tpu.get_tpu_env() == {"ACCELERATOR_TYPE": "v4-8", "WORKER_ID": "2"} and tpu.version() == 4
 
     def test_other_machines(self, monkeypatch):
-        monkeypatch.setattr(tpu, "_METADATA", "http://127.0.0.1:9/")
+        monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
         monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)  # JAX sets it where it finds no TPU
         with pytest.raises(OSError, match="no TPU metadata"):
             tpu.get_tpu_env()

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import urllib.error
-import urllib.request
 
 from torch_xla import _config
-from torch_xla._core.device import client
+from torch_xla._core.device import client, environment
 from torch_xla._errors import message
 
 _GOOGLE_VENDOR = "0x1ae0"
@@ -26,8 +24,6 @@ _CHIPS = {
     "0x006f": "v6e",
     "0x0076": "v7x",
 }
-_METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
-_METADATA_SECONDS = 3.0
 
 
 def num_available_chips() -> int:
@@ -147,7 +143,8 @@ def get_worker_ips() -> list[str]:
     if os.environ.get("TPU_WORKER_HOSTNAMES"):
         hosts = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
     else:
-        hosts = [entry.split(":")[-1] for entry in _metadata("worker-network-endpoints").split(",")]
+        _metadata("worker-network-endpoints")
+        hosts = environment.pod_hosts()
     return hosts if len(hosts) > 1 else ["localhost"]
 
 
@@ -166,9 +163,7 @@ def _metadata(key: str) -> str:
         raise OSError(
             message("tpu", "TPU_SKIP_MDS_QUERY forbids asking the metadata service", do="set TPU_ACCELERATOR_TYPE")
         )
-    request = urllib.request.Request(_METADATA + key, headers={"Metadata-Flavor": "Google"})
-    try:
-        with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as reply:
-            return reply.read().decode()
-    except (urllib.error.URLError, TimeoutError) as error:
-        raise OSError(message("tpu", "no TPU metadata on this machine", do="set TPU_ACCELERATOR_TYPE")) from error
+    found = environment.metadata(key)
+    if not found:
+        raise OSError(message("tpu", "no TPU metadata on this machine", do="set TPU_ACCELERATOR_TYPE"))
+    return found

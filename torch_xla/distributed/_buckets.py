@@ -151,7 +151,22 @@ def _like_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     return made
 
 
-class Padded:
+class Wrapper:
+    """What stands around a loader: other public names are found on that."""
+
+    _loader: Any
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only names that are not found otherwise come here; private ones are this object's own.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+
+class Padded(Wrapper):
     """A loader whose batches are padded, by whoever reads them."""
 
     def __init__(self, loader: Any, buckets: Buckets) -> None:
@@ -160,14 +175,6 @@ class Padded:
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._buckets.pad, iter(self._loader))
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._loader, name)
 
 
 def buckets_of(pad_to: Any) -> Buckets:

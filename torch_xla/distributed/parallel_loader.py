@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,57 +21,12 @@ from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 from torch_xla.core import xla_model as xm
 from torch_xla.distributed._buckets import Buckets as Buckets
-from torch_xla.distributed._buckets import Padded, buckets_of
-
-T = TypeVar("T")
+from torch_xla.distributed._buckets import Padded, Wrapper, buckets_of
+from torch_xla.utils.keyd_queue import Queue
 
 _END = object()
 # How long `close` waits for a thread that is inside the user's data set.
 _JOIN_SECONDS = 5.0
-
-
-class _Queue(Generic[T]):
-    """A bounded queue that can be closed: for writing (`finish`) or altogether (`close`)."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._items: deque[T] = deque()
-        self._changed = threading.Condition()
-        self._finished = False
-        self._closed = False
-
-    def put(self, item: T) -> bool:
-        """Waits for room and appends; False if the queue was closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._size)
-            if self._closed:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
-
-    def get(self) -> T | object:
-        """Waits for an item; `_END` when there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._finished or self._items)
-            if self._closed or not self._items:
-                return _END
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
-    def finish(self) -> None:
-        """Tells readers that nothing follows what is queued."""
-        with self._changed:
-            self._finished = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Drops what is queued and wakes everybody."""
-        with self._changed:
-            self._closed = True
-            self._items.clear()
-            self._changed.notify_all()
 
 
 class _Place:
@@ -99,19 +53,19 @@ class _DeviceLane:
 
     def __init__(self, device: torch.device, host_size: int, device_size: int) -> None:
         self.device = device
-        self.host: _Queue[Any] = _Queue(host_size)
-        self.places: _Queue[_Place] = _Queue(device_size)
+        self.host = Queue(host_size)  # of tuples of a batch
+        self.places = Queue(device_size)
         self._taking = threading.Lock()
 
     def next_to_copy(self) -> tuple[_Place, Any] | None:
         """The next host batch with its place, taken together so that places are in the order of batches."""
         with self._taking:
-            batch = self.host.get()
-            if batch is _END:
-                self.places.finish()
+            given = self.host.get()
+            if given is None:
+                self.places.close_write()
                 return None
             place = _Place()
-            return (place, batch) if self.places.put(place) else None
+            return (place, *given) if self.places.put(place) else None
 
     def close(self) -> None:
         self.host.close()
@@ -158,15 +112,15 @@ class _Work:
         lane_number = 0
         try:
             for batch in batches:
-                if self.closed.is_set() or not self.lanes[lane_number].host.put(batch):
+                if self.closed.is_set() or not self.lanes[lane_number].host.put((batch,)):
                     return
                 lane_number = (lane_number + 1) % len(self.lanes)
         except BaseException as error:
             for lane in self.lanes:
-                lane.host.put(_Failure(error))
+                lane.host.put((_Failure(error),))
         finally:
             for lane in self.lanes:
-                lane.host.finish()
+                lane.host.close_write()
 
     def _copy(self, lane: _DeviceLane) -> None:
         while (taken := lane.next_to_copy()) is not None:
@@ -348,7 +302,7 @@ class ParallelLoader:
         return self.per_device_samples() + (self._devices.index(device) < rest)
 
 
-class MpDeviceLoader:
+class MpDeviceLoader(Wrapper):
     """Wraps a loader so that its batches arrive on a device, with a barrier per batch.
 
     Each ``iter()`` starts background threads of its own; they end with the loop, also when it is left early. A loader
@@ -382,9 +336,6 @@ class MpDeviceLoader:
         self._current = weakref.ref(parallel)
         return parallel.per_device_loader(self._device)
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
     @property
     def _parallel_loader(self) -> ParallelLoader | None:
         """The loader of the iteration that started last, while it runs."""
@@ -407,9 +358,3 @@ class MpDeviceLoader:
         parallel = self._parallel_loader
         if parallel is not None:
             parallel.close()
-
-    def __getattr__(self, name: str) -> Any:
-        # Only names that are not found otherwise come here; private ones are this object's own.
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._loader, name)

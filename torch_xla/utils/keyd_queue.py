@@ -15,6 +15,8 @@ class QueueBase:
         maxsize: Number of items at which writers wait.
     """
 
+    _items: Any
+
     def __init__(self, maxsize: int = 1024) -> None:
         self._maxsize = maxsize
         self._changed = threading.Condition()
@@ -25,9 +27,10 @@ class QueueBase:
         return self._maxsize
 
     def close(self) -> None:
-        """Wakes everybody; what is written from now on is dropped."""
+        """Wakes everybody; what is in it, and what is written from now on, is dropped."""
         with self._changed:
             self._closed = self._finished = True
+            self._items.clear()
             self._changed.notify_all()
 
     def close_write(self) -> None:
@@ -74,13 +77,14 @@ class Queue(QueueBase):
         super().__init__(maxsize)
         self._items: deque[Any] = deque()
 
-    def put(self, item: Any) -> None:
-        """Adds an item, when there is room."""
+    def put(self, item: Any) -> bool:
+        """Adds an item, when there is room; False where the queue was closed."""
         with self._changed:
             self._await(lambda: self._closed or len(self._items) < self._maxsize)
             if not self._closed:
                 self._items.append(item)
                 self._changed.notify_all()
+            return not self._closed
 
     def get(self) -> Any:
         """Waits for an item and takes it."""

@@ -82,7 +82,6 @@ def _slurm() -> RankInfo | None:
     world = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if world < 2 or "SLURM_PROCID" not in os.environ:
         return None
-    hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
     host = int(os.environ.get("SLURM_NODEID", "0"))
     counts = _tasks_per_host(os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
     return RankInfo(
@@ -91,7 +90,7 @@ def _slurm() -> RankInfo | None:
         int(os.environ.get("SLURM_LOCALID", "0")),
         counts[host] if host < len(counts) else 1,
         host,
-        _config.MASTER_ADDR.get() or (hosts[0] if hosts else None),
+        _config.MASTER_ADDR.get() or first_host(os.environ.get("SLURM_STEP_NODELIST", "")),
         # One port per job, so that two jobs on a host do not meet.
         _config.MASTER_PORT.get()
         if _config.MASTER_PORT.is_set()
@@ -107,28 +106,18 @@ def _tasks_per_host(text: str) -> list[int]:
     return found
 
 
-def expand_hosts(text: str) -> list[str]:
-    """SLURM's list of hosts, such as ``"a[01-03,7],b"``, host by host."""
-    found = []
-    for name, ranges, rest in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", text):
-        if not ranges:
-            found.append(name + rest)
-            continue
-        for part in ranges.split(","):
-            first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                found.append(f"{name}{number:0{len(first)}d}{rest}")
-    return found
+def first_host(text: str) -> str | None:
+    """The first of SLURM's list of hosts, such as ``"a[01-03,7],b"``."""
+    name, number, rest = re.findall(r"^([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*)", text)[0]
+    return name + number + rest or None
 
 
 def _tpu_pod() -> RankInfo | None:
     hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
     task = os.environ.get("CLOUD_TPU_TASK_ID") or os.environ.get("TPU_WORKER_ID")
     if not hosts and _config.PJRT_DEVICE.get() == "TPU":
-        server = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-        # Each is "state:version:address".
-        hosts = [worker.split(":")[-1] for worker in _metadata(server, "worker-network-endpoints").split(",") if worker]
-        task = _metadata(server, "agent-worker-number")
+        hosts = pod_hosts()
+        task = metadata("agent-worker-number")
     if len(hosts) < 2 or not task or not task.isdigit():
         return None
     return RankInfo(
@@ -142,9 +131,23 @@ def _tpu_pod() -> RankInfo | None:
     )
 
 
+def pod_hosts() -> list[str]:
+    """Addresses of a pod's hosts, as Google's server of metadata tells them; none where there is no such server."""
+    # Each is "state:version:address".
+    return [worker.split(":")[-1] for worker in metadata("worker-network-endpoints").split(",") if worker]
+
+
+def metadata(name: str) -> str:
+    """What Google's server of metadata tells a virtual machine about itself; "" where there is none.
+
+    Args:
+        name: An attribute of the machine.
+    """
+    return _ask(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), name)
+
+
 @functools.cache
-def _metadata(server: str, name: str) -> str:
-    """What Google's server of metadata tells a virtual machine about itself; "" where there is none."""
+def _ask(server: str, name: str) -> str:
     import urllib.request
 
     address = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
