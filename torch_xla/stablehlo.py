@@ -345,9 +345,9 @@ def _save_array(path: Path, value: Any) -> None:
 
 def _arrays_in(folder: Path) -> Iterator[tuple[str, Any]]:
     if folder.exists():
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.rglob("*")):  # a name may have slashes
             with open(path, "rb") as file:
-                yield path.name, np.load(file)
+                yield path.relative_to(folder).as_posix(), np.load(file)
 
 
 def _typed(arrays: Iterator[tuple[str, Any]], functions: Sequence[StableHLOFunc], kind: VariableType) -> dict[str, Any]:

@@ -81,18 +81,21 @@ def test_another_dtype_is_refused(net, exported, dtype: torch.dtype) -> None:
         program(net[1][0].to(dtype), net[1][1])
 
 
-def test_a_parameter_with_a_number_for_a_name() -> None:
+def test_parameters_with_names_like_numbers_and_paths(tmp_path: Path) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.register_parameter("0", torch.nn.Parameter(torch.tensor(7.0)))
+            self.register_buffer("a/b", torch.tensor(1.0))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * getattr(self, "0") + 2.5 * x
+            return x * getattr(self, "0") + 2.5 * x + getattr(self, "a/b")
 
     exported = torch.export.export(Scaled(), (torch.ones(3),))
     program = exported_program_to_stablehlo(exported, StableHLOExportOptions(inline_all_constant=False))
-    assert program(torch.ones(3)).tolist() == [9.5] * 3
+    program.save(tmp_path)
+    for ours in (program, StableHLOGraphModule.load(tmp_path)):
+        assert ours(torch.ones(3)).tolist() == [10.5] * 3
 
 
 def test_what_a_model_writes_to_has_its_values_afterwards(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.registry import Lifted, Meta
+from torch_xla.ops.registry import Lifted, Meta, has_own_text
 
 _interrupt: BaseException | None = None  # raised in a callback
 
@@ -107,8 +107,9 @@ def run(
         wanted = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
         return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in wanted)
 
-    # Equal calls of the host are known as such, although each is a function of its own: see `functions/programs.py`.
-    host.identity = f"{op} {template} {types} {out}"  # type: ignore[attr-defined]
+    if has_own_text(template):
+        # Equal calls of the host are known as such, each a function of its own: see `functions/programs.py`.
+        host.identity = f"{op} {template} {types} {out}"  # type: ignore[attr-defined]
     packed = jax.pure_callback(host, tuple(shapes), *map(_pack, arrays), vmap_method="sequential")
     values = iter([_unpack(x, m) for x, m in zip(packed, metas, strict=True)])
     return tuple(None if m is None else next(values) for m in out)

@@ -35,6 +35,18 @@ class Meta:
     dtype: torch.dtype
 
 
+_WITH_OWN_TEXT = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def has_own_text(arguments: Any) -> bool:
+    """Whether the text of a nest of arguments tells it from all others; an object's may come again once it is gone."""
+    if isinstance(arguments, dict):
+        return all(map(has_own_text, arguments.values()))
+    if isinstance(arguments, (list, tuple)):
+        return all(map(has_own_text, arguments))
+    return isinstance(arguments, _WITH_OWN_TEXT)
+
+
 class StaticNumbers(Exception):
     """An operator cannot be lowered with numbers as inputs; record them as constants.
 

@@ -19,7 +19,7 @@ from torch_xla._core.lower import lowering
 from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import find_overload, way_of
 from torch_xla.ops.decompositions import asked, bind
-from torch_xla.ops.registry import Meta
+from torch_xla.ops.registry import Meta, has_own_text
 
 Arrays = Sequence[Any]
 
@@ -231,7 +231,9 @@ class _Translation:
         return pytree.tree_unflatten(wires, spec)
 
 
-def _hash(args: tuple[Any, ...]) -> tuple[int, int]:
+def _hash(args: tuple[Any, ...]) -> tuple[int, int] | None:
+    if not has_own_text([x for x in pytree.tree_leaves(args) if not isinstance(x, (Input, Number))]):
+        return None
     digest = hashlib.sha256(repr(args).encode()).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
