@@ -3,9 +3,10 @@
 Importing registers the device; clients, threads and JAX start with the first tensor on it.
 """
 
+import sys as _sys
+
 import torch as _torch
 
-from torch_xla import _XLAC as _XLAC
 from torch_xla import _bindings, _config, _device_module, _serialization
 
 # Libraries reach these as attributes after a plain `import torch_xla`.
@@ -30,9 +31,11 @@ from torch_xla._core.torch import fused_optimizers as _optimizers
 from torch_xla._core.torch import install as _recording
 from torch_xla._core.torch import module_to as _modules
 from torch_xla._launch import launch as launch
+from torch_xla._legacy import xlac as _XLAC
 from torch_xla._version import __version__ as __version__
 
 xm, xr = core.xla_model, runtime  # scripts use these names too
+_sys.modules[f"{__name__}._XLAC"] = _XLAC  # and import this one
 
 __all__ = [
     "__version__",

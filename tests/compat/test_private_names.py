@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import unittest
@@ -24,6 +25,13 @@ from torch_xla.experimental.custom_kernel import repeat_with_fixed_output_size
 from torch_xla.test import test_utils
 
 X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_the_older_paths_lead_to_one_folder() -> None:
+    assert importlib.import_module("torch_xla._XLAC") is _XLAC
+    for path in ("debug.metrics_compare_utils", "core.xla_builder"):
+        module = importlib.import_module(f"torch_xla.{path}")
+        assert any(getattr(value, "__module__", "").startswith("torch_xla._legacy.") for value in vars(module).values())
 
 
 def test_debug_info_of_pending_and_computed_tensors() -> None:

@@ -10,12 +10,12 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core.functions import programs
-from torch_xla.core._xla_op import Builder as Builder
-from torch_xla.core._xla_op import Op as Op
-from torch_xla.core._xla_shape import TORCH_TO_XLA as _PT_XLA_TYPE_MAP  # noqa: F401
-from torch_xla.core._xla_shape import XLA_TO_TORCH as _XLA_PT_TYPE_MAP  # noqa: F401
-from torch_xla.core._xla_shape import Shape as Shape
-from torch_xla.core._xla_shape import Type as Type
+from torch_xla._legacy.xla_op import Builder as Builder
+from torch_xla._legacy.xla_op import Op as Op
+from torch_xla._legacy.xla_shape import TORCH_TO_XLA as _PT_XLA_TYPE_MAP  # noqa: F401
+from torch_xla._legacy.xla_shape import XLA_TO_TORCH as _XLA_PT_TYPE_MAP  # noqa: F401
+from torch_xla._legacy.xla_shape import Shape as Shape
+from torch_xla._legacy.xla_shape import Type as Type
 
 
 @dataclass(frozen=True)

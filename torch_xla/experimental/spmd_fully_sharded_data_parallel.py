@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from torch_xla._errors import message
+from torch_xla._legacy import splits as legacy_splits
 from torch_xla.distributed import spmd
 from torch_xla.distributed.fsdp import wrap
 from torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel import require_forward
-from torch_xla.distributed.spmd import _private_names
 
 
 class SpmdFullyShardedDataParallel(nn.Module):
@@ -61,7 +61,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         self._orig_module = module.to("xla")
         count = found.shape()["fsdp"]
         for param in module.parameters():
-            if not _private_names.get_spec(param):
+            if not legacy_splits.get_spec(param):
                 spmd.mark_sharding(param, found, _longest_split(param.shape, count))
         spmd.apply_backward_optimization_barrier(module)
 

@@ -35,7 +35,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from torch_xla._errors import message
-from torch_xla.distributed.spmd import XLAShard, XLAShardedTensor, _private_names, wrap_if_sharded
+from torch_xla._legacy import splits as legacy_splits
+from torch_xla.distributed.spmd import XLAShard, XLAShardedTensor, wrap_if_sharded
 from torch_xla.experimental.distributed_checkpoint._helpers import _CpuShards, _is_sharded_tensor, _plain
 
 
@@ -51,7 +52,7 @@ def _indices(value: XLAShardedTensor | _CpuShards) -> list[list[slice]]:
     """What each part of this process is of the whole, without copying the parts."""
     if isinstance(value, _CpuShards):
         return [shard.indices for shard in value.shards]
-    return [where for _, where in _private_names.local_shard_places([value.global_tensor])[0]]
+    return [where for _, where in legacy_splits.local_shard_places([value.global_tensor])[0]]
 
 
 def _chunk(where: Sequence[slice]) -> ChunkStorageMetadata:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import torch_xla
+from torch_xla._legacy import splits as legacy_splits
 from torch_xla.core import xla_model as xm
-from torch_xla.distributed.spmd import _private_names
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -22,9 +22,9 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for param in group["params"]:
             if param.requires_grad:
                 param.grad = torch.zeros_like(param, requires_grad=False)
-                sharding = _private_names.get_op_sharding(param)
+                sharding = legacy_splits.get_op_sharding(param)
                 if sharding is not None:
-                    _private_names.mark(param.grad, sharding)
+                    legacy_splits.mark(param.grad, sharding)
     optimizer.step()
     torch_xla.sync()
     xm.wait_device_ops()

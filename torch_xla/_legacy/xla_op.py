@@ -9,7 +9,7 @@ import torch
 
 from torch_xla._core.functions import programs
 from torch_xla._errors import message
-from torch_xla.core._xla_shape import TORCH_TO_XLA, XLA_TO_TORCH, Shape
+from torch_xla._legacy.xla_shape import TORCH_TO_XLA, XLA_TO_TORCH, Shape
 
 
 class Builder:

@@ -12,11 +12,11 @@ from torch_xla._core import region
 from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
 from torch_xla._core.functions import custom_calls
+from torch_xla._legacy import splits as _splits
 from torch_xla.core import _barriers, _debug_info, _donation, _operators, _preemption
 from torch_xla.core import lowering as lowering
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
-from torch_xla.distributed.spmd import _private_names as _splits
 from torch_xla.distributed.spmd import manual as _manual
 from torch_xla.distributed.spmd import marking as _marking
 
