@@ -1,6 +1,6 @@
 """What `torch.compile(backend="openxla")` of PyTorch calls.
 
-A graph that Dynamo traced is replayed through the recorder, which finds the compiled program by its key. Recording
+A graph that Dynamo traced is recorded at each call, and the recorder finds the compiled program by its key. Recording
 costs about a microsecond per operation; the program is that of the same code without `torch.compile`.
 """
 
