@@ -6,6 +6,9 @@ first tensor is made.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ from torch_xla._errors import message
 
 try:
     from jax._src import config, distributed, profiler
+    from jax._src.compiler import _DISABLE_MOST_OPTIMIZATIONS
     from jax._src.interpreters.pxla import (
         JitGlobalCppCacheKeys,
         MeshExecutableFastpathData,
@@ -24,6 +28,8 @@ try:
     from jaxlib import _hlo, _jax, lapack, xla_client  # type: ignore[attr-defined]
 
     pjit = _jax.pjit
+    _context: Callable[[], tuple[Any, ...]] = config.trace_context
+    _context_names: tuple[str, ...] = config.trace_context_names()
     ArrayImpl: Any = _jax.ArrayImpl
     mlir: Any = _jax.mlir
     HloPrintOptions: Any = _hlo.HloPrintOptions
@@ -38,6 +44,7 @@ __all__ = [
     "HloPrintOptions",
     "JitGlobalCppCacheKeys",
     "MeshExecutableFastpathData",
+    "as_rules_want",
     "batched_device_put",
     "cc_shard_arg",
     "config",
@@ -46,8 +53,46 @@ __all__ = [
     "lapack",
     "mlir",
     "pjit",
+    "states",
+    "trace_context",
     "xla_client",
 ]
+
+
+# What lowering sets itself, whatever the user's own JAX code wants.
+_OWN = frozenset(
+    f"jax_{name}"
+    for name in ("enable_x64", "default_matmul_precision", "numpy_dtype_promotion", "numpy_rank_promotion")
+)
+_others = operator.itemgetter(*(i for i, name in enumerate(_context_names) if name not in _OWN))
+
+
+def trace_context() -> tuple[Any, ...]:
+    """What else JAX reads when it traces, as JAX lists it."""
+    others: tuple[Any, ...] = _others(_context())
+    return others
+
+
+@contextmanager
+def as_rules_want(precision: str) -> Iterator[None]:
+    """A scope for lowering, with types of 64 bits and NumPy's promotion.
+
+    Args:
+        precision: Name of the level at which products are computed.
+    """
+    with (
+        jax.enable_x64(True),
+        jax.default_matmul_precision(precision),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+def states(*names: str) -> list[Any]:
+    """Settings of JAX by name, of which each `value` is that in force; without those that its version does not have."""
+    known = config.config_states | {"jax_disable_most_optimizations": _DISABLE_MOST_OPTIMIZATIONS}
+    return [known[name] for name in names if name in known]
 
 
 def forget_trace() -> None:

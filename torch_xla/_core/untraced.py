@@ -1,22 +1,34 @@
-"""Keeps PyTorch's compiler out of this package's work.
+"""Keeps what the user's program has set up for its own calls out of this package's work.
 
 A barrier, a read or an upload inside a function under ``torch.compile``, or in a backward pass that such a function
-starts, would otherwise have its Python frames, and JAX's, traced and compiled too.
+starts, would otherwise have its Python frames, and JAX's, traced and compiled too; and a mode over PyTorch's functions,
+such as one that gives a default device, would see those that are called here.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
+
+import torch
 
 # What `torch.compiler.disable` ends up with; that one imports the compiler, which takes seconds.
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def untraced(function: F) -> F:
-    """Marks a function as one that runs as it is, with all that it calls."""
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # for the compiler, where it would inline it
-    return function
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function run as it is, with all that it calls."""
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    for own in (function, alone):
+        set_code_exec_strategy(own.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    alone._torchdynamo_disable = True  # type: ignore[attr-defined]  # for the compiler, where it would inline it
+    return alone

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_xla import _bindings
 from torch_xla.ops import dtypes
+from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.registry import Lifted, Meta, has_own_text
 
 _interrupt: BaseException | None = None  # raised in a callback
@@ -77,6 +79,7 @@ def run(
 
     template = freeze(list(args)), {k: freeze(v) for k, v in kwargs.items()}
     types = [np.dtype(array.dtype) for array in arrays]
+    settings = _bindings.call_settings()
     metas = [m for m in out if m is not None]
     shapes = [_carried(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
 
@@ -100,7 +103,7 @@ def run(
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
         positional, keywords = thaw(template[0]), {k: thaw(v) for k, v in template[1].items()}
-        with torch.no_grad():
+        with torch.no_grad(), as_recorded(settings):
             returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
         # PyTorch's kernel may compute more than it was asked for, which is not promised.

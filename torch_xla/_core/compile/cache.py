@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
+import re
 import tempfile
+from collections.abc import Hashable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core.compile import compiler
+from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import client, placement
+from torch_xla._core.device import placement
 from torch_xla._core.graph import graph
 from torch_xla._core.job import agreement, session
-from torch_xla._core.lower import scopes
-from torch_xla.ops import dtypes, precision
 
 _CAPACITY = 1024
 # XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
 # and the process dies.
 _MAPS_USED = 0.8  # part of the limit above which executables are dropped
 _MAPS_PER_EXECUTABLE = 400  # more than any has
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of an object that a process has
 _MAGIC = b"torch_xla executable 1\n"
 
 _executables = _bindings.ExecutableCache()
 _metrics.provide("CachedCompile", lambda: _executables.hits)
 _folder: Path | None = None
 _readonly = False
+_count = itertools.count()
+_latest: tuple[Hashable, int] = (), next(_count)  # settings, and their number
 _stores_to_come = 0  # before mappings must be counted again
 
 
@@ -149,13 +152,17 @@ def _maps() -> tuple[int, int]:
 
 
 def _settings() -> int:
-    """What beside the graph decides the program within a process, as a number of 64 bits."""
-    return _number(precision.current(), client.spmd())
+    """What beside the graph decides the program within a process, as a number."""
+    global _latest
+    now = settings.program_settings()
+    if now != _latest[0]:  # a comparison takes a tenth of the time of a look-up: most of them are the same objects
+        _latest = now, _number(now)
+    return _latest[1]
 
 
-@functools.cache
-def _number(*settings: Any) -> int:
-    return int.from_bytes(hashlib.sha256(str(settings).encode()).digest()[:8], "little")
+@functools.lru_cache(maxsize=4096)
+def _number(of: Hashable) -> int:
+    return next(_count)
 
 
 @functools.cache
@@ -169,7 +176,8 @@ def _identity() -> bytes:
     sources = [*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), Path(_bindings.library())]
     for source in sorted(sources):
         digest.update(source.read_bytes())
-    digest.update(os.environ.get("XLA_FLAGS", "").encode())
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+        digest.update(f"{name} {sorted(os.environ.get(name, '').split())}\n".encode())
     return digest.digest()
 
 
@@ -177,8 +185,8 @@ def _file(cut: _bindings.Graph) -> Path:
     assert _folder is not None
     target = placement.of(cut.device)
     digest = hashlib.sha256(_identity())
-    decides = cut.key, precision.current(), scopes.on(), dtypes.shortens(), cut.number_places
-    digest.update(f"{decides} {target.target}".encode())
+    decides = _ADDRESS.sub("", str(settings.program_settings()))
+    digest.update(f"{cut.key} {cut.number_places} {decides} {target.target}".encode())
     if session.connected() is not None:
         digest.update(agreement.part_of(graph.describe(cut)).encode())
     return _folder / f"{digest.hexdigest()}.xla"

@@ -53,7 +53,8 @@ class Placement:
         """All of the devices that a compiled program depends on."""
         features = _cpu_features() if self.platform == "cpu" else ""
         kind = "mesh" if self.mesh else ""
-        return f"{self.platform} {self.hardware} {len(self.devices)} {kind} {features}"
+        version = self.local[0].client.platform_version
+        return f"{self.platform} {version} {self.hardware} {len(self.devices)} {kind} {features}"
 
     def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:
         """The sharding of a buffer of a shape, by the placement number of its leaf."""

@@ -225,7 +225,8 @@ class _Translation:
         flat, spec = pytree.tree_flatten(value)
         outs = tuple(self._meta(v) if isinstance(v, torch.Tensor) else None for v in flat)
         attrs = _hash(args) if self._outlined else None
-        self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs))
+        settings = _bindings.call_settings()
+        self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs, settings=settings))
         self._open.append(tuple(sizes))
         wires = [None if out is None else Wire(False, len(self._nodes) - 1, i) for i, out in enumerate(outs)]
         return pytree.tree_unflatten(wires, spec)

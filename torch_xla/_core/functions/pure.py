@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from torch_xla._core.compile.settings import process_settings
 from torch_xla._core.functions import programs, tracing
 from torch_xla._errors import message
-from torch_xla.ops import precision
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
         for x in leaves
     )
     wanted = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) if torch.is_grad_enabled() else None
-    types = (torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla"), torch.get_default_dtype())
+    types = (torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla"))
     try:
         hash(fixed)
     except TypeError as error:
         got = f"an argument cannot be told from others: {error}"
         raise TypeError(message(area, got, expected="tensors and hashable values")) from error
-    return fixed, spec, wanted, types, precision.current()
+    return fixed, spec, wanted, types, process_settings()
 
 
 class Pure:

@@ -65,8 +65,10 @@ class Node:
         outs: Promised results; None for an undefined tensor.
         seeded: Whether it draws random numbers, from two more numbers: seed and offset.
         frame: The user's line that recorded it, if kept.
-        attrs: 128-bit hash of the constant arguments; None where it is to be no function of its own in the module.
+        attrs: 128-bit hash of the constant arguments and the settings; None where it is to be no function of its own in
+            the module.
         scope: Path of the module it belongs to, ``Model/encoder/layer_3``, if kept.
+        settings: PyTorch's as the call was recorded, see `call_settings.as_recorded`.
     """
 
     op: str
@@ -77,6 +79,7 @@ class Node:
     frame: str | None
     attrs: tuple[int, int] | None
     scope: str | None = None
+    settings: int = 0
 
     @property
     def waits(self) -> bool:
@@ -87,13 +90,13 @@ class Node:
     @property
     def call(self) -> tuple[Any, ...]:
         """Equal for nodes that do the same, with tensors and numbers of their own."""
-        # `attrs` does not know which of the numbers are constants of this program.
+        # `attrs` does not know which of the numbers are constants of this program; 0.0 equals -0.0.
         numbers = tuple(
-            type(e.value) if isinstance(e, Number) else e
+            type(e.value) if isinstance(e, Number) else e if isinstance(e, int) else repr(e)
             for e in self._elements()
             if isinstance(e, (Number, int, float, complex))
         )
-        return self.op, self.attrs, numbers
+        return self.op, self.attrs, self.settings, numbers
 
     def numbers(self) -> list[Number]:
         """The placeholders for numbers, in order."""
@@ -171,6 +174,7 @@ def _node(
     frame: str | None,
     attrs: tuple[int, int],
     scope: str | None,
+    settings: int,
 ) -> Node:
     next_input = _counter(Input)
     next_number = _counter(lambda index: functools.partial(Number, index))
@@ -190,7 +194,9 @@ def _node(
         else:
             template.append(value)
     metas = tuple(None if meta is None else Meta(*meta) for meta in outs)
-    return Node(op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs, scope)
+    return Node(
+        op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs, scope, settings
+    )
 
 
 def _counter(make: Callable[[int], Any]) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla._core.graph.graph import Graph, fill_template
 from torch_xla.ops.call import find_overload
+from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.decompositions import separate
 from torch_xla.ops.fallback import results_of, with_tensors
 
@@ -131,7 +132,8 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             # A node stands for a value, so an operator that writes must not reach its input's.
             if op._schema.is_mutable:
                 positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
-            returned = _BY_PARTS.get(node.op, op)(*with_tensors(op, positional), **keywords)
+            with as_recorded(node.settings):
+                returned = _BY_PARTS.get(node.op, op)(*with_tensors(op, positional), **keywords)
             if op._schema.is_mutable:
                 flat: list[Any] = results_of(op, returned, positional, keywords)
             else:

@@ -21,7 +21,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
 
 from torch_xla import _config, _fallbacks, _jax_internals, _metrics
-from torch_xla._core.device import client, environment, placement
+from torch_xla._core.device import environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
 from torch_xla._core.lower import convolutions, manual, placing, scopes
@@ -30,6 +30,7 @@ from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
 from torch_xla.ops import collective, conv, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
+from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import separate
 from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
@@ -133,11 +134,11 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         return convention.results(value, packs)
 
     program.__name__ = name
-    exact = jax.default_matmul_precision(precision.current().products)
+    usual = _jax_internals.as_rules_want(precision.current().products)
     place = placement.of(graph.device)
     own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with client.x64(), exact, own, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with usual, own, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
@@ -342,7 +343,8 @@ def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:
             return Lifted(numbers[n.index], type(n.value), node.op, n.argument, n.varied)
 
         values = fill_template(node, tensors, lifted)
-        return call(op, *separate(op, values), node.outs, seed)
+        with as_recorded(node.settings):
+            return call(op, *separate(op, values), node.outs, seed)
 
     return rule
 

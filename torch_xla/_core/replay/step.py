@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xla import _bindings, _metrics, _timeline
 from torch_xla._core import pipeline, region, sync
-from torch_xla._core.compile import cache
+from torch_xla._core.compile.settings import process_settings
 from torch_xla._core.replay.call import Call, CannotReplay
 from torch_xla._core.replay.numbers import Numbers, same
 from torch_xla._core.replay.plan import Plan
@@ -39,9 +39,7 @@ def _modes() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("xla"),
         torch.get_autocast_dtype("xla"),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        cache._settings(),
+        process_settings(),
     )
 
 

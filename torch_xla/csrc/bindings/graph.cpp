@@ -106,7 +106,8 @@ py::list describe_nodes(const Graph& graph) {
       outs.append(describe_meta(meta));
     }
     nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, describe_frame(node->frame),
-                                py::make_tuple(node->attrs.hi, node->attrs.lo), describe_frame(node->scope)));
+                                py::make_tuple(node->attrs.hi, node->attrs.lo), describe_frame(node->scope),
+                                node->settings));
   }
   return nodes;
 }

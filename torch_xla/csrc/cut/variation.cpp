@@ -65,6 +65,7 @@ Hash key_without_constants(const Graph& graph, Constants& constants) {
     key.mix(node->op->hash);
     key.mix(node->outs->value);
     key.mix(static_cast<uint64_t>(node->seeded));
+    key.mix(static_cast<uint64_t>(node->settings));
     for (uint32_t i = 0; i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
       const bool input = arg.kind == Arg::Kind::Number && node->op->policy(i) == NumberPolicy::Input;

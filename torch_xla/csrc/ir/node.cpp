@@ -186,7 +186,7 @@ void hash_arg(Hash& hash, const Arg& arg) {
 }
 
 void rehash_args(Node& node) {
-  node.attrs = Hash();
+  node.attrs = begin_attrs(*node.op, node.settings);
   for (auto arg : node.args) {
     arg.count = is_number(arg) ? 0 : arg.count;  // whether it varies is no part of it
     hash_arg(node.attrs, arg);
@@ -194,21 +194,33 @@ void rehash_args(Node& node) {
   }
 }
 
-NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
+Hash begin_attrs(const OpInfo& op, CallSettings settings) {
   Hash attrs;
+  if (op.redefined != 0) {
+    attrs.mix(op.redefined);
+  }
+  if (settings != 0) {
+    attrs.mix(uint64_t{settings} << 32);
+  }
+  return attrs;
+}
+
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs) {
+  auto attrs = begin_attrs(op, 0);
   for (const auto& arg : args) {
     hash_arg(attrs, arg);
   }
-  return make_node(op, std::move(args), std::move(inputs), std::move(outs), attrs);
+  return make_node(op, std::move(args), std::move(inputs), std::move(outs), 0, attrs);
 }
 
-NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs) {
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, CallSettings settings, const Hash& attrs) {
   auto node = c10::make_intrusive<Node>();
   node->op = &op;
   node->numbered = std::any_of(args.begin(), args.end(), [](const Arg& a) { return is_number(a); });
   node->args = std::move(args);
   node->inputs = std::move(inputs);
   node->outs = std::move(outs);
+  node->settings = settings;
   node->attrs = attrs;
   node->frame = recorded_frame();
   node->scope = recorded_scope();

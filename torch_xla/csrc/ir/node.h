@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/call_settings.h"
 #include "base/hash.h"
 #include "base/module_path.h"
 #include "base/pool.h"
@@ -132,8 +133,9 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool fill = false;
   bool shared = false;  // the buffer belongs to others too
   bool given = false;   // the next program may have the buffer, though a tensor still has it
+  CallSettings settings = 0;
 
-  Hash attrs;  // of the constant arguments
+  Hash attrs;  // of the constant arguments and the settings
   MetaSetPtr outs;
   // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
   PyObject* buffer = nullptr;
@@ -168,9 +170,12 @@ using NodePtr = c10::intrusive_ptr<Node>;
 // Follows a result to the leaf that replaced it, if any.
 void resolve(Value& value);
 
+// What the hash of a node's arguments starts from.
+Hash begin_attrs(const OpInfo& op, CallSettings settings);
+// Of operators that read no settings, such as views.
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs);
 // As above, where the caller has hashed the arguments already (see `hash_arg`).
-NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, const Hash& attrs);
+NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, CallSettings settings, const Hash& attrs);
 void hash_arg(Hash& hash, const Arg& arg);
 // Hashes the arguments of a node anew, some of which are of another kind since. Wants the recorder's lock.
 void rehash_args(Node& node);

@@ -106,10 +106,8 @@ void Call::adopt_indices() {
 void Call::collect() {
   args.clear();
   inputs.clear();
-  attrs = Hash();
-  if (info.redefined != 0) {
-    attrs.mix(info.redefined);
-  }
+  settings = info.view ? CallSettings{0} : call_settings();
+  attrs = begin_attrs(info, settings);
   key = info.hash;
   sequence = node_sequence();
   reads = {};

@@ -45,7 +45,8 @@ class Call {
   c10::DeviceIndex device = -1;
   Args args;
   Inputs inputs;
-  Hash attrs;             // of the constant arguments
+  CallSettings settings = 0;
+  Hash attrs;             // of the constant arguments and the settings
   uint64_t sequence = 0;  // the node sequence before it
   StorageRange reads;     // of the storages it reads, those that were there before the stream's window
   bool history = false;   // some input has a backward pass

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
@@ -37,6 +38,20 @@ at::Tensor meta_twin(const at::Tensor& t) {
   }
   return twin;
 }
+
+// Kernels see neither autograd nor autocast, and no mode over functions, such as one that gives a default device.
+class KernelsOnly {
+ public:
+  ~KernelsOnly() { at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_); }
+  KernelsOnly() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+
+ private:
+  const c10::impl::ExcludeDispatchKeyGuard keys_{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                 c10::autocast_dispatch_keyset};
+  const at::impl::TorchFunctionDisabledState functions_ = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+};
 
 struct TooLarge {};
 
@@ -166,7 +181,7 @@ Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, siz
   CpuTwins twins(limit);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const KernelsOnly alone;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
       stack.push_back(at::detail::createCPUGenerator());
@@ -277,7 +292,7 @@ void take_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch
   try {
     Silence silence;
     const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
-    const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    const KernelsOnly alone;
     info.op.callBoxed(stack);
   } catch (const c10::Error&) {
     return;  // refused there; that is looked at elsewhere
@@ -368,7 +383,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   }
   std::vector<c10::IValue> given(stack.begin(), stack.end());
   {
-    const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    const KernelsOnly alone;
     try {
       info.op.callBoxed(stack);
     } catch (const c10::NotImplementedError&) {

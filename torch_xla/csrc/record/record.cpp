@@ -124,7 +124,7 @@ void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   } else {
     TORCH_CHECK(metas->metas.size() == 1, "[record ", call.info.name, "] got ", metas->metas.size(),
                 " views of a tensor, expected one; return copies");
-    const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.attrs);
+    const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.settings, call.attrs);
     outcome.results.push_back(self.view(call.info, call.args, metas, node));
   }
 }
@@ -173,7 +173,7 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
       call.inputs.push_back(std::move(gradient));
     }
   }
-  const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.attrs);
+  const auto node = make_node(op, std::move(call.args), std::move(call.inputs), metas, call.settings, call.attrs);
   if (seeded) {
     node->seeded = true;
     next_seed(call.device, call.generator, node->seed);

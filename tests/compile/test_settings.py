@@ -1,0 +1,149 @@
+"""Settings of the process that a program depends on: each changes between two uses of operators of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import jax
+import pytest
+import torch
+
+import torch_xla
+from torch_xla._core.compile import settings
+
+Counting = Callable[..., AbstractContextManager[Any]]
+
+# Each reads the default dtype somewhere: in the recorder, a Meta kernel, a rule, a decomposition or a CPU kernel.
+FAMILIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "division": lambda x: x / 8,
+    "number": lambda x: x * 1.5 + 0.1,
+    "of a boolean": lambda x: (x > 1) * 0.1,
+    "complex number": lambda x: x * 0.1j,
+    "comparison": lambda x: x + 16777212 > 16777216.5,
+    "unary": lambda x: x.sqrt(),
+    "binary": lambda x: torch.atan2(x, x + 1),
+    "power": lambda x: torch.float_power(x, 0.3) + x**0.3,
+    "where": lambda x: torch.where(x > 2, x, 0.1),
+    "creation": lambda x: torch.linspace(0, 1, 8, device=x.device) + torch.arange(8.0, device=x.device) / 3,
+    "fill": lambda x: torch.full((8,), 0.1, device=x.device) * 3,
+    "reduction": lambda x: torch.cumsum(x * 0.1, 0) + torch.logcumsumexp(x * 0.1, 0),
+    "decomposition": lambda x: torch.special.entr(x) + torch.nan_to_num(x / 7),
+    "product": lambda x: torch.outer(x / 8, x / 8) @ (x / 8),
+    "on the host": lambda x: torch.histc(x / 8, 4),
+}
+
+
+def results(device: str) -> dict[str, torch.Tensor]:
+    """What each family gives for whole numbers, in one graph for each."""
+    found = {}
+    for name, function in FAMILIES.items():
+        found[name] = function(torch.arange(8).to(device))
+        torch_xla.sync()
+    return {name: value.cpu() for name, value in found.items()}
+
+
+def check(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def matmul_precision(level: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(level)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_default_dtype(dtype: torch.dtype) -> None:
+    usual = results("cpu")
+    check(results("xla"), usual)
+    with default_dtype(dtype):
+        wanted, found = results("cpu"), results("xla")
+    if dtype == torch.float64:
+        check(found, wanted)
+    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in wanted.items()}
+    check(results("xla"), usual)
+
+
+def test_the_default_dtype_is_that_of_the_call_not_of_the_barrier() -> None:
+    x = torch.tensor([16777217, 5])
+    wanted = [x > 16777216.5]
+    with default_dtype(torch.float64):
+        wanted += [x > 16777216.5, torch.special.entr(x)]
+        later = x.to("xla")
+        found = [later > 16777216.5, torch.special.entr(later)]
+    found.insert(0, later > 16777216.5)
+    torch_xla.sync()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "deterministic algorithms": deterministic,
+    "precision of products": lambda: matmul_precision("medium"),
+    "autocast on CPU": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("cpu"),
+    "default device xla": lambda: torch.device("xla"),
+    "JAX's types of 64 bits": lambda: jax.enable_x64(True),
+    "JAX's precision of products": lambda: jax.default_matmul_precision("bfloat16"),
+    "JAX's promotion of types": lambda: jax.numpy_dtype_promotion("strict"),
+    "JAX's promotion of ranks": lambda: jax.numpy_rank_promotion("raise"),
+    "JAX without programs": lambda: jax.disable_jit(True),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_others_change_no_value(scope: Callable[[], AbstractContextManager[Any]]) -> None:
+    wanted = results("cpu")
+    with scope():
+        check(results("xla"), wanted)
+    check(results("xla"), wanted)
+
+
+@pytest.mark.parametrize("name", ["deterministic algorithms", "precision of products", "JAX without programs"])
+def test_what_a_program_depends_on_is_told(name: str) -> None:
+    before = settings.process_settings()
+    with SCOPES[name]():
+        assert settings.process_settings() != before
+    assert settings.process_settings() == before
+
+
+def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:
+    def run() -> None:
+        x = torch.arange(5).to("xla") / 4 + 0.625
+        torch_xla.sync()
+        del x
+
+    run()
+    for expected in (1, 0):
+        with default_dtype(torch.float64), compiles(expected):
+            run()
+        with compiles(0):
+            run()

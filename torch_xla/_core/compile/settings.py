@@ -1,0 +1,44 @@
+"""The settings of the process that decide what a program is, in one list.
+
+The executables in memory and on disk, those that processes of a job give each other, replays and traced functions are
+all told apart by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from operator import attrgetter
+
+from torch_xla import _bindings, _jax_internals
+from torch_xla._core.device import client
+from torch_xla._core.lower import scopes
+from torch_xla.ops import dtypes, precision
+
+_value = attrgetter("value")
+
+# What JAX reads when it compiles. What it reads when it traces it lists itself.
+_COMPILING = _jax_internals.states(
+    "jax_compiler_enable_remat_pass",
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+)
+
+
+def program_settings() -> tuple[Hashable, ...]:
+    """What beside its graph decides a program; asked for at every barrier."""
+    return (
+        precision.current(),
+        client.spmd(),
+        scopes.on(),
+        dtypes.shortens(),
+        *map(_value, _COMPILING),
+        _jax_internals.trace_context(),
+    )
+
+
+def process_settings() -> tuple[Hashable, ...]:
+    """The same, with what decides how a call is recorded: its graph has that, but who records none has to ask."""
+    return _bindings.call_settings(), *program_settings()
