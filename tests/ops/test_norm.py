@@ -90,6 +90,7 @@ def test_batch_norm(training, shape):
 def test_batch_norm_variants():
     x, w, b, mean, var = batch()
     check_promised(A._native_batch_norm_legit_no_training.default, x, w, b, mean, var, 0.1, 1e-5, **TOL)
+    check_promised(A._batch_norm_no_update.default, x, w, b, mean, var, 0.1, 1e-5, **TOL)
     check(A._native_batch_norm_legit.no_stats, x, w, b, True, 0.1, 1e-5, **TOL)
     check(A._batch_norm_with_update_functional.default, x, w, b, mean, var, 0.1, 1e-5, **TOL)
     x, w, b, mean, var = batch(dtype=torch.bfloat16)

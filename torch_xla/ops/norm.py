@@ -193,95 +193,38 @@ def _promised(ctx: Context, result: int, x: jax.Array) -> jax.Array:
     return jnp.zeros(meta.shape, x.dtype) if meta is not None and meta.shape != x.shape else x
 
 
-@lowers("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default")
-def _native_batch_norm(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    running_mean: MaybeArray,
-    running_var: MaybeArray,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    out, mean, rstd, _, _ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd)
-
-
-@lowers("aten._native_batch_norm_legit_functional.default")
-def _batch_norm_functional(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    training: bool,
-    momentum: float | Lifted,
-    eps: float,
-) -> tuple[MaybeArray, ...]:
-    out, mean, rstd, *running = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd), *running
+@lowers(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit_functional.default",
+)
+def _native_batch_norm(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
+    out, mean, rstd, *running = _batch_norm(*args)
+    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd), *(running if len(ctx.out) == 5 else ())
 
 
 @lowers("aten._native_batch_norm_legit_no_training.default")
-def _batch_norm_no_training(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    momentum: float,
-    eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    out, mean, rstd, _, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
-    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd)
+def _batch_norm_no_training(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
+    *tensors, momentum, eps = args
+    return _native_batch_norm(ctx, *tensors, False, momentum, eps)
 
 
 @lowers("aten._native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    out, mean, rstd, _, _ = _batch_norm(x, weight, bias, None, None, True, momentum, eps)
-    return out, mean, rstd
+def _batch_norm_no_stats(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
+    *tensors, _, momentum, eps = args
+    return _native_batch_norm(ctx, *tensors, None, None, True, momentum, eps)
 
 
 @lowers("aten._batch_norm_with_update_functional.default")
-def _batch_norm_with_update(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    momentum: float | Lifted,
-    eps: float,
-) -> tuple[MaybeArray, ...]:
-    out, mean, rstd, *running = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+def _batch_norm_with_update(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
+    full = [*args[:-2], True, *args[-2:]]
+    out, mean, rstd, *running = _batch_norm(*full)
     return out, mean, rstd, jnp.zeros((0,), jnp.uint8), *running
 
 
 @lowers("aten._batch_norm_no_update.default")
-def _batch_norm_no_update(
-    ctx: Context,
-    x: jax.Array,
-    weight: MaybeArray,
-    bias: MaybeArray,
-    running_mean: MaybeArray,
-    running_var: MaybeArray,
-    momentum: float,
-    eps: float,
-) -> tuple[jax.Array, ...]:
-    out, mean, rstd, _, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
-    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd), jnp.zeros((0,), jnp.uint8)
+def _batch_norm_no_update(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
+    return *_batch_norm_no_training(ctx, *args), jnp.zeros((0,), jnp.uint8)
 
 
 @lowers("aten.native_batch_norm_backward.default")
