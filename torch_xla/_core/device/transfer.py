@@ -121,10 +121,22 @@ def _told(shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None
         raise
 
 
+_ALIGNED = 64  # bytes; the client copies what begins elsewhere
+
+
 def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
+    import numpy as np
+
     from torch_xla.ops.fallback import to_numpy
 
-    return to_numpy(torch.full(shape, number, dtype=dtype))
+    one = to_numpy(torch.full((), number, dtype=dtype))
+    if any(one.tobytes()):
+        return to_numpy(torch.full(shape, number, dtype=dtype))
+    # An optimizer's state is as large as its model: pages of zeros that no one touches take neither time nor memory.
+    size = math.prod(shape) * one.itemsize
+    memory = np.zeros(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].view(one.dtype).reshape(shape)
 
 
 def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
