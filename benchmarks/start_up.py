@@ -94,7 +94,8 @@ def alone() -> tuple[float, float, float]:
 
 def kept() -> tuple[float, float]:
     """CPU-seconds from the imports to the first loss of a small GPT: compiled, and with its program on disk."""
-    colds, warms = [], []
+    colds: list[float] = []
+    warms: list[float] = []
     for _ in range(_ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
             for times in (colds, warms):
