@@ -300,3 +300,34 @@ def test_what_is_out_of_range_is_told_at_once() -> None:
         else:
             with pytest.raises(IndexError, match=f"index {i} is out of bounds for dimension 0 with size 20"):
                 x[i]
+
+
+CONSTANTS: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], list[Any]]] = {
+    "complex exponents": (lambda x, c: torch.pow(x + 1j, c), [1.5 + 2j, 3 - 1j, -2j, complex(0.0, -0.0)]),
+    "complex bases": (lambda x, c: torch.pow(c, x + 1j), [1.5 + 2j, 3 - 1j, 2.0]),
+    "kinds of number": (lambda x, c: torch.pow(x, c), [2, 2.0, 2 + 0j, True]),
+    "kinds of factor": (lambda x, c: x.int() * c, [1, 1.0, True, 1 + 0j]),
+    "signs of zero": (lambda x, c: torch.copysign(x + 1, c), [0.0, -0.0, 0]),
+    "what is no number": (lambda x, c: torch.nan_to_num(x / 0, nan=c, posinf=c), [0.0, -0.0, math.nan, math.inf, 2.0]),
+    "switches": (lambda x, c: x.view(2, 3).sum(1, keepdim=c).sin(), [True, False]),
+    "dtypes": (lambda x, c: torch.cumsum(x, 0, dtype=c) / 3, [torch.float32, torch.float64, torch.int32]),
+    "dtypes of a sum": (lambda x, c: x.sum(dtype=c), [torch.int64, torch.int32, torch.float64]),
+    "names": (lambda x, c: torch.div(x - 2.5, 2, rounding_mode=c), ["floor", "trunc", None]),
+    "unsigned": (lambda x, c: torch.full((3,), c, dtype=torch.uint64, device=x.device), [2**63 - 1, 1, 2]),
+    "lists": (lambda x, c: x.view(1, 2, 3).flip(c), [[1], [2], [1, 2], []]),
+    "layouts": (lambda x, c: x.view(2, 3).t().clone(memory_format=c), [torch.preserve_format, torch.contiguous_format]),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_every_kind_are_told_apart(name: str) -> None:
+    function, constants = CONSTANTS[name]
+    host = torch.arange(6.0)
+    x = host.to("xla")
+    torch_xla.sync()
+    for c in [*constants, *constants]:
+        found, wanted = function(x, c), function(host, c)
+        torch_xla.sync()
+        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True)
+        assert found.stride() == wanted.stride()
+        assert torch.equal(torch.signbit(found.cpu().real.double()), torch.signbit(wanted.real.double()))

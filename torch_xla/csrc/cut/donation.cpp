@@ -84,7 +84,9 @@ void Graph::find_donations(const Cut& cut) {
     const auto& leaf = *leaves[i];
     donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned && !leaf.shared &&
                  leaves[i].use_count() == leaf.references + waiting_clones(leaf) + 1;
-    key.mix(donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0});
+    const auto how = donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0};
+    key.mix(how);
+    form.mix(how);
   }
 }
 

@@ -16,7 +16,8 @@ namespace torch_xla {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
-  Hash whole_key;              // the same of a graph whose buffers are all whole
+  Hash form;                   // equal for graphs that differ in constants only: operators, their results, wiring
+  Hash whole_key;              // the key of a graph whose buffers are all whole
   Hash same_as;                // the key of a graph that is the same, by `constants_vary`
   Vector<NodePtr> nodes;       // in recording order
   Vector<Value> outputs;       // in recording order
@@ -25,9 +26,12 @@ struct Structure {
   Vector<uint32_t> wanted;     // per output: where its tensor wants it; empty where all are whole
 
   // The key with the leaves and the outputs in these places.
-  Hash placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const;
+  Hash placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const { return placed(whole_key, at, to); }
   // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
   std::vector<Hash> roles() const;
+
+ protected:
+  static Hash placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to);
 };
 
 class Graph final : public Structure, public Arguments {

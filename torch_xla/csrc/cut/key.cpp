@@ -1,4 +1,5 @@
-// The structural key of a graph, and the order of its leaves and numbers, which are found in the same pass.
+// The structural key of a graph, what of it is no constant, and the order of its leaves and numbers: one pass finds
+// all.
 #include <algorithm>
 #include <tuple>
 
@@ -15,14 +16,13 @@ namespace {
 constexpr uint64_t kLeafTag = uint64_t{1} << 63;
 constexpr uint64_t kSeedTag = ~uint64_t{0};
 
-// Operator, constants and results of a call. The three hashes are good already, and this needs no chain of products.
+// Operator and results of a call. Both hashes are good already, and this needs no chain of products.
 Hash call_hash(const Node& node) {
-  constexpr uint64_t kAttrs = 0x9fb21c651e98df25ULL;
   constexpr uint64_t kOuts = 0xff51afd7ed558ccdULL;
-  const auto& [op, attrs, outs] = std::tie(node.op->hash, node.attrs, node.outs->value);
+  const auto& [op, outs] = std::tie(node.op->hash, node.outs->value);
   Hash hash;
-  hash.hi = op.hi + attrs.hi * kAttrs + outs.hi * kOuts;
-  hash.lo = op.lo + attrs.lo * kAttrs + outs.lo * kOuts;
+  hash.hi = op.hi + outs.hi * kOuts;
+  hash.lo = op.lo + outs.lo * kOuts;
   return hash;
 }
 
@@ -47,13 +47,15 @@ void Graph::number_leaves(bool runs) {
   Vector<size_t> adaptive;  // which numbers are
   Vector<bool> vary;        // those that were seen to
   Vector<bool> inputs;      // those that are inputs whether they vary or not
+  Hash constants;
   // Without their lengths, the end of one list could be read as the start of the next.
-  key.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
+  form.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
     if (node->numbered) {
       settle_constants(*node);
     }
-    key.mix(call_hash(*node));
+    form.mix(call_hash(*node));
+    constants.mix(node->attrs);
     for (uint32_t i = 0; node->numbered && i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
       if (!is_number(arg)) {
@@ -63,7 +65,7 @@ void Graph::number_leaves(bool runs) {
       const bool tracked = arg.kind != Arg::Kind::Number ||
                            (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node->op->element);
       if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
-        hash_attr(key, arg.value);
+        hash_attr(constants, arg.value);
         continue;
       }
       const auto first = numbers.size();
@@ -79,7 +81,7 @@ void Graph::number_leaves(bool runs) {
       }
     }
     if (node->seeded) {
-      key.mix(kSeedTag);
+      form.mix(kSeedTag);
       for (const auto word : node->seed) {
         numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
@@ -88,7 +90,7 @@ void Graph::number_leaves(bool runs) {
       auto& in = *input.node;
       ++in.references;
       if (!in.leaf()) {
-        key.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
+        form.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
         continue;
       }
       TORCH_CHECK(in.error == nullptr, in.error ? *in.error : std::string());
@@ -96,9 +98,9 @@ void Graph::number_leaves(bool runs) {
         in.output = true;  // numbered
         in.slot = static_cast<uint32_t>(leaves.size());
         leaves.push_back(input.node);
-        key.mix(in.outs->value);
+        form.mix(in.outs->value);
       }
-      key.mix(kLeafTag | in.slot);
+      form.mix(kLeafTag | in.slot);
     }
   }
   donated.assign(leaves.size(), false);
@@ -106,10 +108,12 @@ void Graph::number_leaves(bool runs) {
     leaf->output = false;
   }
   for (const auto& output : outputs) {
-    key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+    form.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
     output.node->output = true;
   }
-  key.mix(static_cast<uint64_t>(device));
+  form.mix(static_cast<uint64_t>(device));
+  key = form;
+  key.mix(constants);
   if (!adaptive.empty()) {
     settle_adaptive(adaptive, std::move(vary), inputs, runs);
   }
@@ -126,7 +130,8 @@ void Graph::find_places() {
   } else if (std::all_of(at.begin(), at.end(), is_whole)) {
     return;
   }
-  key = placed_key(at, wanted);
+  key = placed(whole_key, at, wanted);
+  form = placed(form, at, wanted);
 }
 
 void Graph::find_wanted() {
@@ -149,14 +154,13 @@ void Graph::find_wanted() {
   });
 }
 
-Hash Structure::placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const {
-  auto placed = whole_key;
+Hash Structure::placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to) {
   for (const auto* places : {&at, &to}) {
     for (const auto place : *places) {
-      placed.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
+      hash.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
     }
   }
-  return placed;
+  return hash;
 }
 
 void Graph::add_numbers(const Node& node, uint32_t position) {

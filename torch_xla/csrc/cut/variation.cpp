@@ -58,24 +58,24 @@ struct Constants {
   }
 };
 
-// The key of all graphs that differ in such constants only.
-Hash key_without_constants(const Graph& graph, Constants& constants) {
-  Hash key;
+// The hash of all else of a graph: what is not among its form, and no such constant.
+Hash rest_of(const Graph& graph, Constants& constants) {
+  auto rest = graph.form;
   for (const auto& node : graph.nodes) {
-    key.mix(node->op->hash);
-    key.mix(node->outs->value);
-    key.mix(static_cast<uint64_t>(node->seeded));
-    key.mix(static_cast<uint64_t>(node->settings));
+    rest.mix(begin_attrs(*node->op, node->settings));
     for (uint32_t i = 0; i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
-      const bool input = arg.kind == Arg::Kind::Number && node->op->policy(i) == NumberPolicy::Input;
-      if (input || !(is_number(arg) || may_vary(*node, i)) || arg.value.isComplexDouble()) {
-        hash_arg(key, arg);
+      if (arg.kind == Arg::Kind::Number && node->op->policy(i) == NumberPolicy::Input) {
+        hash_arg(rest, arg);
+        continue;
+      }
+      if (!(is_number(arg) || may_vary(*node, i)) || arg.value.isComplexDouble()) {
+        hash_arg(rest, is_number(arg) ? attr(arg.value) : arg);
         continue;
       }
       // An operator of which more is known is recorded in another way than before; what is an input is another graph.
-      key.mix(kConstantTag);
-      hash_arg(key, {Arg::Kind::Adaptive, 0, arg.value});
+      rest.mix(kConstantTag);
+      hash_arg(rest, {Arg::Kind::Adaptive, 0, arg.value});
       if (arg.value.isList()) {
         uint32_t element = 0;
         for (const auto& value : arg.value.toListRef()) {
@@ -85,25 +85,8 @@ Hash key_without_constants(const Graph& graph, Constants& constants) {
         constants.add({node->slot, i, 0}, arg.value);
       }
     }
-    for (const auto& input : node->inputs) {
-      key.mix(static_cast<uint64_t>(input.node->leaf()) << 63 | static_cast<uint64_t>(input.node->slot) << 16 |
-              input.index);
-    }
   }
-  for (size_t i = 0; i < graph.leaves.size(); ++i) {
-    key.mix(graph.leaves[i]->outs->value);
-    const auto place = graph.leaves[i]->placement;
-    key.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
-    key.mix(graph.donated[i] ? static_cast<uint64_t>(graph.successors[i] + 2) : uint64_t{0});
-  }
-  for (const auto& output : graph.outputs) {
-    key.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
-  }
-  for (const auto place : graph.wanted) {
-    key.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
-  }
-  key.mix(static_cast<uint64_t>(graph.device));
-  return key;
+  return rest;
 }
 
 // Has the next cut find a number where there was a constant.
@@ -117,7 +100,7 @@ void make_adaptive(Node& node, size_t position) {
 bool Graph::constants_vary() {
   const RecorderLock lock;
   Constants own;
-  const auto rest = key_without_constants(*this, own);
+  const auto rest = rest_of(*this, own);
   auto& known = compiled();
   if (known.count > kConstants) {
     known = {};
