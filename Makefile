@@ -75,7 +75,7 @@ test-jobs: $(STAMPS)/dev $(STAMPS)/build
 
 # The long tables of which `make test` has a sample, apart from those with a target of their own.
 test-sweep: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

@@ -14,6 +14,11 @@ os.environ.setdefault("CPU_NUM_DEVICES", "4")
 os.environ.setdefault("XLA_VERIFY_GRAPHS", "1")
 # A small graph that PyTorch's CPU kernels compute says nothing of its lowering: tests compile, unless they are marked.
 os.environ["XLA_HOST_COMPUTE"] = "0"
+# Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
+# emitters of fused loops; the passes over HLO, which are what a lowering meets, stay. `XLA_FLAGS= make test` compiles
+# as in use, and so do the sweeps, and tests marked `optimized("reason")`.
+if os.environ["PJRT_DEVICE"] == "CPU":
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # Tests of single rules start JAX before there is an xla tensor; they must find as many devices.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", os.environ["CPU_NUM_DEVICES"])
 
@@ -23,7 +28,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import turns
 from hypothesis import HealthCheck, settings
+
+_IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 settings.register_profile(
     "default", max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -34,12 +42,38 @@ settings.load_profile("default")
 torch.manual_seed(0)  # for the numbers that test modules draw when they are collected
 
 
+def pytest_configure() -> None:
+    turns.turn()  # before there are other processes, which get it from the environment
+
+
+def pytest_report_header() -> str:
+    return f"TEST_TURN={turns.turn()}"
+
+
 @pytest.fixture(autouse=True)
 def same_start() -> None:
     """The same random numbers and the same current device in every run of a test, whichever ran before."""
     torch.manual_seed(0)
     if "torch_xla" in sys.modules:  # importing it is part of what some tests look at
         sys.modules["torch_xla"]._bindings.set_current_device(0)
+
+
+@pytest.fixture(autouse=True)
+def in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test marked `optimized("reason")` is compiled as in use."""
+    marker = request.node.get_closest_marker("optimized")
+    if marker is None or os.environ["PJRT_DEVICE"] != "CPU":
+        yield
+        return
+    (reason,) = marker.args
+    assert isinstance(reason, str)
+    from torch_xla._core.compile import cache, compiler
+
+    quick = compiler._options_for
+    monkeypatch.setattr(compiler, "_options_for", lambda device: {**quick(device), **_IN_USE})
+    cache.clear()
+    yield
+    cache.clear()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +42,13 @@ def layer_of(module: str) -> int:
     return LAYERS.index("public")
 
 
-def imports(module: str) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports(module: str) -> list[tuple[int, str]]:
     """(line, imported module of this package) for every import, inside functions and for types alone too."""
+    return list(found_imports(module))
+
+
+def found_imports(module: str) -> Iterator[tuple[int, str]]:
     path = MODULES[module]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -55,14 +61,14 @@ def imports(module: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno, full if full in MODULES or full == "torch_xla._C" else node.module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_only_lower_layers(module: str) -> None:
+def test_imports_only_lower_layers() -> None:
     wrong = [
-        f"line {line}: {LAYERS[layer_of(module)]} imports {target} ({LAYERS[layer_of(target)]})"
+        f"{MODULES[module]}:{line}: {LAYERS[layer_of(module)]} imports {target} ({LAYERS[layer_of(target)]})"
+        for module in MODULES
         for line, target in imports(module)
         if layer_of(target) > layer_of(module) and module != "torch_xla"
     ]
-    assert not wrong, f"{module}: {wrong}"
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_module_imports_itself_through_others() -> None:

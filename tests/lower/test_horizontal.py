@@ -18,6 +18,8 @@ from torch_xla._core.graph import graph
 from torch_xla._core.lower import horizontal
 from torch_xla._core.lower.calling_convention import Convention, number_places
 
+pytestmark = pytest.mark.optimized("the same bits come of two programs, which are optimised apart")
+
 Update = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 SHAPES = ((3,), (2, 5), (1,), (7, 1, 2), (), (4,), (3,), (2, 2))

@@ -14,6 +14,8 @@ from torch_xla.experimental.assume_pure import assume_pure
 from torch_xla.experimental.scan import scan
 from torch_xla.ops import precision
 
+pytestmark = pytest.mark.optimized("products and their sums may be rounded at once")
+
 
 @pytest.fixture(autouse=True)
 def restored():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import turns
 
 DTYPES = {
     "float32": torch.float32,
@@ -179,8 +180,8 @@ def has_gradient(info: Any, dtype: str) -> bool:
     return info.supports_autograd and DTYPES[dtype] in info.supported_backward_dtypes("cpu")
 
 
-def sample() -> list[Job]:
-    """The fixed part of the sweep that every test run checks: each family, dtype and kind."""
+def candidates() -> list[Job]:
+    """Some operators of each family, each with its float32 values where there are such, and one other dtype or kind."""
     by_family: dict[str, list[str]] = {}
     for name in operators():
         by_family.setdefault(family(name), []).append(name)
@@ -191,3 +192,15 @@ def sample() -> list[Job]:
             # The first is the float32 values where there are such; the other one goes round kinds and dtypes.
             chosen += [own[0], own[1 + turn * 5 % (len(own) - 1)]] if len(own) > 1 else own
     return chosen
+
+
+def sample() -> set[Job]:
+    """Those of the candidates that a commit checks: two kinds of each family, one job of each, in turns."""
+    by_family: dict[str, dict[str, list[Job]]] = {}
+    for job in candidates():
+        by_family.setdefault(family(job.op), {}).setdefault(job.kind, []).append(job)
+    found = set()
+    for label, by_kind in by_family.items():
+        kinds = sorted(by_kind, key=lambda kind: turns.number(f"{label} {kind}"))
+        found |= {turns.chosen(f"{label} {kind}", by_kind[kind]) for kind in kinds[:2]}
+    return found

@@ -62,7 +62,9 @@ def test_forward(op, args, kwargs):
 
 @pytest.mark.parametrize("op, args, kwargs", BACKWARD, ids=names(BACKWARD))
 def test_backward(op, args, kwargs):
-    check(op, GRAD, X, *args, **kwargs, **TOLERANCE)
+    # Where tanh is near -1, one is added to it: the last bit of it is 4e-6 of the result.
+    atol = 5e-6 if kwargs == {"approximate": "tanh"} else TOLERANCE["atol"]
+    check(op, GRAD, X, *args, **kwargs, rtol=TOLERANCE["rtol"], atol=atol)
     check(op, GRAD.bfloat16(), X.bfloat16(), *args, **kwargs, rtol=0.02, atol=0.01)
 
 

@@ -249,8 +249,8 @@ def test_after_it():
 
 def test_a_test_that_compiles_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    done = python(
-        "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rE", "test_it.py", cwd=tmp_path, check=False
-    )
+    program = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-rE", "test_it.py"]
+    done = python("-c", program, *options, cwd=tmp_path, check=False, imported=True)
     assert "1 error" in done.stdout and "ERROR test_it.py::test_not_compiled" in done.stdout
     assert "4 passed" in done.stdout

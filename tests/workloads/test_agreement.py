@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+import turns
 
 import torch_xla
 from benchmarks import workloads
@@ -54,14 +56,20 @@ def test_with_a_barrier_per_step(name: str) -> None:
     assert_agree(name, losses_on(name, torch_xla.device()), "xla:0")
 
 
+def in_turns(way: str, of: list[str]) -> list[Any]:
+    """The way for each workload: in `make test` for one, the commits' turns."""
+    own = turns.chosen(way, of)
+    return [pytest.param(name, marks=[] if name == own else [pytest.mark.sweep]) for name in of]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", in_turns("eagerly", WORKLOADS))
 def test_in_eager_mode(name: str, eagerly: None) -> None:
     assert_agree(name, losses_on(name, torch_xla.device(), FEW), "xla:0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", in_turns("on a second device", WORKLOADS))
 def test_on_a_second_device(name: str) -> None:
     assert_agree(name, losses_on(name, torch_xla.device(1), FEW), "xla:1")
 
@@ -70,7 +78,7 @@ def test_on_a_second_device(name: str) -> None:
 @pytest.mark.host_compute(
     "GPT-2 checks its mask and the sampler its time steps by reading, which compiles nothing in use"
 )
-@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "unet"])
+@pytest.mark.parametrize("name", in_turns("in a loop", ["mlp", "resnet", "gpt2", "unet"]))
 def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContextManager]) -> None:
     workload = workloads.build(name, torch_xla.device())
     # Whatever moving the model needs is not the loop's; a stored graph of another test must not hide a second one.
