@@ -77,14 +77,6 @@ class _Calling(torch.nn.Module):
         return self.function(x)
 
 
-def test_equal_operators_are_one_function_of_the_module() -> None:
-    x = torch.randn(3, 4)
-    y = assume_pure(lambda a: a.sin().cos().sin().cos())(x.to("xla"))
-    text = torch_xla._XLAC._get_stablehlo([y]).decode()
-    assert text.count("func.func private @aten_sin") == text.count("stablehlo.sine") == 1
-    torch.testing.assert_close(y.cpu(), x.sin().cos().sin().cos())
-
-
 def test_the_sign_of_zero_is_part_of_the_signature() -> None:
     pure = assume_pure(torch.div)
     for zero in (0.0, -0.0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from torch_xla._core.lower import lowering
 from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import find_overload, way_of
 from torch_xla.ops.decompositions import asked, bind
-from torch_xla.ops.registry import Meta, has_own_text
+from torch_xla.ops.registry import Meta
 
 Arrays = Sequence[Any]
 
@@ -106,12 +105,11 @@ def _lift(node: Node, sizes: list[Any], arrays: list[Any]) -> Iterable[Any]:
 
 
 def function_of(module: torch.fx.GraphModule, sizes: Sizes | None = None) -> Function:
-    """A traced graph as a function of JAX arrays.
+    """A traced graph as a function of JAX arrays; its operators are no functions of their own in the module.
 
     Args:
         module: A graph of ATen operators that write nothing, with `meta["val"]` on its nodes.
-        sizes: Translates sizes that are left open, in a module that is exported; its operators are no functions of
-            their own.
+        sizes: Translates sizes that are left open.
 
     Raises:
         NotImplementedError: The graph calls something that is no operator known here.
@@ -124,7 +122,6 @@ class _Translation:
 
     def __init__(self, module: torch.fx.GraphModule, sizes: Sizes | None) -> None:
         self._module = module
-        self._outlined = sizes is None
         self._sizes = sizes or Sizes()
         self._frame = _bindings.user_frame()
         self._values: dict[torch.fx.Node, Any] = {}  # wires for tensors
@@ -199,7 +196,7 @@ class _Translation:
     def _higher_order(self, node: torch.fx.Node, kind: Callable[..., Any], value: Any) -> Any:
         given = self._filled(node.args)
         modules = [x for x in given if isinstance(x, torch.fx.GraphModule)]
-        functions = [function_of(module, None if self._outlined else self._sizes) for module in modules]
+        functions = [function_of(module, self._sizes) for module in modules]
         operands, spec = pytree.tree_flatten([x for x in given if not isinstance(x, torch.fx.GraphModule)])
 
         def compute(*arrays: Any) -> Any:
@@ -224,19 +221,11 @@ class _Translation:
         args = tuple(map(placed, arguments))
         flat, spec = pytree.tree_flatten(value)
         outs = tuple(self._meta(v) if isinstance(v, torch.Tensor) else None for v in flat)
-        attrs = _hash(args) if self._outlined else None
         settings = _bindings.call_settings()
-        self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs, settings=settings))
+        self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs=None, settings=settings))
         self._open.append(tuple(sizes))
         wires = [None if out is None else Wire(False, len(self._nodes) - 1, i) for i, out in enumerate(outs)]
         return pytree.tree_unflatten(wires, spec)
-
-
-def _hash(args: tuple[Any, ...]) -> tuple[int, int] | None:
-    if not has_own_text([x for x in pytree.tree_leaves(args) if not isinstance(x, (Input, Number))]):
-        return None
-    digest = hashlib.sha256(repr(args).encode()).digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
 
 def _outputs(output: Any) -> tuple[tuple[int, int], ...]:
