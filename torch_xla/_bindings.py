@@ -82,6 +82,7 @@ set_call_settings = _C.set_call_settings
 demote_numbers = _C.demote_numbers
 record_whole = _C.record_whole
 keep_on_host = _C.keep_on_host
+check_errors = _C.check_errors
 refuse_packing = _C.refuse_packing
 unboxed_kernels = _C.unboxed_kernels
 set_frame_depth = _C.set_frame_depth

@@ -222,6 +222,11 @@ XLA_AUTO_BARRIER = _bool(
 )
 
 XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph before it is lowered; on in tests.")
+XLA_CHECK_VALUES = _bool(
+    "XLA_CHECK_VALUES",
+    False,
+    "Calls PyTorch's CPU kernels with the values of each program: those they refuse raise, with the line.",
+)
 XLA_SPMD_VERIFY = _bool(
     "XLA_SPMD_VERIFY",
     False,

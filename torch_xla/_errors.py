@@ -39,6 +39,20 @@ class LateOutOfMemoryError(OutOfMemoryError, ExecutionError):
     """Memory ran out after a graph was started."""
 
 
+class RefusedValue(Exception):
+    """PyTorch refuses a value in a graph; what is told of it is PyTorch's own exception.
+
+    Attributes:
+        refusal: That exception.
+        nodes: Positions of the nodes of the graph that have the value.
+    """
+
+    def __init__(self, refusal: Exception, nodes: tuple[int, ...]) -> None:
+        super().__init__(refusal, nodes)
+        self.refusal = refusal
+        self.nodes = nodes
+
+
 class GraphLimitError(RuntimeError):
     """A region given to `torch_xla.compile` broke a promise: one graph only, or at most so many different ones."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_xla
+from torch_xla.ops import checks
 
 L = torch.linalg
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -24,6 +25,14 @@ def _line(device: str) -> torch.Tensor:
 
 def _ones(device: str, dtype: torch.dtype, *size: int) -> torch.Tensor:
     return torch.ones(size or (3, 3), dtype=dtype, device=device)
+
+
+def _bytes(device: str) -> torch.Tensor:
+    return _ones(device, torch.uint8)
+
+
+def _zero(device: str) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 REFUSED: dict[str, Callable[[str], Any]] = {
@@ -107,6 +116,57 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "an assertion": lambda d: torch._assert_async(_line(d)[0], "said"),
     "an assertion of several": lambda d: torch._assert_async(_line(d)),
     "distances": lambda d: torch.cdist(_ones(d, F32), _ones(d, F64)),
+    # Numbers, after others of which the kernel took the same call.
+    "ends of a histogram": lambda d: [torch.histc(_line(d), 4, *ends) for ends in ((0.0, 1.5), (5.0, 1.5))],
+    "a histogram without end": lambda d: [torch.histc(_line(d), 4, 0.5, end) for end in (1.5, torch.inf)],
+    "largest norm": lambda d: [torch.renorm(_ones(d, F32), 2, 0, most) for most in (1.5, -1.5)],
+    "width of a shrink": lambda d: [torch.nn.functional.softshrink(_line(d), by) for by in (0.5, -0.5)],
+    "number for a mask": lambda d: [_bytes(d).masked_fill(_ones(d, torch.bool), n) for n in (7, 300)],
+    "number for a row": lambda d: [_bytes(d).index_fill(0, _zero(d), n) for n in (7, 300)],
+    "bound of bytes": lambda d: [_bytes(d).clamp(max=n) for n in (7, 300)],
+    "number to scatter": lambda d: [_bytes(d).scatter(0, _zero(d)[:, None], n) for n in (7, 300)],
+    "factor of bytes": lambda d: [torch.add(_bytes(d), _bytes(d), alpha=n) for n in (2, 300)],
+    "factor of half precision": lambda d: [
+        _ones(d, torch.float16).add(_ones(d, torch.float16), alpha=n) for n in (2.5, 1e6)
+    ],
+    "factor without end": lambda d: [_ones(d, F32).sub(_ones(d, F32), alpha=n) for n in (2.5, 1e300)],
+    "power of integers": lambda d: [_ones(d, torch.int64) ** n for n in (2, 3, -2)],
+    "exponent of a loss": lambda d: [
+        torch.nn.functional.multi_margin_loss(_ones(d, F32), _zero(d).expand(3), p=n) for n in (1, 2, 3)
+    ],
+    "negative slope in place": lambda d: [
+        torch.nn.functional.elu_(_line(d).requires_grad_() * 1, slope).sum().backward() for slope in (0.5, -2.0)
+    ],
+    "negative slope of another in place": lambda d: (
+        torch.nn.functional.celu_(_line(d).requires_grad_() * 1, -2.0).sum().backward()
+    ),
+    "division of integers by the number 0": lambda d: _ones(d, torch.int64) // 0,
+    # What a Meta kernel does not look at.
+    "factor of integers": lambda d: _ones(d, torch.int64).add_(_ones(d, torch.int64), alpha=1.5),
+    "factor of booleans": lambda d: torch.add(_ones(d, torch.bool), _ones(d, torch.bool), alpha=1.5),
+    "side of a search": lambda d: torch.searchsorted(_line(d), _line(d), side="bad"),
+    "padding of six dimensions": lambda d: torch.ops.aten.reflection_pad3d(_ones(d, F32, 3, 3, 9, 9, 9, 9), (2,) * 6),
+    "another padding of six": lambda d: torch.ops.aten.replication_pad3d(_ones(d, F32, 3, 3, 9, 9, 9, 9), (2,) * 6),
+    # Values that are asked for.
+    "inverse of nothing": lambda d: L.inv_ex(torch.zeros(3, 3, device=d), check_errors=True),
+    "inverses, of which one is of nothing": lambda d: L.inv_ex(
+        torch.stack([torch.eye(3), torch.zeros(3, 3)]).to(d), check_errors=True
+    ),
+    "root of a negative matrix": lambda d: L.cholesky_ex(-torch.eye(3, device=d), check_errors=True),
+    "factors of nothing": lambda d: L.lu_factor_ex(torch.zeros(3, 3, device=d), check_errors=True),
+    "solution of nothing": lambda d: L.solve_ex(torch.zeros(3, 3, device=d), _ones(d, F32), check_errors=True),
+    # Sizes that overflow.
+    "too many elements": lambda d: torch.empty(2**62, device=d),
+    "too many bytes": lambda d: torch.empty(2**61, dtype=F64, device=d),
+    "too many of three sizes": lambda d: torch.empty((2**31, 2**31, 4), device=d),
+    "a view of too many": lambda d: _line(d).as_strided((2**62 + 1,), (4,)),
+    "a view with too wide strides": lambda d: _line(d).as_strided((2,), (2**63 - 1,)),
+    "a view that wraps around": lambda d: _line(d).as_strided((2**62,), (4,)),
+    "a view from too far": lambda d: _line(d).as_strided((1,), (1,), 2**62),
+    "a view of fewer than none": lambda d: _line(d).as_strided((-1,), (1,)),
+    "a view from before the beginning": lambda d: _line(d).as_strided((1,), (1,), -1),
+    "a storage of too many": lambda d: _empty(d, 0).set_(_line(d).untyped_storage(), 0, (2**62,), (4,)),
+    "a storage backwards": lambda d: _empty(d, 0).set_(_line(d).untyped_storage(), 3, (2,), (-1,)),
 }
 
 
@@ -141,7 +201,23 @@ ACCEPTED: dict[str, Callable[[str], Any]] = {
     "nansum of nothing": lambda d: _empty(d, 0, 3).nansum([]),
     "an assertion that holds": lambda d: torch._assert_async(_line(d)[1], "said") or _line(d),
     "ceil of half precision": lambda d: _ones(d, torch.float16).ceil(),
+    "magnitudes of complex numbers, into such": lambda d: torch.abs(
+        _ones(d, torch.complex64) * -2, out=_ones(d, torch.complex64)
+    ),
+    "bound of floats in bytes": lambda d: _bytes(d).gt(0.5),
+    "no bound": lambda d: _line(d).masked_fill(_line(d) > 2, -torch.inf),
+    "inverse that is checked": lambda d: L.inv_ex(2 * torch.eye(3, device=d), check_errors=True)[0],
+    "view of nothing in bytes": lambda d: torch.ones(4, 0, device=d).view(torch.uint8),
+    "view of nothing as complex numbers": lambda d: torch.view_as_complex(torch.ones(0, 2, device=d)),
+    "maximum of large numbers": lambda d: torch.zeros(2, dtype=torch.uint64, device=d).fill_(2**63 + 5),
+    "vmap of a write to a view": lambda d: torch.func.vmap(torch.func.functionalize(_write_view))(_ones(d, F32)),
 }
+
+
+def _write_view(x: torch.Tensor) -> torch.Tensor:
+    y = x + 0
+    y[:1].add_(1)
+    return y
 
 
 @pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED.keys())
@@ -198,3 +274,15 @@ def test_gradient_of_a_determinant_whatever_the_strides(gradient_of):
         gradient_of(leaf).backward()
         grads.append(leaf.grad.cpu())
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_number_is_asked_about_once(monkeypatch):
+    asked = []
+    check = checks.check_call
+    monkeypatch.setattr(checks, "check_call", lambda op, *rest: asked.append(op) or check(op, *rest))
+    x, y = torch.ones(5, 3, device="xla"), torch.ones(5, 3, dtype=torch.uint8, device="xla")
+    for number in (0.5, 0.7, 0.5, 0.7):
+        torch.renorm(x, 2, 0, number)
+        torch.lerp(x, x, number)
+        y.clamp(max=int(10 * number))
+    assert sorted(asked) == ["aten.clamp.default"] + ["aten.lerp.Scalar"] + ["aten.renorm.default"] * 2

@@ -14,13 +14,13 @@ from torch_xla._core.graph import graph, graph_text, sequence, verify
 from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
-from torch_xla._core.run import executor, host_evaluation, split_check
+from torch_xla._core.run import executor, host_evaluation, split_check, value_check
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY)
+_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, *value_check.ASKED_BY)
 
 
 @dataclass
@@ -165,8 +165,7 @@ def compute_on_host(what: _bindings.Cut) -> bool:
 
 
 def _run_on_host(cut: _bindings.Graph) -> bool:
-    on_host = cut.fits_host and not cut.has_fills and _config.XLA_HOST_COMPUTE.get()
-    return bool(on_host) and host_evaluation.run(cut)
+    return bool(cut.fits_host) and not cut.has_fills and host_evaluation.on() and host_evaluation.run(cut)
 
 
 def is_known(what: _bindings.Cut) -> bool | None:
@@ -226,6 +225,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     memory.before_run(executable.loaded, cut, name)
     debug_level.before_run(cut, cause, name)
     split_check.before_run(cut)
+    value_check.before_run(cut)
     region.about_to_run(cut, executable)
     executor.run(executable, cut)
 

@@ -21,6 +21,7 @@ from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import raise_first
+from torch_xla.ops import checks
 from torch_xla.ops.registry import Meta
 
 R = TypeVar("R")
@@ -360,6 +361,11 @@ class _Hooks:
         from torch_xla.ops.call import way_of
 
         return way_of(op) != "callback"
+
+    @untraced
+    def check_call(self, op: str, recorded: str, arguments: tuple[Any, ...], result_bytes: int, ask: Any) -> float:
+        """Raises where PyTorch refuses a call, as `checks.check_call` says."""
+        return checks.check_call(op, recorded, arguments, result_bytes, ask)
 
     def note_host_op(self, op: str, reason: str) -> None:
         """Takes notice of an operator that runs on the host between two graphs."""

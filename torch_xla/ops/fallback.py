@@ -38,6 +38,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor of that dtype with a copy of the array's values."""
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)  # NumPy's strides are 0 then
     array = np.array(array, order="C", copy=True)
     if array.dtype.isbuiltin != 1:
         width = {1: np.uint8, 2: np.int16}[array.dtype.itemsize]

@@ -30,6 +30,20 @@ ASSERTS = """
 _assert_async _assert_async.msg _functional_assert_async.msg
 """.split()
 
+# They have an argument check_errors, and the names under which they raise what they find then.
+CHECKED = {
+    "linalg_cholesky_ex": "linalg.cholesky_ex",
+    "linalg_cholesky_ex.L": "linalg.cholesky_ex",
+    "linalg_inv_ex": "linalg.inv_ex",
+    "linalg_inv_ex.inverse": "linalg.inv_ex",
+    "linalg_ldl_factor_ex": "torch.linalg.ldl_factor_ex",
+    "linalg_ldl_factor_ex.out": "torch.linalg.ldl_factor_ex",
+    "linalg_lu_factor_ex": "torch.linalg.lu_factor_ex",
+    "linalg_lu_factor_ex.out": "torch.linalg.lu_factor_ex",
+    "_linalg_solve_ex": "torch.linalg.solve_ex",
+    "_linalg_solve_ex.result": "torch.linalg.solve_ex",
+}
+
 # Their results hold addresses of the host, for CPU kernels to follow.
 PACKS = """
 fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_matrix.KN

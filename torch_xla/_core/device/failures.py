@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import memory
-from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError
+from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError, RefusedValue
 
 # Each says what a failure comes from, or nothing.
 _explanations: list[Callable[[str], str | None]] = []
@@ -37,7 +37,9 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
     """
     nodes, fills = getattr(error, "nodes", ()), getattr(error, "fills", ())
     failure: Exception = error
-    if (reason := _explained(error)) is not None:
+    if isinstance(error, RefusedValue):
+        failure = error.refusal
+    elif (reason := _explained(error)) is not None:
         failure = JobError(reason)
         failure.__cause__ = error
     elif not nodes and not fills and (halves := cut.halves()):

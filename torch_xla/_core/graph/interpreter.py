@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xla._core.graph.graph import Graph, fill_template
+from torch_xla._core.graph.graph import Graph, Node, fill_template
 from torch_xla.ops.call import find_overload
 from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.decompositions import separate
@@ -106,6 +106,31 @@ def _dense(value: torch.Tensor) -> torch.Tensor:
     return value if value.layout == torch.strided else value.to_dense()
 
 
+def call(node: Node, tensors: list[Any]) -> list[Any]:
+    """Computes a node by its CPU kernel.
+
+    Args:
+        node: The node; its numbers keep the values they were cut with.
+        tensors: A CPU tensor per input, which stays as it is.
+
+    Returns:
+        Its results, in their order.
+    """
+    op = find_overload(node.op)
+    values = fill_template(node, tensors, lambda number: number.value)
+    values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
+    positional, keywords = separate(op, values)
+    # A node stands for a value, so an operator that writes must not reach its input's.
+    if op._schema.is_mutable:
+        positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
+    with as_recorded(node.settings):
+        returned = _BY_PARTS.get(node.op, op)(*with_tensors(op, positional), **keywords)
+    if op._schema.is_mutable:
+        return results_of(op, returned, positional, keywords)
+    flat: list[Any] = pytree.tree_leaves(returned)  # an operator may return several lists
+    return flat
+
+
 def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Computes the outputs of a graph.
 
@@ -125,19 +150,7 @@ def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor
             if node.seeded:
                 raise NotImplementedError(f"[interpret] {node.op} draws random numbers; seedless graphs only")
             tensors = [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs]
-            op = find_overload(node.op)
-            values = fill_template(node, tensors, lambda number: number.value)
-            values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
-            positional, keywords = separate(op, values)
-            # A node stands for a value, so an operator that writes must not reach its input's.
-            if op._schema.is_mutable:
-                positional, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, keywords))
-            with as_recorded(node.settings):
-                returned = _BY_PARTS.get(node.op, op)(*with_tensors(op, positional), **keywords)
-            if op._schema.is_mutable:
-                flat: list[Any] = results_of(op, returned, positional, keywords)
-            else:
-                flat = pytree.tree_leaves(returned)  # an operator may return several lists
+            flat = call(node, tensors)
             results.append(
                 [
                     None

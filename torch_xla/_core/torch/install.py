@@ -60,6 +60,7 @@ def install() -> None:
     _promise_shapes()
     _bindings.record_whole(whole.names())
     _bindings.keep_on_host([f"aten::{name}" for name in whole.READS_MEMORY + whole.ASSERTS])
+    _bindings.check_errors({f"aten::{op}": name for op, name in whole.CHECKED.items()})
     _bindings.refuse_packing([f"aten::{name}" for name in whole.PACKS])
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(

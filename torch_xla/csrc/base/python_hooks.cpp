@@ -1,6 +1,7 @@
 #include "base/python_hooks.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -107,6 +108,17 @@ void cut_loop(c10::DeviceIndex device) {
 bool is_lowered(const std::string& op) {
   const py::gil_scoped_acquire gil;
   return call("is_lowered", op).cast<bool>();
+}
+
+double check_call(const std::string& op, const std::string& recorded, c10::ArrayRef<c10::IValue> arguments,
+                  size_t result_bytes, const AskCpu& ask) {
+  const py::gil_scoped_acquire gil;
+  py::tuple given(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    given[i] = torch::jit::toPyObject(arguments[i]);
+  }
+  const py::cpp_function function(torch::wrap_pybind_function([&](size_t bytes, int fill) { ask(bytes, fill); }));
+  return call("check_call", op, recorded, given, result_bytes, function).cast<double>();
 }
 
 bool refuses_call(std::exception& error) {

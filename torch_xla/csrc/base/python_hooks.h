@@ -2,8 +2,10 @@
 // lock; a Python exception passes through PyTorch unchanged.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,11 @@ void note_host_op(const std::string& op, const std::string& reason);
 void cut_loop(c10::DeviceIndex device);
 // Whether an operator is lowered for every device and type, not run by the CPU's kernel.
 bool is_lowered(const std::string& op);
+// Raises where a call is refused, which `ask` may tell: it runs the CPU kernel on tensors of no more bytes, with a Fill
+// of record/meta_cache.h. Gives the magnitude up to which numbers do not matter for that.
+using AskCpu = std::function<void(size_t bytes, int fill)>;
+double check_call(const std::string& op, const std::string& recorded, c10::ArrayRef<c10::IValue> arguments,
+                  size_t result_bytes, const AskCpu& ask);
 
 // Whether an exception says that a kernel does not take a call, or cannot tell what it returns. An interrupt, an exit
 // and a lack of memory say nothing of the call, and must pass.

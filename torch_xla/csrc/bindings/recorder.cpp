@@ -45,6 +45,7 @@ void bind_recorder(py::module_& m) {
   m.def("add_skipped_prefix", &add_skipped_prefix);
   m.def("record_whole", &record_whole);
   m.def("keep_on_host", &keep_on_host);
+  m.def("check_errors", &check_errors);
   m.def("refuse_packing", &refuse_packing);
   m.def("unboxed_kernels", &unboxed_kernels);
   m.def("op_counts", &op_counts);

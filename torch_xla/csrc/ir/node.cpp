@@ -298,6 +298,9 @@ void hash_attr(Hash& hash, const c10::IValue& v) {
     }
   } else if (v.isGenerator()) {
     hash.mix(static_cast<uint64_t>(11));
+  } else if (v.isUnsigned()) {  // 2^63 or more
+    hash.mix(static_cast<uint64_t>(12));
+    hash.mix(v.toUInt());
   } else {
     TORCH_CHECK(false, "[record] an argument of type ", v.tagKind(),
                 " cannot be recorded; pass a number, a list or a tensor");

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,8 @@ struct MetaSet final : c10::intrusive_ptr_target {
   static constexpr int32_t kNumber = -2;
   c10::SmallVector<int32_t, 4> returns;
   std::vector<int64_t> numbers;
+  // Numbers that are no larger change nothing about whether the call is refused; see record/eager_checks.h.
+  double unasked = std::numeric_limits<double>::infinity();
   Hash value;
   std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once that was asked for
 

@@ -15,7 +15,6 @@ namespace torch_xla {
 namespace {
 
 std::atomic<bool> special_numbers{true};
-Doubt (*find_doubt)(const std::string& name) = nullptr;
 
 ArgKind kind_of(const c10::Type& type) {
   switch (type.kind()) {
@@ -274,7 +273,6 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
                                                     : NumberPolicy::UntilSeenToVary;
   }
   form = form_of(name);
-  doubt = find_doubt == nullptr ? nullptr : find_doubt(name);
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
   needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
@@ -396,8 +394,6 @@ std::unordered_map<std::string, uint64_t> op_counts() {
   }
   return counts;
 }
-
-void set_doubts(Doubt (*find)(const std::string& name)) { find_doubt = find; }
 
 OpInfo& op_info(const char* name, const char* overload) {
   return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));

@@ -13,9 +13,6 @@
 
 namespace torch_xla {
 
-// Whether the CPU kernel may refuse these arguments; asked of the few operators whose Meta kernels check less.
-using Doubt = bool (*)(c10::ArrayRef<c10::IValue> arguments);
-
 // How a call is recorded, where not as a plain one.
 enum class Form : uint8_t {
   Plain,
@@ -60,7 +57,6 @@ struct OpInfo {
   bool has_tensor = false;
   bool has_indices = false;        // takes a list of optional tensors
   std::vector<int8_t> defaults;    // per argument: 0 or 1 where that is its default, such as alpha's, or -1
-  Doubt doubt = nullptr;           // calls that its Meta kernel accepts and its CPU kernel may not
   OpInfo* functional = nullptr;    // the operator the node stands for, where this one writes
   int functional_extra = 0;        // optional arguments that operator has beyond this one's
   std::atomic<uint64_t> calls{0};  // how often it was recorded
@@ -86,9 +82,6 @@ struct OpInfo {
   void order_as_returned();
   std::unique_ptr<std::atomic<NumberPolicy>[]> policies_;
 };
-
-// Says where doubts come from (record/eager_checks.cpp, when the extension is loaded).
-void set_doubts(Doubt (*find)(const std::string& name));
 
 OpInfo& op_info(const c10::OperatorHandle& op);
 OpInfo& op_info(const char* name, const char* overload);

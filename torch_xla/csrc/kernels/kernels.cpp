@@ -67,6 +67,7 @@ Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtyp
   for (const auto s : sizes) {
     TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
   }
+  at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));  // raises where that overflows
   return new_fill(contiguous_meta(sizes, type), index_of(device));
 }
 

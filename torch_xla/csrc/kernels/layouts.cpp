@@ -47,4 +47,11 @@ TORCH_LIBRARY_IMPL(_, SparseXLA, m) { m.fallback(torch::CppFunction::makeFromBox
 TORCH_LIBRARY_IMPL(_, SparseCsrXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
 TORCH_LIBRARY_IMPL(_, NestedTensorXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_nested>()); }
 
+namespace {
+void note_replacement(const at::Tensor& /*replaced*/, const at::Tensor& /*by*/) {}
+}  // namespace
+
+// Functionalization tells devices of type xla which tensor replaces another; under vmap too, which has no rule for it.
+TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) { m.impl("_propagate_xla_data", TORCH_FN(note_replacement)); }
+
 }  // namespace torch_xla

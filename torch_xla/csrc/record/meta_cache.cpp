@@ -55,10 +55,10 @@ class KernelsOnly {
 
 struct TooLarge {};
 
-// Makes CPU tensors of zeros, which are valid indices too. Those of tensors that share memory share theirs.
+// Makes CPU tensors. Those of tensors that share memory share theirs.
 class CpuTwins {
  public:
-  explicit CpuTwins(size_t limit) : limit_(limit) {}
+  CpuTwins(size_t limit, Fill fill) : limit_(limit), fill_(fill) {}
 
   at::Tensor operator()(const at::Tensor& t) {
     if (!t.defined() || !is_xla(t)) {
@@ -72,7 +72,8 @@ class CpuTwins {
     }
     auto& memory = memory_[t.storage().unsafeGetStorageImpl()];
     if (!memory.defined()) {
-      memory = zeros(bytes);
+      const auto count = static_cast<int64_t>((bytes + t.element_size() - 1) / t.element_size());
+      memory = fill_ == Fill::Zeros ? zeros(bytes) : filled(count).to(t.scalar_type());
     }
     return at::empty({0}, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU))
         .set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides());
@@ -92,7 +93,14 @@ class CpuTwins {
     return at::from_blob(pages, {size}, &std::free, options);
   }
 
+  at::Tensor filled(int64_t count) const {
+    const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
+    return fill_ == Fill::Ones ? at::ones({count}, options)
+                               : at::arange(count, options).mul(2654435761).bitwise_right_shift(16).remainder(97);
+  }
+
   const size_t limit_;
+  const Fill fill_;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
 };
 
@@ -176,9 +184,10 @@ struct Called {
 };
 
 // Runs the CPU kernel on twins of the arguments; what the caller records warns by itself.
-Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall) {
+Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall,
+                   Fill fill = Fill::Zeros) {
   torch::jit::Stack stack;
-  CpuTwins twins(limit);
+  CpuTwins twins(limit, fill);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   const KernelsOnly alone;
@@ -346,6 +355,7 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
                 called.given[position].toTensor().sizes());
   }
   auto set = c10::make_intrusive<MetaSet>();
+  set->unasked = raise_if_refused(info, arguments, called.stack);
   for (size_t r = 0; r < called.stack.size(); ++r) {
     if (info.return_writes[r] < 0) {
       add_result(*set, called.stack[r]);
@@ -361,6 +371,7 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   if (!warns) {  // PyTorch warns of a resized tensor at every call
     const RecorderLock lock;
     remember_metas(key, set);
+    remember_numbers(info, arguments, key, set->unasked);
   }
   return set;
 }
@@ -395,13 +406,12 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     drop_unasked(info, arguments, stack);
     take_dtypes(info, arguments, stack);
   }
-  raise_if_kernel_refuses_shapes(info, arguments, stack);
   return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }
 
-void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes) {
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
   try {
-    call_on_cpu(info, arguments, bytes);
+    call_on_cpu(info, arguments, bytes, fill);
   } catch (const TooLarge&) {
   }
 }
@@ -409,11 +419,15 @@ void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size
 MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   try {
     auto called = call_on_cpu(info, arguments);
-    // Zeros have no imaginary part that could be lost.
-    const bool complex = std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
+    // Zeros have no imaginary part that could be lost in what is written.
+    const auto is_complex = [](const c10::IValue& v) {
       return v.isTensor() && v.toTensor().defined() && v.toTensor().is_complex();
-    });
-    return info.view || info.seeded || complex ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
+    };
+    const bool loses =
+        std::any_of(arguments.begin(), arguments.end(), is_complex) &&
+        (info.written.empty() || !std::all_of(info.written.begin(), info.written.end(),
+                                              [&](auto position) { return is_complex(arguments[position]); }));
+    return info.view || info.seeded || loses ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
   } catch (const TooLarge&) {
     return {};
   }

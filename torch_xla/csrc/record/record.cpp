@@ -1,10 +1,13 @@
 #include "record/record.h"
 
+#include <ATen/ATen.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
 #include <c10/core/AutogradState.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/python_hooks.h"
 #include "base/user_line.h"
@@ -45,9 +48,28 @@ void run_on_host(const OpInfo& info, Stack* stack, const char* reason) {
   at::native::cpu_fallback(info.op, stack);
 }
 
+// The metas of a call of a known signature, with numbers that may be refused and were not seen before; null for others.
+MetaSetPtr metas_with_new_numbers(const Call& call) {
+  const auto find = [&] {
+    const RecorderLock lock;
+    const auto* const found = find_metas(call.key);
+    return found == nullptr ? MetaSetPtr() : *found;
+  };
+  auto metas = find();
+  if (metas.defined()) {
+    raise_if_refused(call.info, call.given(), {});
+    const RecorderLock lock;
+    remember_numbers(call.info, call.given(), call.key, metas->unasked);
+  }
+  return metas;
+}
+
 // The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
 MetaSetPtr inferred_metas(const Call& call) {
   const auto arguments = call.given();
+  if (auto metas = metas_with_new_numbers(call); metas.defined()) {
+    return metas;
+  }
   if (call.info.form == Form::AsStrided) {  // a Meta kernel would not know how large the storage is
     const auto& self = arguments[0].toTensor();
     const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
@@ -61,7 +83,6 @@ MetaSetPtr inferred_metas(const Call& call) {
       !is_lowered(call.info.functional != nullptr ? call.info.functional->name : call.info.name)) {
     return {};
   }
-  raise_if_kernel_refuses(call.info, arguments);
   try {
     return infer_metas(call.info, arguments, call.key);
   } catch (const c10::NotImplementedError&) {
@@ -75,6 +96,7 @@ MetaSetPtr inferred_metas(const Call& call) {
         call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       return {};
     }
+    raise_if_refused(call.info, arguments, {});  // before the CPU kernel gets what it does not bear
     if (auto metas = infer_metas_as_cpu(call.info, arguments, call.key); metas.defined()) {
       return metas;
     }
@@ -224,7 +246,9 @@ MetaSetPtr place_known(Call& call, Outcome& outcome) {
   const RecorderLock lock;
   call.collect();
   const auto* const found = find_metas(call.key);
-  if (found == nullptr) {
+  constexpr auto kNone = std::numeric_limits<double>::infinity();
+  if (found == nullptr ||
+      ((*found)->unasked < kNone && !are_known_numbers(call.info, call.given(), call.key, (*found)->unasked))) {
     return {};
   }
   place(call, *found, outcome);
@@ -294,19 +318,11 @@ void check_as_strided(const Call& call, size_t first) {
   const auto& offset_argument = call.arguments[first + 2];
   const int64_t offset = offset_argument.isNone() ? self.storage_offset() : offset_argument.toInt();
   TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
-  int64_t last = offset;
-  bool empty = false;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    TORCH_CHECK(strides[i] >= 0,
-                "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
-    empty = empty || sizes[i] == 0;
-    last += (sizes[i] - 1) * strides[i];
+  for (const auto stride : strides) {
+    TORCH_CHECK(stride >= 0, "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
   }
-  const auto bytes = static_cast<int64_t>(self.storage().nbytes());
-  const auto item = static_cast<int64_t>(self.element_size());
-  TORCH_CHECK(offset >= 0 && (empty || (last + 1) * item <= bytes), "setStorage: sizes ", c10::IntArrayRef(sizes),
-              ", strides ", c10::IntArrayRef(strides), ", storage offset ", offset, ", and itemsize ", item,
-              " requiring a storage size of ", (last + 1) * item, " are out of bounds for storage of size ", bytes);
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  at::native::checkInBoundsForStorage<int64_t>(sizes, strides, offset, self.dtype(), self.storage());
 }
 
 // A backward pass runs in the thread that asks for it, as it does on CPU. A thread for each device, as PyTorch has for
@@ -337,7 +353,7 @@ void record_any(OpInfo& info, Stack* stack) {
     info.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
     return;
   }
-  raise_if_refused(info, call.given());
+  raise_if_overlapping(info, call.given());
   if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
     if (!record_selected(info, *stack)) {
       run_on_host(info, stack, "its result depends on the values");
@@ -377,7 +393,7 @@ std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
   if (call.foreign() || call.fake()) {
     return {};
   }
-  raise_if_refused(info, call.given());
+  raise_if_overlapping(info, call.given());
   Outcome outcome;
   if (!place_known(call, outcome).defined()) {
     return {};
@@ -418,6 +434,25 @@ void record_out(const c10::OperatorHandle& op, Stack* stack) {
   record(op, stack);
 }
 
+// Who asks for a check of the values at the call waits for it.
+class RecordChecked final : public c10::OperatorKernel {
+ public:
+  explicit RecordChecked(std::string name) : name_(std::move(name)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    const auto position = op.schema().argumentIndexWithName("check_errors");
+    const bool checks = position && arguments[*position].toBool();
+    const bool single = arguments[0].toTensor().dim() == 2;
+    record(op, stack);
+    if (checks) {
+      at::_linalg_check_errors(stack->back().toTensor(), name_, single);
+    }
+  }
+
+ private:
+  const std::string name_;
+};
+
 }  // namespace
 
 void record_whole(const std::vector<std::string>& names) {
@@ -427,6 +462,12 @@ void record_whole(const std::vector<std::string>& names) {
                                 ? c10::BoxedKernel::makeFromFunction<&record_out>()
                                 : c10::BoxedKernel::makeFromFunction<&record>());
     }
+  }
+}
+
+void check_errors(const std::unordered_map<std::string, std::string>& names) {
+  for (const auto& [op, name] : names) {
+    register_kernel(op, c10::BoxedKernel::makeFromFunctor(std::make_unique<RecordChecked>(name)));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace torch_xla {
@@ -26,6 +27,10 @@ void record_whole(const std::vector<std::string>& names);
 
 // Computes these operators on the host, between two programs.
 void keep_on_host(const std::vector<std::string>& names);
+
+// Has these operators, when they are called with check_errors, wait for what their last result says, and raise it under
+// the given names.
+void check_errors(const std::unordered_map<std::string, std::string>& names);
 
 // Refuses these operators, whose results hold addresses of the host.
 void refuse_packing(const std::vector<std::string>& names);

@@ -1,5 +1,7 @@
 #include "tensor/tensor_impl.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <atomic>
 
 #include "ir/op_info.h"
@@ -132,6 +134,7 @@ void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offs
   const auto dense = contiguous_meta(sizes, self.scalar_type());
   const auto meta =
       make_meta(sizes, strides.empty() ? c10::IntArrayRef(dense->strides) : strides, offset, dense->dtype);
+  at::detail::computeStorageNbytes(meta->sizes, meta->strides, self.element_size(), offset);  // raises: it overflows
   const auto shared = StoragePtr::reclaim_copy(storage);
   Vector<Value> replaced;
   Alias old;

@@ -1,0 +1,459 @@
+"""What PyTorch's CPU kernels refuse although its Meta kernels accept it: the same error, at the call.
+
+The recorder asks once per signature: operator, dtypes, shapes and constants. The CPU kernel answers, because its words
+are those that users know: it runs on small tensors, and what it says of zeros, ones and other values alike is not about
+values. Where tensors are large it is asked only if a doubt below says so: what is refused takes no time.
+
+Numbers that are inputs of a program are no part of the signature. Those that no dtype of the call can hold are asked
+about one by one, for the operators of `_BY_NUMBER` all are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+Ask = Callable[[int, int], None]
+Doubt = Callable[..., bool]
+
+_LITTLE = 1 << 16
+_SMALL = 1 << 24
+_ANY = 1 << 40  # pages of zeros that nobody touches take no memory
+_ZEROS, _ONES, _VARIOUS = range(3)  # what the tensors hold
+
+_DOUBTS: dict[str, Doubt] = {}
+
+
+def doubts(*names: str) -> Callable[[Doubt], Doubt]:
+    """Registers when the CPU kernel may refuse a call, whatever its size.
+
+    Args:
+        *names: Overloads, or operators with all their overloads and those that write their first argument.
+    """
+
+    def register(doubt: Doubt) -> Doubt:
+        _DOUBTS.update(dict.fromkeys(names, doubt))
+        return doubt
+
+    return register
+
+
+# Whether all numbers of an operator matter, by its first tensor.
+_BY_NUMBER: dict[str, Callable[[torch.Tensor], bool]] = {
+    "aten.elu_backward": lambda _: True,
+    "aten.hardtanh": lambda x: x.dtype == torch.uint8,
+    "aten.histc": lambda _: True,
+    "aten.leaky_relu_backward": lambda _: True,
+    "aten.multi_margin_loss": lambda _: True,
+    "aten.pow": lambda x: not x.dtype.is_floating_point,
+    "aten.renorm": lambda _: True,
+    "aten.rrelu_with_noise": lambda _: True,
+    "aten.softshrink": lambda _: True,
+}
+
+
+# Kernels of other devices take integers too, and libraries give them some, as to count the tokens of each expert.
+_WIDER = frozenset({"aten.histc"})
+
+# They say the same of all values but a few.
+_OF_VALUES = frozenset({"aten.segment_reduce"})
+
+
+class _Facts(NamedTuple):
+    """What the schema says of an operator.
+
+    Attributes:
+        doubt: Its doubt.
+        by_number: Whether all of its numbers matter, by its first tensor.
+        asked: Whether its CPU kernel can be asked at all.
+        own_kernel: Whether that is its own, not made of others'.
+        wider: Whether other devices take more types.
+        backward: Whether it is part of a backward pass.
+        numbers: Positions of the numbers that are inputs of the program.
+        out: Positions of its out= arguments.
+    """
+
+    doubt: Doubt | None
+    by_number: Callable[[torch.Tensor], bool] | None
+    asked: bool
+    own_kernel: bool
+    wider: bool
+    backward: bool
+    numbers: tuple[int, ...]
+    out: frozenset[int]
+
+
+def check_call(op: str, recorded: str, arguments: Sequence[Any], result_bytes: int, ask: Ask) -> float:
+    """Raises what the CPU kernel says of a call that it refuses.
+
+    Args:
+        op: The operator's overload.
+        recorded: That which a node stands for.
+        arguments: All arguments, in the order of the schema.
+        result_bytes: Size of the results.
+        ask: Runs the CPU kernel on tensors of these shapes; given the size of the largest tensor for which it does, and
+            what they hold.
+
+    Returns:
+        The magnitude up to which numbers do not matter; infinity where none do.
+    """
+    if not op.startswith("aten."):
+        return math.inf
+    facts = _facts(op)
+    if facts.doubt is not None and facts.doubt(*arguments):
+        ask(_ANY, _ZEROS)
+    tensors = list(_tensors(arguments))
+    if not tensors or not facts.asked:
+        return math.inf
+    unasked = _unasked(facts, arguments, tensors)
+    outside = any(_magnitude(arguments[i]) > unasked for i in facts.numbers)
+    if outside and unasked >= 0:
+        _raise_if_sure(ask, _SMALL)
+    else:
+        _ask(facts, recorded, arguments, tensors, result_bytes, ask)
+    return unasked
+
+
+def _ask(
+    facts: _Facts, recorded: str, arguments: Sequence[Any], tensors: list[torch.Tensor], result_bytes: int, ask: Ask
+) -> None:
+    dtypes = {t.dtype for t in tensors}
+    mixed = len(dtypes) > 1 and all(dtype.is_floating_point for dtype in dtypes)
+    size = result_bytes + sum(t.numel() * t.element_size() for t in tensors)
+    # Floating-point types are mixed seldom, and mostly by mistake.
+    if size > (_SMALL if mixed else _LITTLE):
+        return
+    narrow = any(dtype.is_floating_point and dtype.itemsize < 4 for dtype in dtypes)
+    empty = any(
+        t.numel() == 0 for i, argument in enumerate(arguments) if i not in facts.out for t in _tensors((argument,))
+    )
+    # A backward operator gets what its forward gave; statistics of 16-bit tensors are float32 here, unlike on the CPU.
+    if facts.backward and (narrow or empty):
+        return
+    try:
+        if empty:
+            ask(_SMALL, _ZEROS)  # there are no values
+        else:
+            _raise_if_sure(ask, _SMALL)
+    except NotImplementedError as error:
+        if _lacks(facts, recorded, str(error), plain=dtypes <= {torch.float32, torch.float64} and not empty):
+            raise
+
+
+def _raise_if_sure(ask: Ask, size: int) -> None:
+    """Raises what the CPU kernel says of all values alike."""
+    try:
+        ask(size, _ZEROS)
+    except Exception as error:
+        for values in (_ONES, _VARIOUS):
+            try:
+                ask(size, values)
+            except Exception as other:
+                if type(other) is not type(error) or str(other) != str(error):
+                    return
+            else:
+                return
+        raise
+
+
+def _lacks(facts: _Facts, recorded: str, text: str, plain: bool) -> bool:
+    """Whether an operator is refused because the CPU has no kernel for its types.
+
+    PyTorch leaves uint16, uint32 and uint64 to compilers, and has few kernels for them; XLA has all kernels in 16 bits.
+    """
+    if "not implemented for '" not in text:
+        return facts.own_kernel and not facts.backward and not plain
+    from torch_xla.ops.call import way_of
+
+    of_xla = any(name in text for name in ("'UInt", "'Half'", "'BFloat16'"))
+    return not facts.wider and (not of_xla or way_of(recorded) == "callback")
+
+
+def _tensors(arguments: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        for element in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(element, torch.Tensor) and not element.is_cpu:  # a number comes as one that is
+                yield element
+
+
+def _magnitude(number: Any) -> float:
+    if number is None or isinstance(number, (bool, complex)):
+        return -1.0  # no input of a program, or told apart by its type
+    return math.inf if math.isnan(number) else abs(number)
+
+
+def _unasked(facts: _Facts, arguments: Sequence[Any], tensors: list[torch.Tensor]) -> float:
+    if not facts.numbers:
+        return math.inf
+    if facts.by_number is not None and facts.by_number(tensors[0]):
+        return -1.0
+    dtypes = {t.dtype for t in tensors} - {torch.bool}
+    if all(not (d.is_floating_point or d.is_complex) for d in dtypes) and any(
+        isinstance(arguments[i], float) for i in facts.numbers
+    ):
+        return -1.0  # it is rounded, and has a sign that an unsigned type lacks
+    return min((_largest(dtype) for dtype in dtypes), default=math.inf)
+
+
+@functools.cache
+def _largest(dtype: torch.dtype) -> float:
+    real = dtype.to_real() if dtype.is_complex else dtype
+    largest = float(torch.finfo(real).max if real.is_floating_point else torch.iinfo(real).max)
+    return math.inf if real == torch.float64 else largest
+
+
+@functools.cache
+def _facts(name: str) -> _Facts:
+    _, op, overload = name.split(".")
+    family = f"aten.{op.removesuffix('_')}"
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, op), overload)
+    schema, called, tags = found._schema, found.name(), found.tags
+    kinds = [str(argument.type) for argument in schema.arguments]
+    view = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
+    draws = torch.Tag.nondeterministic_seeded in tags and not any("Generator" in kind for kind in kinds)
+    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key(called, "CPU")
+    return _Facts(
+        doubt=_DOUBTS.get(name) or (None if overload == "dtype" else _DOUBTS.get(family)),
+        by_number=_BY_NUMBER.get(family),
+        asked=computed and not view and not draws and family not in _OF_VALUES,
+        own_kernel=torch._C._dispatch_has_kernel_for_dispatch_key(called, "CPU"),
+        wider=family in _WIDER,
+        backward="_backward" in op,
+        numbers=tuple(i for i, kind in enumerate(kinds) if kind in ("number", "Optional[number]")),
+        out=frozenset(i for i, a in enumerate(schema.arguments) if a.is_out),
+    )
+
+
+def _integer(x: torch.Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def _no_index(index: torch.Tensor) -> bool:
+    return index.dtype not in (torch.int64, torch.int32)
+
+
+# Its Meta kernels take any types.
+@doubts("aten.mm", "aten.linear", "aten.addmm", "aten._addmm_activation", "aten.linalg_cross", "aten.addbmm")
+def _product(*arguments: Any) -> bool:
+    return len({t.dtype for t in _tensors(arguments)}) > 1
+
+
+@doubts("aten.addcmul", "aten.addcdiv", "aten.lerp")
+def _complex_for_real(self: torch.Tensor, *others: Any) -> bool:
+    return not self.dtype.is_complex and any(isinstance(other, complex) for other in others)
+
+
+@doubts("aten.normal")
+def _any_but_real(*arguments: Any) -> bool:
+    return any(not t.dtype.is_floating_point for t in _tensors(arguments))
+
+
+@doubts("aten.poisson")
+def _any_integer(*arguments: Any) -> bool:
+    return any(_integer(t) for t in _tensors(arguments))
+
+
+# Their Meta kernels take the shape of the first tensor.
+@doubts("aten.binomial", "aten.rrelu_with_noise", "aten.rrelu_with_noise_functional")
+def _integer_or_of_other_shape(*arguments: Any) -> bool:
+    first, second = list(_tensors(arguments))[:2]
+    return _any_integer(*arguments) or first.shape != second.shape
+
+
+@doubts(*(f"aten.bitwise_{name}" for name in ("and", "or", "xor", "not", "left_shift", "right_shift")))
+@doubts("aten.gcd", "aten.lcm")
+def _any_float(*arguments: Any) -> bool:
+    return any(t.dtype.is_floating_point for t in _tensors(arguments))
+
+
+@doubts("aten.index_select", "aten.index_fill", "aten.index_copy", "aten.index_reduce")
+def _index(self: torch.Tensor, dim: int, index: torch.Tensor, *_: Any) -> bool:
+    return _no_index(index)
+
+
+@doubts("aten.index_add")
+def _index_add(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *_: Any) -> bool:
+    if _no_index(index) or self.dim() != source.dim() or not self.dim():
+        return True
+    return any(d != dim % self.dim() and self.shape[d] != source.shape[d] for d in range(self.dim()))
+
+
+@doubts("aten.index_put")
+def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any) -> bool:
+    left = list(self.shape)
+    for index in indices:
+        taken = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if taken > len(left) or (index is not None and taken and _no_index(index) and index.dtype not in _MASKS):
+            return True
+        if index is not None and index.dtype in _MASKS and list(index.shape) != left[:taken]:
+            return True  # a mask has the sizes of the dimensions that it stands for
+        left = left[taken:]
+    return False
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+@doubts("aten.put")
+def _put(self: torch.Tensor, index: torch.Tensor, *_: Any) -> bool:
+    return index.dtype != torch.int64
+
+
+@doubts("aten.masked_scatter")
+def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, *_: Any) -> bool:
+    return mask.dtype != torch.bool
+
+
+@doubts("aten.bucketize.Tensor")
+def _bucketize(self: torch.Tensor, boundaries: torch.Tensor, *_: Any) -> bool:
+    return boundaries.dim() != 1
+
+
+# Of other indices and offsets the CPU kernel writes beside its tensors; functions of torch.nn make them so.
+@doubts("aten._embedding_bag", "aten._embedding_bag_forward_only")
+def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *_: Any) -> bool:
+    for name, given in (("input", indices), ("offsets", offsets)):
+        if given.dim() != 1:
+            raise ValueError(f"{name} has to be a 1D Tensor, but got Tensor of dimension {given.dim()}")
+    return False
+
+
+# A result that was written in place does not tell what the input was.
+@doubts("aten.leaky_relu_backward")
+def _lost_sign(grad: torch.Tensor, x: torch.Tensor, slope: float, is_result: bool, *_: Any) -> bool:
+    return is_result and slope < 0
+
+
+@doubts("aten.elu_backward")
+def _lost_sign_of_elu(
+    grad: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, *_: Any
+) -> bool:
+    return is_result and alpha < 0
+
+
+@doubts("aten.native_dropout")
+def _dropout(self: torch.Tensor, p: float, *_: Any) -> bool:
+    return _integer(self) or _no_probability(p)
+
+
+def _no_probability(p: float) -> bool:
+    return not 0 <= p <= 1
+
+
+@doubts("aten.bernoulli_.float", "aten.bernoulli.p")
+def _bernoulli(self: torch.Tensor, p: float, *_: Any) -> bool:
+    return _no_probability(p)
+
+
+@doubts("aten.bernoulli.default")
+def _bernoulli_of(self: torch.Tensor, *_: Any) -> bool:
+    return _integer(self)
+
+
+@doubts("aten.bernoulli_.Tensor")
+def _bernoulli_by(self: torch.Tensor, p: torch.Tensor, *_: Any) -> bool:
+    return _integer(p)
+
+
+@doubts("aten.uniform_")
+def _uniform(self: torch.Tensor, low: float, high: float, *_: Any) -> bool:
+    return not self.dtype.is_floating_point or low > high
+
+
+def _range(low: int, high: int, dtype: torch.dtype) -> bool:
+    """Whether integers from `low` to below `high` may be none, or none that the type has."""
+    if low >= high:
+        return True
+    if dtype == torch.bool:
+        return low < 0 or high > 2
+    return not dtype.is_floating_point and (low < torch.iinfo(dtype).min or high - 1 > torch.iinfo(dtype).max)
+
+
+@doubts("aten.random_.from")
+def _random_from(self: torch.Tensor, low: int, high: int | None, *_: Any) -> bool:
+    return high is not None and _range(low, high, self.dtype)
+
+
+@doubts("aten.random_.to")
+def _random_to(self: torch.Tensor, high: int, *_: Any) -> bool:
+    return _range(0, high, self.dtype)
+
+
+@doubts("aten.randint.low")
+def _randint_low(low: int, high: int, size: Any, dtype: int | None, *_: Any) -> bool:
+    return _range(low, high, torch.int64 if dtype is None else _INTEGERS.get(dtype, torch.float64))
+
+
+@doubts("aten.randint.default")
+def _randint(high: int, size: Any, *options: Any) -> bool:
+    return _randint_low(0, high, size, *options)
+
+
+# Types as arguments have them.
+_INTEGERS = {0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 11: torch.bool}
+
+
+@doubts("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
+def _power(self: torch.Tensor, exponent: Any) -> bool:
+    return _integer(self) and isinstance(exponent, int) and exponent < 0
+
+
+@doubts("aten.linalg_lu", "aten.linalg_lu_factor_ex")
+def _without_pivots(self: torch.Tensor, pivot: bool, *_: Any) -> bool:
+    return not pivot
+
+
+@doubts("aten.aminmax.out")
+def _aminmax(self: torch.Tensor, dim: Any, keepdim: bool, low: torch.Tensor, high: torch.Tensor) -> bool:
+    return {low.dtype, high.dtype} != {self.dtype}
+
+
+@doubts("aten.multinomial")
+def _multinomial(self: torch.Tensor, count: int, replacement: bool, *others: Any) -> bool:
+    if self.dim() and self.shape[-1] > 1 << 24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
+    out = list(_tensors(others))
+    return (
+        not (self.dtype.is_floating_point and 1 <= self.dim() <= 2 and count > 0)
+        or (not replacement and count > self.shape[-1])
+        or any(t.dtype != torch.int64 for t in out)
+    )
+
+
+@doubts("aten.complex")
+def _complex(real: torch.Tensor, imaginary: torch.Tensor, *out: torch.Tensor) -> bool:
+    return real.dtype != imaginary.dtype or any(t.dtype != real.dtype.to_complex() for t in out)
+
+
+@doubts("aten.convolution.default")
+def _convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *_: Any) -> bool:
+    return min(stride) < 1 or min(padding) < 0 or min(dilation) < 1
+
+
+@doubts(*(f"aten.{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+def _pad(self: torch.Tensor, padding: Sequence[int], *_: Any) -> bool:
+    return self.dim() not in (len(padding) // 2 + 1, len(padding) // 2 + 2)
+
+
+@doubts("aten.histc")
+def _histogram(self: torch.Tensor, bins: int, low: float, high: float, *_: Any) -> bool:
+    return not (low <= high and math.isfinite(low) and math.isfinite(high))
+
+
+@doubts("aten.renorm")
+def _renorm(self: torch.Tensor, p: float, dim: int, most: float, *_: Any) -> bool:
+    return isinstance(p, complex) or isinstance(most, complex) or not (p > 0 and most >= 0)
+
+
+@doubts("aten.softshrink")
+def _shrink(self: torch.Tensor, by: float, *_: Any) -> bool:
+    return not 0 <= by <= _largest(self.dtype)
+
+
+@doubts("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", "aten.searchsorted.Tensor_out")
+def _search(self: torch.Tensor, values: Any, out_int32: bool, right: bool, side: str | None, *_: Any) -> bool:
+    return side not in (None, "left", "right") or (right and side == "left")
