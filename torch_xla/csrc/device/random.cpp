@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -60,8 +61,7 @@ class XlaGeneratorImpl final : public c10::GeneratorImpl {
 
 struct Device {
   at::Generator generator;
-  uint64_t followed_seed = 0;  // the torch.manual_seed this state came from
-  bool follows = false;
+  bool own = false;  // it was given a state that is not of the program's seed
 };
 
 // Does not move what it holds: PyTorch keeps references to the default generators.
@@ -74,42 +74,71 @@ std::mutex& devices_mutex() {
   return *m;
 }
 
+XlaGeneratorImpl& impl(const at::Generator& g) { return *static_cast<XlaGeneratorImpl*>(g.unsafeGetGeneratorImpl()); }
+
+// torch.manual_seed and torch.set_rng_state know no hook for this device, so its state is a part of the CPU
+// generator's: the seed, and how many numbers were drawn with it, in a field that seeding clears and that a saved state
+// carries, the spare normal number of type float. CPU kernels draw normal numbers in double and keep theirs in the
+// other field, so their numbers stay as they are.
+class Host {
+ public:
+  Host() : generator_(at::detail::getDefaultCPUGenerator()), lock_(generator_.mutex()) {}
+  uint64_t seed() const { return cpu().current_seed(); }
+  std::optional<uint32_t> drawn() const {
+    const auto mark = cpu().next_float_normal_sample();
+    return mark ? std::optional(std::bit_cast<uint32_t>(*mark)) : std::nullopt;
+  }
+  void set_drawn(uint64_t number) {
+    cpu().set_next_float_normal_sample(std::bit_cast<float>(static_cast<uint32_t>(number)));
+  }
+
+ private:
+  at::CPUGeneratorImpl& cpu() const { return *at::check_generator<at::CPUGeneratorImpl>(generator_); }
+  at::Generator generator_;
+  std::lock_guard<std::mutex> lock_;
+};
+
+// What the host had when it was last looked at; of several devices, the number of the one that drew most.
+struct Seen {
+  uint64_t seed = 0;
+  std::optional<uint32_t> drawn;
+};
+Seen seen;
+
+// Takes over what was made of the program's state since: a new seed, or a state that it had before.
+void follow(Host& host) {
+  const auto seed = host.seed();
+  const auto drawn = host.drawn();
+  if (drawn && seen.drawn == drawn && seen.seed == seed) {
+    return;
+  }
+  for (auto& d : devices()) {
+    if (!drawn || !d.own || seed != seen.seed) {
+      impl(d.generator).set_current_seed(seed);
+      impl(d.generator).set_offset(drawn.value_or(0));
+      d.own = false;
+    }
+  }
+  host.set_drawn(drawn.value_or(0));
+  seen = {seed, drawn.value_or(0)};
+}
+
+// After a device's offset changed.
+void note_drawn(Host& host, const Device& device, bool set) {
+  const auto offset = static_cast<uint32_t>(impl(device.generator).get_offset());
+  if (!device.own && (set || offset > *seen.drawn)) {
+    host.set_drawn(offset);
+    seen.drawn = offset;
+  }
+}
+
 Device& device_state(c10::DeviceIndex index) {
   auto& all = devices();
   while (all.size() <= static_cast<size_t>(index)) {
-    all.push_back({at::make_generator<XlaGeneratorImpl>(static_cast<c10::DeviceIndex>(all.size())), 0, false});
+    all.push_back({at::make_generator<XlaGeneratorImpl>(static_cast<c10::DeviceIndex>(all.size()))});
+    impl(all.back().generator).set_current_seed(seen.seed);
   }
   return all[index];
-}
-
-XlaGeneratorImpl& impl(const at::Generator& g) { return *static_cast<XlaGeneratorImpl*>(g.unsafeGetGeneratorImpl()); }
-
-// torch.manual_seed knows no hook for this device, so look at the CPU generator it seeded. To tell one seeding from the
-// next, mark it seen in a field that seeding clears and that a saved state carries: the spare normal number of type
-// float. CPU kernels draw normal numbers in double and keep theirs in the other field, so their numbers stay as they
-// are.
-bool reseeded(uint64_t& seed) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  auto* const cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
-  seed = cpu->current_seed();
-  if (cpu->next_float_normal_sample()) {
-    return false;
-  }
-  cpu->set_next_float_normal_sample(0.0F);
-  return true;
-}
-
-void follow_manual_seed() {
-  uint64_t seed = 0;
-  const bool fresh = reseeded(seed);
-  for (auto& d : devices()) {
-    if (fresh || !d.follows || d.followed_seed != seed) {
-      impl(d.generator).set_current_seed(seed);
-      d.followed_seed = seed;
-      d.follows = true;
-    }
-  }
 }
 
 }  // namespace
@@ -130,24 +159,30 @@ void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& gene
     return;
   }
   auto& d = device_state(device);
-  follow_manual_seed();
+  Host host;
+  follow(host);
   seed[0] = static_cast<int64_t>(d.generator.current_seed());
   seed[1] = static_cast<int64_t>(impl(d.generator).take());
+  note_drawn(host, d, false);
 }
 
 std::pair<uint64_t, uint64_t> random_state(c10::DeviceIndex device) {
   const std::lock_guard<std::mutex> lock(devices_mutex());
   auto& d = device_state(device);
-  follow_manual_seed();
+  Host host;
+  follow(host);
   return {d.generator.current_seed(), impl(d.generator).get_offset()};
 }
 
 void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset) {
   const std::lock_guard<std::mutex> lock(devices_mutex());
   auto& d = device_state(device);
-  follow_manual_seed();  // so that an earlier torch.manual_seed does not come after this
+  Host host;
+  follow(host);  // so that an earlier torch.manual_seed does not come after this
   impl(d.generator).set_current_seed(seed);
   impl(d.generator).set_offset(offset);
+  d.own = seed != seen.seed;
+  note_drawn(host, d, true);
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {
