@@ -66,3 +66,45 @@ def test_empty_tensors_have_the_promised_shape(case):
     op, *args = case
     (got,) = lower(op, *args)
     assert got is not None and got.shape == op(*args).shape
+
+
+RANGES = {
+    "arange": lambda n, out: torch.arange(0, n, out=out),
+    "steps": lambda n, out: torch.arange(1, 1 + 2 * n, 2, out=out),
+    "range": lambda n, out: torch.ops.aten.range.out(0, n - 1, out=out),
+    "linspace": lambda n, out: torch.linspace(0, n - 1, n, out=out),
+    "logspace": lambda n, out: torch.logspace(0, n - 1, n, base=2, out=out),
+}
+OUTS = {
+    "part": lambda x: x.narrow(1, 1, 2),
+    "transposed": lambda x: x.t(),
+    "whole": lambda x: x,
+    "row": lambda x: x[1],
+    "column": lambda x: x[:, 1],
+    "integers": lambda x: x.int(),
+    "nothing": lambda x: x.new_empty(0),
+}
+
+
+@pytest.mark.parametrize("make", RANGES.values(), ids=list(RANGES))
+def test_ranges_fill_a_tensor_that_is_there_in_its_own_shape(make):
+    def program(device):
+        made = []
+        for place in OUTS.values():
+            x = torch.zeros(2, 3).to(device)
+            out = place(x)
+            assert make(out.numel() or 4, out) is out
+            made += [x, out]
+        return made
+
+    for got, expected in zip(program("xla"), program("cpu"), strict=True):
+        assert got.shape == expected.shape and got.stride() == expected.stride()
+        assert torch.equal(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("make", RANGES.values(), ids=list(RANGES))
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized", "ignore:The number of elements")
+def test_ranges_of_another_length_resize(make):
+    expected, got = torch.zeros(2, 3), torch.zeros(2, 3).to("xla")
+    make(8, expected), make(8, got)
+    assert got.shape == (8,) and torch.equal(got.cpu(), expected)
