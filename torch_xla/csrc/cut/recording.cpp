@@ -9,10 +9,13 @@ namespace torch_xla {
 
 namespace {
 
-// A storage of the list may be on its way out, and a reference to it would bring it back.
-c10::weak_intrusive_ptr<Storage> weak(Storage& storage) {
-  c10::raw::weak_intrusive_ptr::incref(&storage);
-  return c10::weak_intrusive_ptr<Storage>::reclaim(&storage);
+// A reference to a storage of the list; null where it is on its way out: who deletes it has counted the weak ones
+// already, so that one more would be to memory that is gone. To be let go of without a lock.
+StoragePtr alive(Storage& storage) {
+  auto unowned = c10::weak_intrusive_ptr<Storage>::reclaim(&storage);
+  auto reference = unowned.lock();
+  unowned.release();
+  return reference;
 }
 
 // Gives every clone a buffer: a clone of a clone is one of the original, which is another tensor's.
@@ -34,11 +37,17 @@ void settle_clones(c10::DeviceIndex device) {
 
 Recording::Recording(c10::DeviceIndex d) : device(d) {
   settle_clones(device);
+  std::vector<StoragePtr> living;
   const RecorderLock lock;
   TORCH_CHECK(watching == nullptr, "[replay] got a step inside another that is recorded, expected one at a time");
   for_each_storage(device, [&](Storage& s) {
+    auto storage = alive(s);
+    if (!storage) {
+      return;
+    }
     resolve(s.value);
-    storages_.emplace(s.id, Known{weak(s), s.meta});
+    storages_.emplace(s.id, Known{c10::weak_intrusive_ptr<Storage>(storage), s.meta});
+    living.push_back(std::move(storage));
     before_.emplace(&s, Held{s.id, c10::weak_intrusive_ptr<Node>(s.value.node), s.layouts});
     by_leaf_.emplace(s.value.node.get(), s.id);
   });
@@ -62,6 +71,7 @@ uint64_t Recording::storage_of(const Node& leaf) const {
 }
 
 void Recording::see(const Graph& graph) {
+  std::vector<StoragePtr> living;
   const RecorderLock lock;
   whole_key = graph.whole_key;
   reads.clear();
@@ -92,6 +102,11 @@ void Recording::see(const Graph& graph) {
     }
   }
   for_each_storage(device, [&](Storage& s) {
+    auto storage = alive(s);
+    if (!storage) {
+      return;
+    }
+    living.push_back(storage);
     resolve(s.value);
     const auto& node = *s.value.node;
     const auto held = before_.find(&s);
@@ -109,7 +124,7 @@ void Recording::see(const Graph& graph) {
       }
       change.output = output->second;
     }
-    storages_.emplace(s.id, Known{weak(s), s.meta});
+    storages_.emplace(s.id, Known{c10::weak_intrusive_ptr<Storage>(storage), s.meta});
     changes.push_back(change);
   });
 }
