@@ -194,3 +194,9 @@ class TestCopies:
         module[1].weight = module[0].weight
         state = saved_and_loaded(module.state_dict())
         assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr() != state["0.bias"].data_ptr()
+
+
+def test_a_new_storage_like_one_is_empty():
+    new = base().untyped_storage().new()
+    assert new.nbytes() == 0 and new.device.type == "xla"
+    assert base().untyped_storage().new().data_ptr() == torch.ones(2).untyped_storage().new().data_ptr() == 0

@@ -90,6 +90,41 @@ Form form_of(const std::string& name) {
   return found == forms.end() ? Form::Plain : found->second;
 }
 
+struct View {
+  Inverse inverse;
+  const char* scatter = nullptr;
+  Repeats repeats = Repeats::Never;
+  Sign sign = Sign::None;
+};
+
+// The views that have steps of their own, which XLA makes better code of than of strides; null for others.
+const View* view_of(const std::string& name) {
+  static const std::unordered_map<std::string, View> views{
+      {"aten.view.default", {Inverse::Shape}},
+      {"aten._reshape_alias.default", {Inverse::Shape}},
+      {"aten.squeeze.default", {Inverse::Shape}},
+      {"aten.squeeze.dim", {Inverse::Shape}},
+      {"aten.squeeze.dims", {Inverse::Shape}},
+      {"aten.unsqueeze.default", {Inverse::Shape}},
+      {"aten.expand.default", {Inverse::Shape, nullptr, Repeats::WhereLarger}},
+      {"aten.unfold.default", {Inverse::Shape, nullptr, Repeats::Always}},
+      {"aten.select.int", {Inverse::Scatter, "aten::select_scatter"}},
+      {"aten.slice.Tensor", {Inverse::Scatter, "aten::slice_scatter"}},
+      {"aten.diagonal.default", {Inverse::Scatter, "aten::diagonal_scatter"}},
+      {"aten.as_strided.default", {Inverse::Scatter, "aten::as_strided_scatter"}},
+      {"aten.transpose.int", {Inverse::Same}},
+      {"aten.t.default", {Inverse::Same}},
+      {"aten._conj.default", {Inverse::Same, nullptr, Repeats::Never, Sign::Conjugate}},
+      {"aten._neg_view.default", {Inverse::Same, nullptr, Repeats::Never, Sign::Negative}},
+      {"aten.permute.default", {Inverse::Order}},
+      {"aten.view_as_real.default", {Inverse::Complex}},
+      {"aten.view_as_complex.default", {Inverse::Complex}},
+      {"aten.view.dtype", {Inverse::Type}},
+  };
+  const auto found = views.find(name);
+  return found == views.end() ? nullptr : &found->second;
+}
+
 // Whether an argument is a whole or floating-point number, or a list of them, and neither an enumeration nor a Scalar.
 bool is_plain_number(const c10::Argument& argument) {
   auto type = argument.real_type();
@@ -273,6 +308,12 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
                                                     : NumberPolicy::UntilSeenToVary;
   }
   form = form_of(name);
+  if (const auto* known = view_of(name)) {
+    inverse = known->inverse;
+    scatter = known->scatter == nullptr ? nullptr : &op_info(known->scatter, "");
+    repeats = known->repeats;
+    sign = known->sign;
+  }
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
   needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&

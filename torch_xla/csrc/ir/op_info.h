@@ -23,6 +23,22 @@ enum class Form : uint8_t {
   GroupedProduct,    // its arguments tell the result's shape
 };
 
+// How what was written to a view gets back to what it is a view of.
+enum class Inverse : uint8_t {
+  Memory,   // nothing is known of the operator but the strides of its result: the view is recorded as `as_strided`
+  Shape,    // the dimensions were regrouped
+  Scatter,  // by the operator `scatter`, with the arguments of the view
+  Same,     // by the operator of the view, with its arguments
+  Order,    // of the dimensions, which is an argument of the view
+  Complex,  // numbers and their two parts
+  Type,     // of the elements
+};
+
+// Whether a view may show some element more than once.
+enum class Repeats : uint8_t { Never, WhereLarger, Always };
+
+enum class Sign : uint8_t { None, Conjugate, Negative };
+
 // What becomes of a number that an operator is given. Every change of it costs a compile, or less where the program is
 // not compiled yet.
 enum class NumberPolicy : uint8_t {
@@ -47,7 +63,11 @@ struct OpInfo {
   std::vector<bool> aliased;          // per argument: one the call writes, or returns a view of
   std::vector<int8_t> return_writes;  // per return: which entry of `written` it is, or -1 for a fresh tensor
   Form form = Form::Plain;
-  bool view = false;          // the results alias the first argument
+  bool view = false;  // the results alias the first argument
+  Inverse inverse = Inverse::Memory;
+  OpInfo* scatter = nullptr;
+  Repeats repeats = Repeats::Never;
+  Sign sign = Sign::None;
   bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;        // draws random numbers
   int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn

@@ -315,6 +315,27 @@ void take_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch
   }
 }
 
+// Of a view that nothing else is known of, the strides tell what it shows; they must be those of its first argument's
+// memory.
+void check_view(const OpInfo& info, const at::Tensor& viewed, const at::Tensor& result) {
+  TORCH_CHECK(result.is_alias_of(viewed) && !result.is_conj() && !result.is_neg(), "[record ", info.name,
+              "] got a result of its Meta kernel that is ",
+              result.is_alias_of(viewed) ? "a conjugate or a negative" : "no view of its first argument",
+              ", expected a view of it by strides; declare the operator as one that returns a new tensor");
+}
+
+void check_views(const OpInfo& info, const std::vector<c10::IValue>& given, const torch::jit::Stack& results) {
+  for (const auto& v : results) {
+    if (v.isTensor()) {
+      check_view(info, given[0].toTensor(), v.toTensor());
+    } else if (v.isTensorList()) {
+      for (const at::Tensor& t : v.toTensorList()) {
+        check_view(info, given[0].toTensor(), t);
+      }
+    }
+  }
+}
+
 void remember_metas(const Hash& key, const MetaSetPtr& metas) {
   constexpr size_t kCapacity = size_t{1} << 16;  // a program of ever new shapes must not grow for ever
   if (table().size() >= kCapacity) {
@@ -405,6 +426,9 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     }
     drop_unasked(info, arguments, stack);
     take_dtypes(info, arguments, stack);
+  }
+  if (info.view && info.inverse == Inverse::Memory && info.form == Form::Plain) {
+    check_views(info, given, stack);
   }
   return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }

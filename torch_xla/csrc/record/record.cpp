@@ -44,6 +44,8 @@ void run_on_host(const OpInfo& info, Stack* stack, const char* reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "[record ", info.op.schema().name(), "] ", reason,
       ", and it has no CPU kernel that could run instead; register one, and a fake kernel, with torch.library");
+  TORCH_CHECK_NOT_IMPLEMENTED(!info.view, "[record ", info.op.schema().name(), "] is a view, and ", reason,
+                              ", so that writes to it would be lost; register a Meta kernel with torch.library");
   note_host_op(info.op.schema().name(), reason);
   at::native::cpu_fallback(info.op, stack);
 }
@@ -92,7 +94,7 @@ MetaSetPtr inferred_metas(const Call& call) {
       throw;
     }
     // Of others' operators a fake kernel may say that the shape depends on the values, and zeros would promise another.
-    if (call.info.op.schema().name().rfind("aten::", 0) != 0 &&
+    if (!call.info.view && call.info.op.schema().name().rfind("aten::", 0) != 0 &&
         call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       return {};
     }
@@ -139,13 +141,13 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
 
 void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   const auto& self = impl_of(call.arguments[0].toTensor())->alias;
-  if (call.info.form == Form::AsStrided) {
-    outcome.results.push_back(self.as_strided({metas, 0}));
-  } else if (call.info.form == Form::Pieces) {
+  if (call.info.form == Form::Pieces) {
     place_pieces(call, metas, outcome);
+  } else if (call.info.form == Form::AsStrided || call.info.inverse == Inverse::Memory) {
+    for (uint32_t i = 0; i < metas->metas.size(); ++i) {
+      outcome.results.push_back(self.as_strided({metas, i}));
+    }
   } else {
-    TORCH_CHECK(metas->metas.size() == 1, "[record ", call.info.name, "] got ", metas->metas.size(),
-                " views of a tensor, expected one; return copies");
     const auto node = make_node(call.info, Args(call.args), std::move(call.inputs), metas, call.settings, call.attrs);
     outcome.results.push_back(self.view(call.info, call.args, metas, node));
   }

@@ -51,6 +51,21 @@ uintptr_t new_address(int64_t bytes) {
                                 std::memory_order_relaxed);
 }
 
+// What PyTorch asks for a storage like this one, such as `storage.new()`: one without bytes.
+struct NoMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK(bytes == 0, "[storage] got ", bytes, " bytes for a storage on xla by itself, expected none; make a ",
+                "tensor, and take its untyped_storage()");
+    return {nullptr, c10::Device(c10::DeviceType::XLA, current_device())};
+  }
+  void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
+};
+
+c10::Allocator* no_memory() {
+  static auto* const allocator = new NoMemory();
+  return allocator;
+}
+
 c10::DataPtr data_at(uintptr_t address, int64_t bytes, c10::DeviceIndex device) {
   auto* const data = bytes == 0 ? nullptr : reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   return {data, c10::Device(c10::DeviceType::XLA, device)};
@@ -64,7 +79,7 @@ Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
     : Storage(new_address(m->bytes), std::move(v), std::move(m), d) {}
 
 Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
-    : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), nullptr, false),
+    : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), no_memory(), false),
       id(address),
       value(std::move(v)),
       meta(std::move(m)),
@@ -196,18 +211,8 @@ Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
 
 // The storage has another layout since: what the tensor is, is still told by its strides.
 void Alias::find_path() {
-  const auto [conjugate, negative] = signs_of(path);
-  path = memory_alias(storage, meta).path;
+  path = as_strided(meta).path;
   layout = storage->layouts;
-  const auto add = [&](const char* name) {
-    path = make_step(path, op_info(name, ""), {input_arg()}, meta, single(meta));
-  };
-  if (conjugate) {
-    add("aten::_conj");
-  }
-  if (negative) {
-    add("aten::_neg_view");
-  }
 }
 
 const Value& Alias::current() {
@@ -283,7 +288,11 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& out, const NodeP
   return result;
 }
 
-Alias Alias::as_strided(const MetaRef& strided) const { return memory_alias(storage, strided); }
+Alias Alias::as_strided(const MetaRef& strided) const {
+  auto result = memory_alias(storage, strided);
+  result.path = with_signs(std::move(result.path), signs_of(path), result.meta);
+  return result;
+}
 
 Alias memory_alias(StoragePtr storage, const MetaRef& strided) {
   Alias result;

@@ -106,7 +106,7 @@ struct Alias {
   void write(Value v);
   // The view that `op` makes of this tensor; `node` is the call, which gives its value.
   Alias view(OpInfo& op, Args args, const MetaSetPtr& out, const NodePtr& node) const;
-  // A view of the storage's memory, as torch.as_strided addresses it.
+  // A view of the storage's memory, as torch.as_strided addresses it; a conjugate's is one too.
   Alias as_strided(const MetaRef& meta) const;
 
  private:

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "ir/op_info.h"
+#include "tensor/view_path.h"
 
 namespace torch_xla {
 
@@ -150,10 +151,8 @@ at::Tensor base_of(const at::Tensor& tensor) {
   {
     const RecorderLock lock;
     const auto& alias = impl_of(tensor)->alias;
-    for (auto* step = alias.path.get(); step != nullptr; step = step->parent.get()) {
-      if (step->op->name == "aten._conj.default" || step->op->name == "aten._neg_view.default") {
-        return {};
-      }
+    if (!(signs_of(alias.path) == Signs())) {
+      return {};
     }
     base = memory_alias(alias.storage, alias.storage->meta);
   }

@@ -71,59 +71,44 @@ Value forward(const ViewStep& step, const Value& in) {
 }
 
 Value inverse(const ViewStep& step, const Value& base, const Value& v) {
-  const auto& name = step.op->name;
-  const auto& args = step.args;
+  static auto& real = op_info("aten::view_as_real", "");
+  static auto& complex = op_info("aten::view_as_complex", "");
   const auto& in = step.in;
-  if (name == "aten.select.int") {
-    static auto& op = op_info("aten::select_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2]}, in);
-  }
-  if (name == "aten.slice.Tensor") {
-    static auto& op = op_info("aten::slice_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3], args[4]}, in);
-  }
-  if (name == "aten.diagonal.default") {
-    static auto& op = op_info("aten::diagonal_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
-  }
-  if (name == "aten.as_strided.default") {
-    static auto& op = op_info("aten::as_strided_scatter", "");
-    return apply(op, {base, v}, {input_arg(), input_arg(), args[1], args[2], args[3]}, in);
-  }
-  if (name == "aten.transpose.int") {
-    return apply(*step.op, {v}, {input_arg(), args[1], args[2]}, in);
-  }
-  if (name == "aten.t.default") {
-    return apply(*step.op, {v}, {input_arg()}, in);
-  }
-  if (name == "aten.permute.default") {
-    const auto dims = args[1].value.toIntVector();
-    std::vector<int64_t> back(dims.size());
-    for (size_t i = 0; i < dims.size(); ++i) {
-      back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
+  Args args{input_arg()};
+  switch (step.op->inverse) {
+    case Inverse::Scatter:
+      args.push_back(input_arg());
+      args.append(step.args.begin() + 1, step.args.end());
+      return apply(*step.op->scatter, {base, v}, std::move(args), in);
+    case Inverse::Same:
+      args.append(step.args.begin() + 1, step.args.end());
+      return apply(*step.op, {v}, std::move(args), in);
+    case Inverse::Order: {
+      const auto dims = step.args[1].value.toIntVector();
+      std::vector<int64_t> back(dims.size());
+      for (size_t i = 0; i < dims.size(); ++i) {
+        back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
+      }
+      args.push_back(attr(back));
+      return apply(*step.op, {v}, std::move(args), in);
     }
-    return apply(*step.op, {v}, {input_arg(), attr(back)}, in);
+    case Inverse::Complex:
+      return apply(c10::isComplexType(in->dtype) ? complex : real, {v}, std::move(args), in);
+    case Inverse::Type:
+      args.push_back(attr(static_cast<int64_t>(in->dtype)));
+      return apply(*step.op, {v}, std::move(args), in);
+    case Inverse::Shape:
+      return reshape(v, in);
+    case Inverse::Memory:
+      break;
   }
-  if (name == "aten.view_as_real.default" || name == "aten.view_as_complex.default") {
-    static auto& real = op_info("aten::view_as_real", "");
-    static auto& complex = op_info("aten::view_as_complex", "");
-    return apply(name == "aten.view_as_real.default" ? complex : real, {v}, {input_arg()}, in);
-  }
-  if (name == "aten._conj.default" || name == "aten._neg_view.default") {
-    return apply(*step.op, {v}, {input_arg()}, in);
-  }
-  if (name == "aten.view.dtype") {
-    return apply(*step.op, {v}, {input_arg(), attr(static_cast<int64_t>(in->dtype))}, in);
-  }
-  // Everything else only regroups the dimensions.
-  return reshape(v, in);
+  TORCH_INTERNAL_ASSERT(false, step.op->name, " is no step of a view");
 }
 
 ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out) {
   auto step = c10::make_intrusive<ViewStep>();
-  step->repeats = (parent.defined() && parent->repeats) ||
-                  (op.name == "aten.expand.default" && out->metas[0].numel() != in->numel()) ||
-                  op.name == "aten.unfold.default";
+  step->repeats = (parent.defined() && parent->repeats) || op.repeats == Repeats::Always ||
+                  (op.repeats == Repeats::WhereLarger && out->metas[0].numel() != in->numel());
   step->parent = std::move(parent);
   step->op = &op;
   step->args = std::move(args);
@@ -176,29 +161,30 @@ std::vector<const ViewStep*> steps_of(const ViewPath& path) {
 }
 
 Signs signs_of(const ViewPath& path) {
-  static const auto& conjugate = op_info("aten::_conj", "");
-  static const auto& negative = op_info("aten::_neg_view", "");
   Signs signs;
   for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
-    signs.conjugate = signs.conjugate != (step->op == &conjugate);
-    signs.negative = signs.negative != (step->op == &negative);
+    signs.conjugate = signs.conjugate != (step->op->sign == Sign::Conjugate);
+    signs.negative = signs.negative != (step->op->sign == Sign::Negative);
   }
   return signs;
 }
 
+ViewPath with_signs(ViewPath path, const Signs& signs, const MetaRef& meta) {
+  const auto add = [&](const char* name) {
+    path = make_step(std::move(path), op_info(name, ""), {input_arg()}, meta, single(meta));
+  };
+  if (signs.conjugate) {
+    add("aten::_conj");
+  }
+  if (signs.negative) {
+    add("aten::_neg_view");
+  }
+  return path;
+}
+
 bool shows_whole(const ViewPath& path, const Meta& base) {
-  static const auto& conjugate = op_info("aten::_conj", "");
-  static const auto& negative = op_info("aten::_neg_view", "");
   const auto& shown = path->out->metas[0];
-  if (shown.layout != base.layout || shown.offset != base.offset) {
-    return false;
-  }
-  for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
-    if (step->op == &conjugate || step->op == &negative) {
-      return false;
-    }
-  }
-  return true;
+  return shown.layout == base.layout && shown.offset == base.offset && signs_of(path) == Signs();
 }
 
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {

@@ -24,6 +24,8 @@ struct Signs {
   bool operator==(const Signs& other) const { return conjugate == other.conjugate && negative == other.negative; }
 };
 Signs signs_of(const ViewPath& path);
+// The path to what `path` shows, with these signs.
+ViewPath with_signs(ViewPath path, const Signs& signs, const MetaRef& meta);
 // Whether a view shows the storage's own elements in their own places, as the transpose of a transpose does.
 bool shows_whole(const ViewPath& path, const Meta& base);
 
