@@ -1,4 +1,4 @@
-"""The device's random state goes with PyTorch's: seeded, saved, forked and restored, it repeats where the CPU's does."""
+"""The device's random state goes with PyTorch's: seeded, forked and restored, it repeats where the CPU's does."""
 
 from __future__ import annotations
 

@@ -176,6 +176,20 @@ class TestScaler:
         with reads(len(GRADS)):
             self.train(torch.amp.GradScaler("xla"), lambda p: torch.optim.SGD(p, lr=0.1))
 
+    def test_a_skipped_step_is_one_graph(self, compiles):
+        """Up to the decision, from there on with the update, and without it."""
+        weight = torch.nn.Parameter(torch.ones(4, device="xla"))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        scaler = GradScaler(init_scale=4.0)
+        with compiles(3):
+            for step in range(7):
+                x = torch.full((4,), math.inf if step == 4 else 1.0 + step).to("xla")
+                optimizer.zero_grad()
+                scaler.scale((weight * x).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                torch_xla.sync()
+
     def test_zero_grad_reads_nothing(self, reads):
         with reads(0):
             params = self.train(GradScaler(use_zero_grad=True), lambda p: torch.optim.SGD(p, lr=0.1))
