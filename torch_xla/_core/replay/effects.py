@@ -146,7 +146,8 @@ def schedulers_of(optimizers: Sequence[Optimizer]) -> list[tuple[LRScheduler, in
 
 def host_randomness() -> list[Any]:
     """The states of generators on the host."""
-    found: list[Any] = [random.getstate(), torch.get_rng_state().numpy().tobytes()]
+    # At the end of the CPU generator's is the field that counts what devices draw (csrc/device/random).
+    found: list[Any] = [random.getstate(), torch.get_rng_state()[:-8].numpy().tobytes()]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
