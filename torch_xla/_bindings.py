@@ -75,6 +75,7 @@ stop_collectives = _C.stop_collectives
 # What the recorder asks of Python, and how it records.
 set_python_hooks = _C.set_python_hooks
 set_eager = _C.set_eager
+suspend_eager = _C.suspend_eager
 is_eager = _C.is_eager
 set_special_numbers = _C.set_special_numbers
 call_settings = _C.call_settings

@@ -47,11 +47,10 @@ class _CompileContext:
         self._name = name
         self._limit = max_different_graphs
         self._session = session
-        self._open: list[tuple[region.Region, bool, Any]] = []
+        self._open: list[tuple[region.Region, Any]] = []
 
     def __enter__(self) -> None:
-        eager = _bindings.is_eager()
-        _bindings.set_eager(False)
+        _bindings.suspend_eager(True)
         try:
             # What is pending from before belongs to another graph.
             with region.entered(region.Region(f"{self._name}_clear_pending" if self._name else None)):
@@ -61,14 +60,14 @@ class _CompileContext:
             entered = region.entered(running)
             entered.__enter__()
         except BaseException:
-            _bindings.set_eager(eager)
+            _bindings.suspend_eager(False)
             raise
-        self._open.append((running, eager, entered))
+        self._open.append((running, entered))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        running, eager, entered = self._open.pop()
+        running, entered = self._open.pop()
         running.closing = True
         try:
             barrier(debug_level.COMPILE)
@@ -78,7 +77,7 @@ class _CompileContext:
             error.add_note(f"[compile] while leaving the region: {second}")
         finally:
             entered.__exit__(None, None, None)
-            _bindings.set_eager(eager)
+            _bindings.suspend_eager(False)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return compile(function, full_graph=self._full_graph, name=self._name, max_different_graphs=self._limit)

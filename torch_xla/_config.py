@@ -284,6 +284,12 @@ XLA_PERSISTENT_CACHE_PATH = _text("XLA_PERSISTENT_CACHE_PATH", None, "Folder tha
 XLA_PERSISTENT_CACHE_READ_ONLY = _bool(
     "XLA_PERSISTENT_CACHE_READ_ONLY", False, "Reads that folder, never writes to it."
 )
+XLA_PERSISTENT_CACHE_MAX_BYTES = _int(
+    "XLA_PERSISTENT_CACHE_MAX_BYTES", 10 << 30, "Bytes that folder may have; files used longest ago go first."
+)
+XLA_PERSISTENT_CACHE_TRUSTED = _bool(
+    "XLA_PERSISTENT_CACHE_TRUSTED", False, "Runs programs from that folder though other users can write into it."
+)
 
 
 def options() -> list[Option[Any]]:

@@ -1,6 +1,7 @@
 """Regions: what they separate, what they forbid, and how they act on eager mode."""
 
 import re
+import threading
 
 import pytest
 import torch
@@ -257,3 +258,28 @@ def test_reading_a_value_does_not_break_an_ordinary_region():
         assert x.sum().item() == 6
         y = x * 2
     assert y.tolist() == [4, 4, 4]
+
+
+class TestThreads:
+    """A region, and recording in eager mode, are a thread's own."""
+
+    def test_another_thread_reads_inside_a_full_graph(self) -> None:
+        y = torch.ones(3, device="xla") * 2
+        read: list[float] = []
+        with torch_xla.compile(full_graph=True):
+            z = y * 3
+            other = threading.Thread(target=lambda: read.append((torch.ones(2, device="xla") + 1).sum().item()))
+            other.start()
+            other.join()
+        assert read == [4.0] and z.tolist() == [6.0] * 3
+
+    def test_another_thread_stays_in_eager_mode(self) -> None:
+        from torch_xla.experimental import eager
+
+        modes: list[bool] = []
+        with eager.eager_mode_context(True), torch_xla.compile():
+            other = threading.Thread(target=lambda: modes.append(eager.is_eager_mode()))
+            other.start()
+            other.join()
+            modes.append(eager.is_eager_mode())
+        assert modes == [True, False] and not eager.is_eager_mode()

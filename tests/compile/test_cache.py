@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +242,52 @@ class TestFolder:
         cache.clear()
         with counted("PersistentCacheHit", 1):
             run()
+
+    def test_it_keeps_below_its_size_limit(self, tmp_path: Path, counted: Counting) -> None:
+        cache.initialize(str(tmp_path))
+        run()
+        (kept,) = tmp_path.iterdir()
+        os.utime(kept, (1, 1))  # used long ago
+        (tmp_path / ".left.part").write_bytes(b"of a process that was killed")
+        os.utime(tmp_path / ".left.part", (0, 0))
+        with setting(_config.XLA_PERSISTENT_CACHE_MAX_BYTES, kept.stat().st_size), counted("PersistentCacheRemoved", 2):
+            run(size=5)
+        assert kept.name not in files(tmp_path) and len(files(tmp_path)) == 1
+
+    def test_a_program_that_is_loaded_is_in_use(self, tmp_path: Path) -> None:
+        cache.initialize(str(tmp_path))
+        run()
+        (kept,) = tmp_path.iterdir()
+        os.utime(kept, (1, 1))
+        cache.clear()
+        run()
+        assert kept.stat().st_mtime > 1
+
+    def test_a_program_that_cannot_be_written_runs(
+        self, tmp_path: Path, counted: Counting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Loaded:
+            def serialize(self) -> bytes:
+                raise RuntimeError("UNIMPLEMENTED")
+
+        cache.initialize(str(tmp_path))
+        save = cache._save
+
+        def unable(cut: Any, executable: Any) -> None:
+            save(cut, SimpleNamespace(loaded=Loaded()))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(cache, "_save", unable)
+        with counted("PersistentCacheWriteFailed", 1):
+            assert run() == EXPECTED
+        assert files(tmp_path) == []
+
+    def test_a_folder_that_others_can_write_is_refused(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o777)
+        with pytest.raises(RuntimeError, match=r"into which everybody can write, expected .* XLA_PERSISTENT_CACHE_TR"):
+            cache.initialize(str(tmp_path))
+        with setting(_config.XLA_PERSISTENT_CACHE_TRUSTED, True):
+            cache.initialize(str(tmp_path))
+        tmp_path.chmod(0o700)
 
     def test_the_environment_may_name_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counting

@@ -33,7 +33,7 @@ def look(device: int, run: Run) -> None:
         device: Index of the device.
         run: Cuts a device's graph and runs it.
     """
-    if region.stack or not region.allowed or pending.any_on(device):
+    if region.stack() or not region.allowed or pending.any_on(device):
         return
     if not _bindings.is_looping(device):
         with _timeline.span("look for a loop"):

@@ -100,11 +100,11 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if barrier.reading and first:
             if _run_on_host(cut):
                 return []
-            if not (barrier.weighed or region.stack or cache.knows(cut)):
+            if not (barrier.weighed or region.stack() or cache.knows(cut)):
                 barrier.weighed = what.again = True
                 cut.clear()  # it holds what others may write over
                 return [_instead(what) or what]
-            if not (barrier.divided or region.stack or later or cache.knows(cut)):
+            if not (barrier.divided or region.stack() or later or cache.knows(cut)):
                 parts = host_evaluation.divide(cut, what)
                 if parts:
                     barrier.divided = True
@@ -158,7 +158,7 @@ def compute_on_host(what: _bindings.Cut) -> bool:
     """
     cut = what.graph()
     try:
-        alone = bool(cut.num_outputs) and cut.fits_host and not region.stack
+        alone = bool(cut.num_outputs) and cut.fits_host and not region.stack()
         return alone and not any(map(sequence.is_collective, graph.describe(cut).nodes)) and _run_on_host(cut)
     finally:
         cut.clear()  # it holds what others may write over, also where a kernel raised
@@ -203,7 +203,7 @@ def _raise_interrupt() -> None:
 
 def _watched() -> bool:
     """Whether somebody looks at the stages of each run, or has a say in it."""
-    return bool(_timeline.recorder or _capture.on or region.stack) or inspected()
+    return bool(_timeline.recorder or _capture.on or region.stack()) or inspected()
 
 
 def inspected() -> bool:

@@ -6,6 +6,7 @@ The barrier tells each graph to `before_run` ahead of compiling it. A region may
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,8 +47,14 @@ class Region:
     replayed: bool = False  # whether reading raises: a replay would not
 
 
-# A stack of the process, not of a thread: autograd runs backward functions in threads of its own.
-stack: list[Region] = []
+class _Thread(threading.local):
+    """What is a thread's own: a region says nothing of what other threads do meanwhile."""
+
+    def __init__(self) -> None:
+        self.stack: list[Region] = []
+
+
+_thread = _Thread()
 allowed = True  # whether graphs may run at all
 
 
@@ -57,24 +64,29 @@ def allow(on: bool) -> None:
     allowed = on
 
 
+def stack() -> list[Region]:
+    """The regions of this thread, the innermost last."""
+    return _thread.stack
+
+
 def current() -> Region | None:
     """The innermost region, or None."""
-    return stack[-1] if stack else None
+    return _thread.stack[-1] if _thread.stack else None
 
 
 def name() -> str | None:
     """Name of the innermost region that has one: the name graphs get in messages and dumps."""
-    return next((region.name for region in reversed(stack) if region.name), None)
+    return next((region.name for region in reversed(stack()) if region.name), None)
 
 
 @contextmanager
 def entered(region: Region) -> Iterator[Region]:
     """Makes a region the innermost one."""
-    stack.append(region)
+    stack().append(region)
     try:
         yield region
     finally:
-        stack.remove(region)
+        stack().remove(region)
 
 
 def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> str | None:
@@ -100,7 +112,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
             )
         )
     before_read(line)
-    for region in stack:
+    for region in stack():
         if region.full_graph and not region.closing:
             raise GraphLimitError(
                 message(
@@ -113,7 +125,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
             )
         if region.max_different_graphs is not None:
             region.session.check(key, describe, region.max_different_graphs)
-    return name() if stack else None
+    return name() if stack() else None
 
 
 def before_read(line: Callable[[], str | None]) -> None:
@@ -122,7 +134,7 @@ def before_read(line: Callable[[], str | None]) -> None:
     Raises:
         GraphLimitError: The step is recorded to be replayed, and did the like before.
     """
-    for region in stack:
+    for region in stack():
         if region.closing:
             continue
         if region.observe is not None:
@@ -142,7 +154,7 @@ def before_read(line: Callable[[], str | None]) -> None:
 
 def about_to_run(graph: Any, executable: Any) -> None:
     """Called with every graph right before it runs, and with its program."""
-    for region in stack:
+    for region in stack():
         if region.observe is not None and region.closing:
             region.observe(graph, executable)
 

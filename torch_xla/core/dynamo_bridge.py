@@ -29,12 +29,11 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
     def run(*args: Any) -> Any:
         # What the arguments wait for is no part of this program, which has one graph only then.
         _barrier.evaluate(_tensors(args), cause=debug_level.DYNAMO_INPUTS)
-        eager = _bindings.is_eager()
-        _bindings.set_eager(False)  # one program also where all else runs at once
+        _bindings.suspend_eager(True)  # one program also where all else runs at once
         try:
             results = xla_model(*args)
         finally:
-            _bindings.set_eager(eager)
+            _bindings.suspend_eager(False)
         _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
         return results
 

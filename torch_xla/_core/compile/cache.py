@@ -7,17 +7,20 @@ import hashlib
 import itertools
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Hashable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _files, _metrics
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
 from torch_xla._core.graph import graph
 from torch_xla._core.job import agreement, session
+from torch_xla._errors import message
 
 _CAPACITY = 1024
 # XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
@@ -39,25 +42,51 @@ _stores_to_come = 0  # before mappings must be counted again
 def initialize(path: str, readonly: bool = False) -> None:
     """Keeps compiled graphs in a folder, so that a later process neither lowers nor compiles them.
 
+    A program is code: whoever writes into the folder decides what this process runs. Files that were used longest ago
+    go where there are more bytes than ``XLA_PERSISTENT_CACHE_MAX_BYTES``.
+
     Args:
-        path: The folder; made if missing.
+        path: The folder; made if missing, for this user alone.
         readonly: Read what is there, write nothing.
 
     Raises:
-        RuntimeError: The folder cannot be made or written.
+        RuntimeError: The folder cannot be made or written, or others may write into it and
+            ``XLA_PERSISTENT_CACHE_TRUSTED`` is not set.
     """
     global _folder, _readonly
     folder = Path(path).expanduser()
     if not readonly:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
             raise RuntimeError(
                 f"[cache] got {path}, expected a folder that can be written ({error}); choose another, or readonly=True"
             ) from error
+    _refuse_strangers(folder)
     _folder, _readonly = folder, readonly
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Raises where somebody else but the superuser may write programs into the folder."""
+    if _config.XLA_PERSISTENT_CACHE_TRUSTED.get() or not folder.exists():
+        return
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        why = f"which belongs to user {found.st_uid}"
+    elif found.st_mode & stat.S_IWOTH:
+        why = "into which everybody can write"
+    else:
+        return
+    raise RuntimeError(
+        message(
+            "cache",
+            f"got {folder}, {why}",
+            expected=f"a folder of user {os.geteuid()}: this process runs what it finds there",
+            do="choose another, or set XLA_PERSISTENT_CACHE_TRUSTED=1",
+        )
+    )
 
 
 @functools.cache
@@ -194,15 +223,30 @@ def _file(cut: _bindings.Graph) -> Path:
 
 def _save(cut: _bindings.Graph, executable: Executable) -> None:
     """Writes to a file of another name first: a process killed here leaves nothing under the real one."""
-    payload = executable.loaded.serialize()
     path = _file(cut)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-        os.replace(temporary, path)
-    except OSError:
+        payload = executable.loaded.serialize()
+        with _files.replacing(path) as draft:
+            Path(draft).write_bytes(_MAGIC + hashlib.sha256(payload).digest() + payload)
+        _keep_below_size_limit(path.parent)
+    except Exception:  # a full disk, or a plugin that cannot serialize: the program runs all the same
         _metrics.count("PersistentCacheWriteFailed")
+
+
+def _keep_below_size_limit(folder: Path) -> None:
+    """Removes the files used longest ago while there are too many bytes; other processes may do so at the same time."""
+    found = []
+    for entry in os.scandir(folder):
+        if entry.name.endswith((".xla", ".part")):
+            with suppress(FileNotFoundError):
+                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    excess = sum(size for _, size, _ in found) - _config.XLA_PERSISTENT_CACHE_MAX_BYTES.get()
+    for _, size, path in sorted(found):
+        if excess <= 0:
+            break
+        Path(path).unlink(missing_ok=True)
+        _metrics.count("PersistentCacheRemoved")
+        excess -= size
 
 
 def _load(cut: _bindings.Graph) -> Executable | None:
@@ -211,6 +255,8 @@ def _load(cut: _bindings.Graph) -> Executable | None:
     path = _file(cut)
     try:
         content = path.read_bytes()
+        if not _readonly:
+            os.utime(path)  # it is in use
     except OSError:
         return None
     digest, payload = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -13,7 +14,10 @@ from torch_xla._core.job.connection import Session
 
 T = TypeVar("T")
 
+_published: deque[str] = deque()  # keys of the programs of this process in the store
+
 _LARGEST = 1 << 28  # bytes that the store is given
+_KEPT = 8  # programs of this process that stay in the store: of a job's ranks few come much later, or never
 _PAUSES = (0.001, 0.05)  # seconds between two looks, at first and at most
 
 
@@ -53,6 +57,9 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
     finally:
         with suppress(RuntimeError):
             store.set(f"{key}/made", made if len(made) <= _LARGEST else b"")
+            _published.append(key)
+            if len(_published) > _KEPT:
+                store.set(f"{_published.popleft()}/made", b"")  # who comes now compiles it
 
 
 def _made(connection: Session, store: Any, key: str, who: int) -> bytes:

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ _find_meeting: Callable[[], Meeting | None] | None = None
 _everyone: tuple[jax.Device, ...] = ()
 _chosen: str | None = None
 _started = False
+_starting = threading.RLock()
 _forked = False
 _spmd: bool | None = None  # not asked yet
 
@@ -161,8 +163,13 @@ def client_started() -> bool:
     return _started
 
 
-@functools.cache
 def _devices() -> tuple[jax.Device, ...]:
+    with _starting:  # threads may make their first tensors at the same time
+        return _start()
+
+
+@functools.cache
+def _start() -> tuple[jax.Device, ...]:
     global _started
     import jax
 
@@ -242,6 +249,7 @@ def _meet(address: str, processes: int, rank: int) -> None:
         rank,
         local_device_ids=[_config.LOCAL_RANK.get()] if several else None,
         cluster_detection_method="deactivate",
+        coordinator_bind_address=address,  # JAX's default is every address of the host
         shutdown_timeout_seconds=_LONG,  # who is done waits quietly
     )
 

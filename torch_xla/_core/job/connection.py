@@ -22,6 +22,7 @@ from torch_xla._core.job import pending, programs
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError, message
 
+_OUTPUT_ENDS = 1.0  # seconds
 _PAUSES = (0.0002, 0.02)  # seconds between two looks at a meeting, at first and at most
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -71,6 +72,17 @@ class Session:
             "machine": _machine(),
             "pid": self._pid,
         }
+        if self.store.check(["joined"]):
+            self._lost = True  # a job that goes on without this process, and is told nothing of it
+            where = f"{self.rank_info.address}:{self.rank_info.port}"
+            self.stop(f"[job] a job runs already at {where}; set MASTER_PORT to another port")
+            self.check()
+        world = self.store.compare_set("processes", "", str(self.rank_info.world)).decode()
+        if world != str(self.rank_info.world):
+            self.fail(
+                f"[job] rank {self.rank_info.rank} has WORLD_SIZE={self.rank_info.world}, another process {world}; it "
+                "must be the same everywhere"
+            )
         if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
             self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
         found = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(own).encode())]
@@ -79,6 +91,7 @@ class Session:
                 if other[name] != found[0][name]:
                     self.fail(f"[job] rank {rank} has {name}={other[name]}, rank 0 has {name}={found[0][name]}")
         self.members = found
+        self.store.set("joined", "")
 
     # Meeting.
 
@@ -301,17 +314,27 @@ def _runs(pid: int) -> bool:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keeps what Gloo prints on standard output when it connects."""
+    """Keeps back what Gloo prints on standard output when it connects; what others print meanwhile passes."""
     sys.stdout.flush()
     saved = os.dup(1)
-    sink = os.open(os.devnull, os.O_WRONLY)
+    source, sink = os.pipe()
+    os.dup2(sink, 1)
+    os.close(sink)
+
+    def forward() -> None:
+        with os.fdopen(source, "rb") as lines, os.fdopen(saved, "wb", 0) as output:
+            for text in lines:
+                if not text.startswith(b"[Gloo]"):
+                    output.write(text)
+
+    # It ends with the last writer, which may be a process that was started in the block.
+    forwarding = threading.Thread(target=forward, name="torch_xla-output", daemon=True)
+    forwarding.start()
     try:
-        os.dup2(sink, 1)
         yield
     finally:
         os.dup2(saved, 1)
-        os.close(saved)
-        os.close(sink)
+        forwarding.join(_OUTPUT_ENDS)
 
 
 def connect(rank_info: environment.RankInfo, serves: bool) -> Any:

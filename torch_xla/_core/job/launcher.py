@@ -14,8 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import forkserver
 from typing import Any
 
 from torch_xla import _config
@@ -78,7 +80,6 @@ def run(
         _check_importable(fn)
         if sys.platform == "linux":
             start_method = "forkserver"
-            multiprocessing.set_forkserver_preload([_PRELOADED, *modules])
     host = environment.rank_info()
     if host.world == 1:
         store = connection.listen("127.0.0.1", 0)
@@ -87,7 +88,8 @@ def run(
         store = connection.connect(host, serves=host.rank == 0 and not host.served)
     entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
     try:
-        found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
+        with _preloading([_PRELOADED, *modules]):
+            found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
         raise _unsendable(fn, error) from error
     context = started.Processes(found.processes, found.error_files, store, host)
@@ -96,6 +98,17 @@ def run(
     while not context.join():
         pass
     return None
+
+
+@contextmanager
+def _preloading(modules: list[str]) -> Iterator[None]:
+    """A scope in which a fork server that starts imports these; outside, it imports what the program asked for."""
+    asked = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
+    multiprocessing.set_forkserver_preload(modules)
+    try:
+        yield
+    finally:
+        multiprocessing.set_forkserver_preload(asked)
 
 
 def _check_importable(fn: Callable[..., Any]) -> None:

@@ -81,7 +81,7 @@ class Step:
         self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if region.stack:
+        if region.stack():
             return self._function(*args, **kwargs)  # a part of what is recorded already
         try:
             call = Call.of(args, kwargs)

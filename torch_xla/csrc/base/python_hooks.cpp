@@ -13,6 +13,7 @@ namespace {
 
 PyObject* hooks = nullptr;
 std::atomic<bool> eager_on{false};
+thread_local int suspended = 0;  // regions of this thread
 
 template <class... Arguments>
 py::object call(const char* method, const Arguments&... arguments) {
@@ -140,7 +141,8 @@ void set_python_hooks(PyObject* h) {
   hooks = h;
 }
 
-bool eager() { return eager_on.load(std::memory_order_relaxed); }
+bool eager() { return eager_on.load(std::memory_order_relaxed) && suspended == 0; }
 void set_eager(bool on) { eager_on.store(on, std::memory_order_relaxed); }
+void suspend_eager(bool on) { suspended += on ? 1 : -1; }
 
 }  // namespace torch_xla

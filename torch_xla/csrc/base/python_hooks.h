@@ -49,7 +49,9 @@ bool refuses_call(std::exception& error);
 // `hooks` is a Python object with methods of these names; kept for the life of the process.
 void set_python_hooks(PyObject* hooks);
 
+// Eager mode is the process's; a thread in a region records all the same.
 bool eager();
 void set_eager(bool on);
+void suspend_eager(bool on);
 
 }  // namespace torch_xla

@@ -31,6 +31,7 @@ void check_count(int count) {
 void bind_recorder(py::module_& m) {
   m.def("set_python_hooks", [](const py::object& hooks) { set_python_hooks(hooks.ptr()); });
   m.def("set_eager", &set_eager);
+  m.def("suspend_eager", &suspend_eager);
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
   m.def("call_settings", &call_settings);

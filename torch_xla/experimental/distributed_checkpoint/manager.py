@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -161,6 +161,8 @@ class CheckpointManager:
     def save_async(self, step: int, state_dict: dict[str, Any], force: bool | None = False) -> bool:
         """As `save`, but returns when the values are on the host; they are written in the background.
 
+        An earlier checkpoint that could not be written raises here, and is not tried again.
+
         Args:
             step: The step of the loop.
             state_dict: What to save.
@@ -168,7 +170,11 @@ class CheckpointManager:
 
         Returns:
             Whether one is taken.
+
+        Raises:
+            Exception: What went wrong with an earlier one.
         """
+        self._raise_failures()
         if not (self.should_save(step) or force):
             return False
         self._compute()
@@ -204,8 +210,14 @@ class CheckpointManager:
 
     def join(self) -> None:
         """Waits for what is written in the background, and raises what went wrong there."""
-        started, self._started = self._started, []
-        for future in started:
+        wait(self._started)
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        """Forgets what is written, and raises the first failure of it."""
+        done = [future for future in self._started if future.done()]
+        self._started = [future for future in self._started if future not in done]
+        for future in done:
             future.result()
 
     def reached_preemption(self, step: int) -> bool:
