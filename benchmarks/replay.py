@@ -38,7 +38,9 @@ def _mlp(model: nn.Module) -> tuple[Step, Any, None]:
 
 
 def _gpt2(model: nn.Module) -> tuple[Step, Any, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=workloads.GPT2_RATE)
+    # A rate that a scheduler changes is an input of a replay only as a tensor.
+    rate = torch.tensor(workloads.GPT2_RATE, device="xla")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=workloads.GPT2_STEPS)
 
     def step(tokens: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Signatures of the native recorder; `csrc/bindings/` defines them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -44,29 +44,6 @@ class Program:
     def run(self) -> Callable[..., tuple[Any, ...] | None]: ...
     # Where it takes its leaves and gives its outputs, as the compiler had it.
     def set_places(self, inputs: Sequence[int], outputs: Sequence[int]) -> None: ...
-    def bind(
-        self, inputs: Sequence[torch.Tensor], numbers: Sequence[complex], results: Sequence[torch.Tensor]
-    ) -> Binding:
-        """Arguments of a run that nothing was cut for.
-
-        Args:
-            inputs: Per input of the program a tensor that has its value.
-            numbers: Its scalars and seeds.
-            results: Per output the tensor that it becomes the value of; no view.
-
-        Raises:
-            RuntimeError: They are not what the program was compiled for.
-        """
-
-class Binding:
-    """What one run takes and gives, without a graph."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def device(self) -> int: ...
-    # As `Graph.execute`.
-    def execute(self) -> Any: ...
 
 class Recording:
     """What a step that is recorded reads and leaves behind, told by the ids of storages; begins when it is made.
@@ -108,6 +85,26 @@ class Recording:
     # Tensors it computed with that are still there, and whether it wrote to them.
     @property
     def touched(self) -> list[tuple[torch.Tensor, bool]]: ...
+
+class Guards:
+    """What the code of a step sees of Python now, to be compared with what it sees later.
+
+    Args:
+        policy: What is looked at, `_core/replay/guards.py`.
+        roots: Where from, as (name, object).
+
+    Attributes:
+        storages: Of the tensors that were found.
+        opaque: What cannot be compared.
+    """
+
+    def __init__(self, policy: Any, roots: Sequence[tuple[str, Any]]) -> None: ...
+    @property
+    def storages(self) -> set[int]: ...
+    @property
+    def opaque(self) -> list[str]: ...
+    # None if all is the same, else what differs and how. Tensors may have storages of `made` instead of theirs.
+    def check(self, made: Collection[int] = ...) -> tuple[str, str] | None: ...
 
 class Replay:
     """A step that runs again without being recorded.

@@ -8,9 +8,9 @@ _extension.load()  # which of several there may be
 
 import torch_xla._C as _C  # noqa: E402
 
-Binding = _C.Binding
 Cut = _C.Cut
 Graph = _C.Graph
+Guards = _C.Guards
 Packing = _C.Packing
 Program = _C.Program
 Recording = _C.Recording

@@ -128,9 +128,11 @@ def compile(
         name: Name of the graphs in messages and dumps; the function's name by default.
         max_different_graphs: How many different graphs the function may have over its life; one more raises and shows
             the first operation that differs.
-        replay: Whether calls run again without Python once two recorded ones agree: parameters, optimizer state,
-            gradients and statistics are bound again, tensors and numbers among the arguments are inputs. What a replay
-            cannot see, and what it says then, is in ``docs/debugging.md``.
+        replay: Whether calls run again without Python once two recorded ones agree. Tensors among the arguments are
+            inputs, and parameters, optimizer state, gradients and statistics are those of the moment; all else that the
+            code of ``f`` can name is compared before each call, which is recorded where something differs. ``f`` must
+            depend on nothing else: no clock, file or generator. What it says where it cannot be replayed is in
+            ``docs/debugging.md``, what is compared in ``docs/performance.md``.
 
     Returns:
         The wrapped function or module, or the context manager.

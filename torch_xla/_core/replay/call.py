@@ -1,7 +1,8 @@
-"""The arguments of a call of a step: which are tensors, which are numbers, and what tells one kind from others."""
+"""The arguments of a call of a step: which are tensors, and what tells one kind from others."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,22 @@ from torch.utils import _pytree as pytree
 
 from torch_xla import _bindings
 
-_FLAT = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
+_NUMBERS = (bool, int, float, complex)
+_PLAIN = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+_FLAT = (torch.Tensor, *_PLAIN)
 
 
 class CannotReplay(Exception):
-    """A step does something that a replay of it would not."""
+    """A step does something that a replay of it would not.
+
+    Args:
+        reason: What.
+        first: Whether that counts in a first call too, in which much is made that stays.
+    """
+
+    def __init__(self, reason: str, first: bool = True) -> None:
+        super().__init__(reason)
+        self.first = first
 
 
 @dataclass
@@ -24,14 +36,14 @@ class Call:
 
     Attributes:
         tensors: The tensors among them; of some views a copy.
-        numbers: The whole and floating-point numbers.
         key: All else about them: structure, shapes, dtypes, other values.
+        numbers: The numbers, which are a part of the key.
         own: Those views, by position.
     """
 
     tensors: list[torch.Tensor]
-    numbers: list[Any]
     key: Any
+    numbers: tuple[Any, ...] = ()
     own: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def settle_views(self, moving: dict[int, int | None]) -> None:
@@ -83,14 +95,14 @@ class Call:
             if isinstance(x, torch.Tensor):
                 tensors.append(x)
                 key.append((x.shape, x.dtype, x.stride(), x.requires_grad, x.device, type(x)))
-            elif type(x) in (int, float):
-                numbers.append(x)
+            elif type(x) in _NUMBERS:
+                # Told by its text, as 1, 1.0 and True are equal, and 0.0 and -0.0.
+                numbers.append((type(x), repr(x)))
                 key.append(type(x))
+            elif isinstance(x, enum.Enum) or type(x) in _PLAIN:
+                key.append((type(x), x))
             else:
-                key.append(x)
-        key = tuple(key)  # type: ignore[assignment]
-        try:
-            hash(key)
-        except TypeError as error:
-            raise CannotReplay(f"an argument cannot be told from others: {error}") from error
-        return Call(tensors, numbers, key)
+                raise CannotReplay(
+                    f"it is given a {type(x).__name__}; give it tensors, numbers, strings and containers of them"
+                )
+        return Call(tensors, tuple(key), tuple(numbers))

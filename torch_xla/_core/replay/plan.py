@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,6 @@ from torch.utils import _pytree as pytree
 from torch_xla import _bindings, _timeline
 from torch_xla._core import sync
 from torch_xla._core.replay.call import Call, CannotReplay
-from torch_xla._core.replay.effects import settings_of
-from torch_xla._core.replay.numbers import Rules
 from torch_xla._core.replay.recorded import Facts, Parameters
 
 _NO_HISTORY = (
@@ -28,18 +26,13 @@ _LIVES, _ARGUMENT, _GRADIENT, _FRESH = range(4)
 class Plan:
     """A program of a step, and how its calls are replayed."""
 
-    def __init__(self, facts: Facts, rules: Rules, varied: Sequence[bool]) -> None:
-        self._modules = facts.modules
-        self._optimizers = facts.optimizers
-        self._others = facts.others
-        self._rules = rules
-        self._arguments = facts.arguments
-        self._varied = varied
-        self._counters = facts.counters
+    def __init__(self, facts: Facts) -> None:
+        self._guards = facts.guards
+        self._fixed = facts.fixed
         self._executable = facts.executable
         self._drawn = facts.drawn
         self._seeds = facts.seeds
-        self._varying = sorted({*rules.numbers, *facts.seeds})
+        self._varying = sorted(facts.seeds)
         self._makes: list[tuple[str, Any, bool]] = []
 
     def bind(self, facts: Facts, parameters: Parameters) -> None:
@@ -135,39 +128,24 @@ class Plan:
             versions,
         )
 
-    def scalars(self, call: Call) -> list[Any] | None:
-        """The numbers of a call, if all is as it was when it was recorded."""
-        for reference, training in self._modules:
-            module = reference()
-            if module is None or module.training is not training:
-                return None
-        numbers, others = settings_of(self._optimizers)
-        if others != self._others:
-            return None
-        scalars = call.numbers + numbers
-        if not self._rules.fit(scalars):
-            return None
-        for tensor, storage, varied in zip(call.tensors, self._arguments, self._varied, strict=True):
-            if not varied and tensor.device.type == "xla" and _bindings.tensor_id(tensor) != storage:
-                return None
-        return scalars
+    def differs(self, call: Call) -> tuple[str, str] | None:
+        """What is not as it was when the call was recorded, and how."""
+        for k, storage in self._fixed.items():
+            if _bindings.tensor_id(call.tensors[k]) != storage:
+                return f"argument {k}", "is a tensor that the step does not find elsewhere any more"
+        found: tuple[str, str] | None = self._guards.check()
+        return found
 
-    def run(self, call: Call, scalars: list[Any]) -> tuple[Any, ...] | None:
+    def run(self, call: Call) -> tuple[Any, ...] | None:
         """Replays a call; gives what it returns, or None where that cannot be."""
         device = self._replay.device
         values: list[Any] = []
         if self._varying:
-            rules, seeds = self._rules.numbers, self._seeds
-            seed = offset = 0
-            if seeds:
-                seed, offset = _bindings.rng_state(device)
-                signed = seed - (1 << 64) if seed >> 63 else seed
+            seed, offset = _bindings.rng_state(device)
+            signed = seed - (1 << 64) if seed >> 63 else seed
             for place in self._varying:
-                if place in rules:
-                    values.append(rules[place](scalars))
-                else:
-                    kind, far = seeds[place]
-                    values.append(signed if kind == "seed" else offset + far)
+                kind, far = self._seeds[place]
+                values.append(signed if kind == "seed" else offset + far)
         start = time.perf_counter()
         with sync._lock:
             found = self._replay.run(call.tensors, values)
@@ -177,8 +155,6 @@ class Plan:
         if self._drawn:
             state = _bindings.rng_state(device)
             _bindings.set_rng_state(device, state[0], state[1] + self._drawn)
-        if self._counters:
-            torch._foreach_add_(self._counters, 1)
         if _timeline.recorder is not None:
             _timeline.launched(device, self._replay.key, start, self._executable, token)
         if self._all_made:

@@ -6,17 +6,18 @@ import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer
 from torch.utils import _pytree as pytree
 
 from torch_xla import _bindings
 from torch_xla._core.device import transfer
 from torch_xla._core.replay.call import Call, CannotReplay
-from torch_xla._core.replay.effects import Watcher, host_randomness, schedulers_of, settings_of
+from torch_xla._core.replay.effects import HostArguments, Optimizers, host_randomness
+from torch_xla._core.replay.guards import guards_of
 
 # Where something comes from, or goes to: a kind, and what tells it from others of its kind.
 Origin = tuple[Any, ...]
@@ -52,6 +53,7 @@ class Facts:
     device: int
     key: str
     executable: Any
+    guards: _bindings.Guards
     lines: list[str | None]  # of the leaves
     reads: list[Origin] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -59,18 +61,13 @@ class Facts:
     numbers: list[Any] = field(default_factory=list)
     seeds: dict[int, tuple[str, int]] = field(default_factory=dict)  # by number: "seed", or "offset" and how far
     drawn: int = 0
-    scalars: list[Any] = field(default_factory=list)
-    others: list[Any] = field(default_factory=list)
-    arguments: list[int] = field(default_factory=list)  # storages of tensors; 0 on the host
+    fixed: dict[int, int] = field(default_factory=dict)  # storages of arguments that are more than arguments
     had_gradient: list[bool] = field(default_factory=list)
     gradients_then: list[str] = field(default_factory=list)  # "keep", "clear" or "make"
     results: list[Origin] = field(default_factory=list)
     result_spec: Any = None
     likes: list[torch.Tensor | None] = field(default_factory=list)  # per result
-    modules: list[tuple[weakref.ref[torch.nn.Module], bool]] = field(default_factory=list)
-    optimizers: list[weakref.ref[Optimizer]] = field(default_factory=list)
     written: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    counters: list[torch.Tensor] = field(default_factory=list)  # on the host; each step adds 1
     complete: bool = True  # whether it knew all parameters from the start
 
     def forget_values(self) -> None:
@@ -79,20 +76,19 @@ class Facts:
         self.constants.clear()
 
     def structure(self) -> tuple[Any, ...]:
-        """What two calls that can be replayed have in common, beside their numbers."""
+        """What two calls that can be replayed have in common, beside random numbers' seeds."""
         return (
             self.key,
             self.reads,
             [(c.target, c.output, c.source) for c in self.changes],
             sorted(self.seeds.items()),
             self.drawn,
-            self.others,
+            [value for place, value in enumerate(self.numbers) if place not in self.seeds],
+            self.fixed,
             self.had_gradient,
             self.gradients_then,
             self.results,
             str(self.result_spec),
-            [id(counter) for counter in self.counters],
-            [(reference(), training) for reference, training in self.modules],
         )
 
 
@@ -130,22 +126,22 @@ class Recorder:
     Args:
         call: Its arguments.
         parameters: Those that earlier calls have to do with.
-        optimizers: Likewise.
         latest: What the latest call did that became a graph, by its key.
+        guards: What the function sees before the call.
     """
 
     def __init__(
         self,
         call: Call,
         parameters: Parameters,
-        optimizers: Sequence[weakref.ref[Optimizer]],
         latest: dict[str, Facts],
+        guards: _bindings.Guards,
     ) -> None:
         self._call = call
         self._parameters = parameters
-        self._optimizers = optimizers
         self._latest = latest
-        self._watcher = Watcher()
+        self._guards = guards
+        self._optimizers = Optimizers()
         self.reads = False
         self._seen: list[Facts] = []
         self._result: list[Any] = []
@@ -155,15 +151,14 @@ class Recorder:
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls the step, with nothing pending before it."""
         self._gradients = self._parameters.gradients()
-        alive = [x for reference in self._optimizers if (x := reference()) is not None]
-        self._schedulers = schedulers_of(alive)
-        self._scalars = [*self._call.numbers, *settings_of(self._optimizers)[0]]
         self._arguments = [_id_of(t) for t in self._call.tensors]
         self._state = _bindings.rng_state(self.device)
         self._random = host_randomness()
         self._recording = _bindings.Recording(self.device)
+        on_host = [t for t in self._call.tensors if t.device.type != "xla"]
+        self._host = HostArguments(on_host, self._recording)
         try:
-            with self._watcher.watching():
+            with self._optimizers.watched(), self._host if on_host else nullcontext():
                 leaves, self._spec = pytree.tree_flatten(function(*args, **kwargs))
             self._result = leaves
         finally:
@@ -180,7 +175,7 @@ class Recorder:
             self.reads = True
             return
         self._recording.see(cut)
-        facts = Facts(self._recording, cut.device, cut.key, executable, cut.leaf_frames)
+        facts = Facts(self._recording, cut.device, cut.key, executable, self._guards, cut.leaf_frames)
         for i, storage in enumerate(self._recording.reads):
             if storage == 0:
                 shape, dtype = cut.leaf_metas[i]
@@ -191,8 +186,12 @@ class Recorder:
         """The keys of its graphs."""
         return [facts.key for facts in self._seen]
 
-    def facts(self) -> Facts:
+    def facts(self, function: Callable[..., Any], name: str) -> Facts:
         """What was noted.
+
+        Args:
+            function: The step.
+            name: What it is called.
 
         Raises:
             CannotReplay: The step cannot be replayed.
@@ -202,34 +201,49 @@ class Recorder:
         facts = self._seen[0]
         if self._recording.relaid:
             raise CannotReplay("it gives a tensor's storage another size")
-        self._take_guards(facts)
+        if host_randomness() != self._random:
+            raise CannotReplay("it draws random numbers on the host; draw them outside and pass them, or on the device")
+        if self._host.computed is not None:
+            raise CannotReplay(
+                f"it computes on the host with an argument, in {self._host.computed}; copy it to the device first"
+            )
         self._take_gradients(facts)
         self._take_changes(facts)
         self._take_reads(facts)
         self._take_numbers(facts)
         self._take_results(facts)
+        self._take_guards(facts, function, name)
+        self._check_found(facts)
         return facts
 
-    def _take_guards(self, facts: Facts) -> None:
-        facts.counters = self._watcher.counters()
-        for scheduler, before in self._schedulers:
-            if scheduler.last_epoch != before:
+    def _take_guards(self, facts: Facts, function: Callable[..., Any], name: str) -> None:
+        kept = {change.storage for change in facts.changes if change.target == ("kept",)}
+        if self._guards.opaque:
+            raise CannotReplay(
+                f"it depends on {self._guards.opaque[0]}, which cannot be compared; use it outside and pass tensors"
+            )
+        differs = self._guards.check(kept)
+        if differs is not None:
+            where, how = differs
+            raise CannotReplay(f"it changes {where}, which {how}; keep that in a tensor, or outside", first=False)
+        if kept:
+            facts.guards = guards_of(function, name)
+        known = {*self._guards.storages, *facts.guards.storages, *self._gradients}
+        facts.fixed = {k: storage for k, storage in enumerate(self._arguments) if storage and storage in known}
+
+    def _check_found(self, facts: Facts) -> None:
+        """Refuses tensors that no replay could find: nothing says that the next call has the same."""
+        before, after = self._guards.storages, facts.guards.storages
+        for origin, line in zip(facts.reads, facts.lines, strict=True):
+            if origin[0] == "storage" and origin[1] not in before:
                 raise CannotReplay(
-                    f"torch.optim.lr_scheduler.{type(scheduler).__name__} takes its step inside; take it after the call"
+                    f"it reads a tensor, made at {line}, that its code does not name; pass it as an argument"
                 )
-        if host_randomness() != self._random:
-            raise CannotReplay("it draws random numbers on the host; draw them outside and pass them, or on the device")
-        found = list(self._watcher.optimizers.values())
-        facts.optimizers = [weakref.ref(optimizer) for optimizer in found]
-        known = [reference() for reference in self._optimizers]
-        if [id(x) for x in known] != [id(x) for x in found]:
-            facts.complete = False
-        numbers, facts.others = settings_of(facts.optimizers)
-        facts.scalars = [*self._call.numbers, *numbers]
-        if facts.complete and facts.scalars != self._scalars:
-            raise CannotReplay("it changes the settings of an optimizer, such as its rate; change them outside")
-        facts.modules = [(weakref.ref(module), module.training) for module in self._watcher.modules.values()]
-        facts.arguments = self._arguments
+        for change in facts.changes:
+            if change.target[0] in ("storage", "kept") and change.storage not in after:
+                raise CannotReplay(
+                    f"it keeps a tensor where its code names nothing, made at {change.line}; return it instead"
+                )
 
     def _take_gradients(self, facts: Facts) -> None:
         touched = self._recording.touched
@@ -255,7 +269,7 @@ class Recorder:
     def _of_optimizers(self) -> list[torch.Tensor]:
         return [
             p
-            for optimizer in self._watcher.optimizers.values()
+            for optimizer in self._optimizers.found.values()
             for group in optimizer.param_groups
             for p in group["params"]
         ]
@@ -326,6 +340,8 @@ class Recorder:
             if numbers[place][0] == _signed(seed) and 0 <= far < drawn:
                 facts.seeds[place] = ("seed", 0)
                 facts.seeds[place + 1] = ("offset", far)
+            else:
+                raise CannotReplay(f"{numbers[place][3]} at {numbers[place][4]} draws from a generator of its own")
             place += 2
         facts.drawn = drawn
 

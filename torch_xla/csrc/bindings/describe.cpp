@@ -5,6 +5,8 @@
 
 #include <cstdio>
 
+#include "ir/op_info.h"
+
 namespace torch_xla {
 
 py::object dtype_object(at::ScalarType dtype) {
@@ -82,6 +84,19 @@ std::string hex(const Hash& hash) {
   std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(hash.hi),
                 static_cast<unsigned long long>(hash.lo));
   return text;
+}
+
+Hash hash_path(const ViewPath& path) {
+  Hash hash;
+  for (const auto* step : steps_of(path)) {
+    hash.mix(step->op->hash);
+    hash.mix(step->out->metas[0].layout);
+    for (const auto& arg : step->args) {
+      hash.mix(static_cast<uint64_t>(arg.kind));
+      hash_attr(hash, arg.value);
+    }
+  }
+  return hash;
 }
 
 }  // namespace torch_xla

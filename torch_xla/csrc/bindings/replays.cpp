@@ -4,7 +4,6 @@
 #include "ir/op_info.h"
 #include "run/replay.h"
 #include "tensor/tensor_impl.h"
-#include "tensor/view_path.h"
 
 namespace torch_xla {
 
@@ -97,20 +96,6 @@ size_t count_aliases(const at::Tensor& tensor) {
   return impl_of(tensor)->alias.storage.use_count() / 2;
 }
 
-// How a view shows its storage.
-Hash shown(const ViewPath& path) {
-  Hash hash;
-  for (const auto* step : steps_of(path)) {
-    hash.mix(step->op->hash);
-    hash.mix(step->out->metas[0].layout);
-    for (const auto& arg : step->args) {
-      hash.mix(static_cast<uint64_t>(arg.kind));
-      hash_attr(hash, arg.value);
-    }
-  }
-  return hash;
-}
-
 // For each tensor that is a view of its storage, or that shares one with an earlier tensor: (position, how it shows the
 // storage, position of the first of that storage).
 py::list describe_sharing(const std::vector<at::Tensor>& tensors) {
@@ -124,7 +109,7 @@ py::list describe_sharing(const std::vector<at::Tensor>& tensors) {
         const auto& alias = impl_of(tensors[i])->alias;
         const auto place = first.emplace(alias.storage.get(), i).first->second;
         if (alias.path.defined() || place != i) {
-          shared.emplace_back(i, shown(alias.path), place);
+          shared.emplace_back(i, hash_path(alias.path), place);
         }
       }
     }

@@ -2,7 +2,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
-#include "run/binding.h"
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
 #include "run/program.h"
@@ -10,27 +9,6 @@
 namespace torch_xla {
 
 namespace {
-
-// Numbers of Python in the places of those that a program was compiled with.
-std::unique_ptr<Binding> bind(std::shared_ptr<Program> program, const std::vector<at::Tensor>& inputs,
-                              const py::list& numbers, std::vector<at::Tensor> results) {
-  auto slots = program->numbers;
-  TORCH_CHECK(slots.size() == numbers.size(), "[run] got ", numbers.size(), " numbers, expected ", slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const py::handle number = numbers[i];
-    switch (slots[i].type) {
-      case NumberSlot::Type::Int:
-        slots[i].integer = number.cast<int64_t>();
-        break;
-      case NumberSlot::Type::Float:
-        slots[i].number = number.cast<double>();
-        break;
-      case NumberSlot::Type::Complex:
-        slots[i].number = number.cast<std::complex<double>>();
-    }
-  }
-  return std::make_unique<Binding>(std::move(program), inputs, std::move(slots), std::move(results));
-}
 
 py::list places_of(const Vector<Program::Type>& types) {
   py::list places;
@@ -47,7 +25,6 @@ void bind_runs(py::module_& m) {
       .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
-      .def("bind", &bind, py::arg("inputs"), py::arg("numbers"), py::arg("results"))
       .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
       .def_property_readonly("input_places", [](const Program& p) { return places_of(p.inputs); })
       .def_property_readonly("output_places", [](const Program& p) { return places_of(p.outputs); })
@@ -65,10 +42,6 @@ void bind_runs(py::module_& m) {
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
-  py::class_<Binding>(m, "Binding")
-      .def_property_readonly("key", [](Binding& b) { return hex(b.program().key); })
-      .def_property_readonly("device", [](const Binding& b) { return static_cast<int>(b.device); })
-      .def("execute", [](Binding& b) { return execute(b, b.program()); });
   m.attr("RUNS_AHEAD") = kRunsAhead;
   m.def(
       "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },

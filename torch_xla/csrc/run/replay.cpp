@@ -52,7 +52,9 @@ Replay::Replay(std::shared_ptr<Program> program, const Recording& recording, Pla
   }
   TORCH_CHECK(plan_.inputs.size() == program_->inputs.size() && numbers.size() == program_->numbers.size() &&
                   recording.whole_key == program_->whole_key,
-              "[replay] got a recording of another program than is to be run; please report this");
+              "[replay] got a recording of another program than is to be run: ", plan_.inputs.size(), " inputs of ",
+              program_->inputs.size(), ", ", numbers.size(), " numbers of ", program_->numbers.size(),
+              recording.whole_key == program_->whole_key ? "" : ", another key", "; please report this");
   place_of_output_.assign(program_->outputs.size(), -1);
   written_.assign(plan_.places.size(), false);
   for (const auto& write : plan_.writes) {
