@@ -42,7 +42,7 @@ class _Sent:
 
 def _received(values: bytes) -> torch.UntypedStorage:
     memory = torch.empty(len(values), dtype=torch.uint8, device="cpu")
-    memoryview(memory.numpy())[:] = values
+    memory.numpy()[:] = memoryview(values)
     return memory.untyped_storage()
 
 
