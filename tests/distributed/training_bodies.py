@@ -124,7 +124,7 @@ def replayed(index: int) -> None:
             whole = step(x, y)
             if rank == 0:  # read by one alone
                 assert abs(whole.item() - wanted) < 1e-4
-        # The buckets of DistributedDataParallel are C++'s alone, where no guard can find them: it is recorded each time.
+        # The buckets of DistributedDataParallel are C++'s alone, where no guard finds them: it is recorded each time.
         assert (met.counter_value("Replay") or 0) - before == (0 if wraps else steps - 3)
 
 

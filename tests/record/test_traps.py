@@ -110,6 +110,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_an_interrupt_while_compiling_leaves_a_usable_process() -> None:
     done = script("""
 import os, signal, threading
+os.environ['XLA_FLAGS'] = ''  # compiled as in use, which takes seconds
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 torch_xla.experimental.auto_barrier(False)
 x = torch.randn(8, 8).to('xla')

@@ -92,10 +92,11 @@ def test_reads(call: Callable[[Tensor], Any]) -> None:
     check(call)
 
 
-@pytest.mark.host_compute("XLA takes the nearest index there is without a word; PyTorch's kernels check them")
-def test_an_index_tensor_out_of_range_fails_when_it_is_read() -> None:
-    with pytest.raises(RuntimeError, match="index 7 is out of bounds for dimension 0 with size 3"):
-        grid().to("xla")[torch.tensor([7])].cpu()
+@pytest.mark.host_compute(
+    "a graph that PyTorch's kernels refuse is compiled, so that values decide alike in all graphs"
+)
+def test_an_index_tensor_out_of_range_takes_the_nearest() -> None:
+    assert torch.equal(grid().to("xla")[torch.tensor([7])].cpu(), grid()[2:])
 
 
 Key = Callable[[Tensor], Any]
