@@ -12,6 +12,7 @@ import torch
 
 import torch_xla
 from torch_xla._core.compile import settings
+from torch_xla.ops import precision
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -128,11 +129,13 @@ def test_others_change_no_value(scope: Callable[[], AbstractContextManager[Any]]
 
 
 @pytest.mark.parametrize("name", ["deterministic algorithms", "precision of products", "JAX without programs"])
-def test_what_a_program_depends_on_is_told(name: str) -> None:
-    before = settings.process_settings()
-    with SCOPES[name]():
-        assert settings.process_settings() != before
-    assert settings.process_settings() == before
+def test_what_a_program_depends_on_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_chosen", None)  # it would come before PyTorch's setting
+    with matmul_precision("highest"):
+        before = settings.process_settings()
+        with SCOPES[name]():
+            assert settings.process_settings() != before
+        assert settings.process_settings() == before
 
 
 def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:

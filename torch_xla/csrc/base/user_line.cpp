@@ -68,8 +68,9 @@ class Lines {
 };
 
 struct Code {
-  bool skip;    // its frames are not the user's
-  bool loader;  // it is PyTorch's DataLoader's
+  bool skip;     // its frames are not the user's
+  bool loader;   // it is PyTorch's DataLoader's
+  bool imports;  // it is the import system's
 };
 
 // Code objects that were seen; under the GIL. They are kept alive, so that the addresses of their instructions are not
@@ -102,7 +103,7 @@ Code code_of(PyCodeObject* object) {
   };
   const bool skip =
       starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
-  return known[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos};
+  return known[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos, starts("<frozen importlib")};
 }
 
 // Under the GIL.
@@ -217,9 +218,14 @@ std::pair<Frame, bool> thread_position(unsigned long thread) {
   }
   std::pair<Frame, bool> found{nullptr, false};
   PyFrameObject* frame = state != nullptr ? PyThreadState_GetFrame(state) : nullptr;
+  bool imported = false;
   while (frame != nullptr) {
     PyCodeObject* const object = PyFrame_GetCode(frame);
     const auto code = code_of(object);
+    if (imported && code.skip && !code.imports) {
+      found.first = nullptr;  // a library's import: what that runs is no line of the user's
+    }
+    imported = code.imports;
     if (found.first == nullptr && !code.skip) {
       found.first = line_of(frame, object);
     }
