@@ -91,6 +91,7 @@ user_frame = _C.user_frame
 thread_position = _C.thread_position
 set_scope = _C.set_scope
 add_skipped_prefix = _C.add_skipped_prefix
+stand_in_for_torch = _C.stand_in_for_torch
 
 # Counts.
 op_counts = _C.op_counts

@@ -83,6 +83,8 @@ optimizer = torch.optim.SGD(model.parameters())
 optimizer.zero_grad()
 optimizer.step()
 unseen(torch.ones(2))
+with torch.device("meta"):
+    assert torch._disable_dynamo(lambda: torch.ones(2))().device.type == "meta"
 torch._check(True)
 scope["known"]()
 assert not {"torch._dynamo", "sympy"} & set(sys.modules)
@@ -106,6 +108,34 @@ torch.testing.assert_close(torch.compile(lambda x: unseen(x.sin()).cos(), backen
 assert graphs == [["sin"], ["cos"]] and not any(traced), (graphs, traced)
 optimizer.step()
 """
+
+
+_DECORATED = """
+import sys
+import torch, torch_xla
+
+@torch.compiler.disable()
+def known(x):
+    return torch.compiler.is_compiling()
+
+@torch.compiler.disable(recursive=False)
+def partly(x):
+    return torch.compiler.is_compiling()
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.compiler.is_compiling()
+
+x = torch.ones(2)
+for call in (known, partly, torch.compiler.disable(Model())):
+    assert not call(x) and not torch.compile(lambda x: call(x), backend="eager")(x)
+assert isinstance(torch.compiler.disable(Model()), torch.nn.Module)
+"""
+
+
+def test_functions_are_kept_from_the_compiler_in_each_form_of_the_decorator() -> None:
+    """With options only, or of a module, which it is the compiler's to wrap."""
+    python("-c", _DECORATED, imported=True)
 
 
 def test_who_wants_more_than_a_stand_in_gets_the_module() -> None:

@@ -20,6 +20,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def skip(function: Callable[..., object], around: Callable[..., object]) -> None:
+    """Has the compiler leave alone a function, one around it, and all that they call."""
+    for own in (function, around):
+        set_code_exec_strategy(own.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    around._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would inline it
+
+
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a function run as it is, with all that it calls."""
 
@@ -28,7 +35,5 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
         with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
-    for own in (function, alone):
-        set_code_exec_strategy(own.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-    alone._torchdynamo_disable = True  # type: ignore[attr-defined]  # for the compiler, where it would inline it
+    skip(function, alone)
     return alone

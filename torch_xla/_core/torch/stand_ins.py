@@ -3,22 +3,21 @@
 Shape functions and optimizers import them when they are called: to keep the compiler out of a function, and to ask of
 a plain ``bool`` whether it is true. While nobody else has imported them, no function is traced and no size is symbolic,
 and such an import statement gets a stand-in that knows as much. It is not entered in ``sys.modules``: all others, and
-whoever asks it for more, get the module itself.
+whoever asks it for more, get the module itself. An optimizer imports in each step, which an import hook would make
+20 µs longer: the statement itself is asked.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import torch
 
-from torch_xla._core.untraced import untraced
+from torch_xla import _bindings
+from torch_xla._core.untraced import skip
 
 
 class _StandIn(ModuleType):
@@ -31,15 +30,19 @@ class _StandIn(ModuleType):
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)
 
-def _disable(function: Callable[..., Any], recursive: bool = True, **options: Any) -> Callable[..., Any]:
-    if not recursive:
+
+def _disable(function: Any = None, recursive: bool = True, **options: Any) -> Any:
+    if not isinstance(function, FunctionType) or not recursive or options != {"wrapping": False}:
         return importlib.import_module("torch._dynamo").disable(function, recursive, **options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return untraced(run)
+    skip(function, run)
+    return run
 
 
 def _of_plain(name: str, function: Callable[..., Any], types: tuple[type, ...]) -> Callable[..., Any]:
@@ -97,31 +100,8 @@ _STAND_INS = {
 }
 
 
-def _asks_torch(module: str) -> bool:
-    """Whether the import statement that is being carried out is for this module and in a function of PyTorch's."""
-    frame, asked = sys._getframe(2), None
-    while frame.f_globals.get("__name__") == "importlib._bootstrap" and frame.f_back is not None:
-        asked = frame.f_locals.get("name", asked)  # at last the whole name: a parent is imported for its child
-        frame = frame.f_back
-    inside = frame.f_code.co_name != "<module>"
-    return inside and asked == module and frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
-
-
-class _Finder(MetaPathFinder, Loader):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _STAND_INS or not _asks_torch(fullname):
-            return None
-        return ModuleSpec(f"{__name__}.{fullname}", self)  # the name under which `sys.modules` will have it
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _STAND_INS[spec.name.removeprefix(f"{__name__}.")]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
-
-
 def install() -> None:
     """From now on PyTorch's functions get the stand-ins."""
-    sys.meta_path.insert(0, _Finder())
+    torch._dynamo = _STAND_INS["torch._dynamo"]  # for `import torch._dynamo`, which gives `torch`
+    given = {"torch._dynamo": torch, "sympy": _STAND_INS["sympy"]}
+    _bindings.stand_in_for_torch({name: (given.get(name), stand_in) for name, stand_in in _STAND_INS.items()})

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, m) {
   bind_recorder(m);
   bind_collectives(m);
   bind_loops(m);
+  bind_imports(m);
 }
 
 }  // namespace torch_xla
