@@ -92,6 +92,19 @@ class TestSetAndResize:
         z = torch.empty(0, device="xla").set_(x.untyped_storage())
         assert z.shape == (6,) and z.data_ptr() == x.data_ptr()
 
+    @pytest.mark.parametrize(("dtype", "nbytes"), [(torch.int32, 6), (torch.float64, 12), (torch.int64, 17)])
+    def test_set_leaves_bytes_that_make_no_element(self, dtype: torch.dtype, nbytes: int) -> None:
+        def program(device: str) -> list[torch.Tensor]:
+            x = torch.arange(nbytes, dtype=torch.uint8, device=device)
+            y = torch.empty(0, dtype=dtype, device=device)
+            y.set_(x.untyped_storage(), 0, (nbytes // y.element_size(),), (1,))
+            before = y.clone()
+            y.fill_(7)
+            return [before, x, y]
+
+        for ours, theirs in zip(program("xla"), program("cpu"), strict=True):
+            assert torch.equal(ours.cpu(), theirs)
+
     def test_set_refuses_a_storage_of_the_host(self) -> None:
         with pytest.raises(RuntimeError, match='storage on different device "cpu"'):
             torch.empty(0, device="xla").set_(base("cpu").untyped_storage(), 0, (2,), (1,))

@@ -18,13 +18,17 @@ Closure = Callable[[], Any]
 queue: list[tuple[Closure, bool]] = []
 
 
-class _Runner:
+class Runner:
     """Runs closures in order in one thread, which lives only while there is something to run.
 
     The thread is no daemon: the interpreter waits for closures that were accepted before it ended.
+
+    Args:
+        limit: How many may wait, unless ``XLA_MAX_ASYNC_QUEUE`` says it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = _config.XLA_MAX_ASYNC_QUEUE.default) -> None:
+        self._limit = limit
         self._changed = threading.Condition()
         self._waiting: deque[Closure] = deque()
         self._active = False
@@ -34,7 +38,7 @@ class _Runner:
     def submit(self, closure: Closure) -> None:
         with self._changed:
             self.tell()
-            limit = _config.XLA_MAX_ASYNC_QUEUE.get()
+            limit = _config.XLA_MAX_ASYNC_QUEUE.get() if _config.XLA_MAX_ASYNC_QUEUE.is_set() else self._limit
             self._changed.wait_for(lambda: len(self._waiting) < limit)
             self._waiting.append(closure)
             if not self._active:
@@ -74,7 +78,7 @@ class _Runner:
             self._changed.wait_for(lambda: not self._active)
 
 
-_runner = _Runner()
+_runner = Runner()
 
 
 @atexit.register

@@ -5,11 +5,14 @@ The work is done by the device's own operators: nothing here is specific to one 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_xla._errors import message
+from torch_xla._internal.jax_workarounds import jax_import_guard as jax_import_guard
+from torch_xla.core.xla_builder import call_jax
 from torch_xla.core.xla_model import XLA_LIB
 from torch_xla.distributed.spmd.manual import given_or_global
 from torch_xla.distributed.spmd.marking import mark_sharding_with_gradients
@@ -127,6 +130,36 @@ def _bias(
     # The scores of half types are float32, and so may be their bias.
     scaled = ab.to(torch.promote_types(q.dtype, torch.float32)) * sm_scale
     return scaled if visible is None else scaled.masked_fill(~visible, float("-inf"))
+
+
+def make_kernel_from_pallas(
+    kernel: Callable[..., Any], output_shape_dtype_fn: Callable[..., Sequence[tuple[Sequence[int], torch.dtype]]]
+) -> Callable[..., Any]:
+    """A function of xla tensors that calls a JAX function, such as one around a Pallas kernel, without gradients.
+
+    The kernel runs where JAX has it run: on CPUs it needs ``interpret=True`` in its `pallas_call`.
+
+    Args:
+        kernel: Takes JAX arrays where the tensors are, all else as it is given. Make it once, not at each step.
+        output_shape_dtype_fn: Takes the same positional arguments, and says of each result its shape and dtype.
+
+    Returns:
+        The function; it returns a tensor, or a tuple of several. Its keyword arguments `static_argnums` and
+        `static_argnames` are not needed: what is no tensor is constant.
+    """
+
+    def call(*args: Any, static_argnums: Any = None, static_argnames: Any = None, **kwargs: Any) -> Any:
+        found = call_jax(kernel, args, kwargs)
+        results = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        expected = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args)]
+        got = [(tuple(result.shape), result.dtype) for result in results]
+        if got != expected:
+            raise ValueError(
+                message("pallas", f"got results {got}", expected=f"{expected}, as output_shape_dtype_fn has it")
+            )
+        return results[0] if len(results) == 1 else results
+
+    return call
 
 
 def repeat_with_fixed_output_size(input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
   static auto& view = op_info("aten::view", "");
   static auto& view_dtype = op_info("aten::view", "dtype");
   static auto& view_as_real = op_info("aten::view_as_real", "");
+  static auto& slice = op_info("aten::slice", "Tensor");
   ViewPath path;
   MetaRef meta = base;
   if (!meta->contiguous()) {
@@ -56,8 +57,16 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
       auto flat = contiguous_meta({2 * meta->sizes[0]}, dtype);
       path = make_step(path, view, {input_arg(), attr(std::vector<int64_t>{2 * meta->sizes[0]})}, pairs, flat.set);
     } else {
-      const auto bytes = meta->sizes[0] * static_cast<int64_t>(c10::elementSize(meta->dtype));
-      auto cast = contiguous_meta({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, dtype);
+      const auto from = static_cast<int64_t>(c10::elementSize(meta->dtype));
+      const auto to = static_cast<int64_t>(c10::elementSize(dtype));
+      const auto count = meta->sizes[0] * from / to;
+      if (const auto read = count * to / from; read != meta->sizes[0]) {  // bytes that make no whole element
+        auto front = contiguous_meta({read}, meta->dtype);
+        path = make_step(path, slice, {input_arg(), attr(int64_t{0}), attr(int64_t{0}), attr(read), attr(int64_t{1})},
+                         meta, front.set);
+        meta = front;
+      }
+      auto cast = contiguous_meta({count}, dtype);
       path = make_step(path, view_dtype, {input_arg(), attr(static_cast<int64_t>(dtype))}, meta, cast.set);
     }
   }
