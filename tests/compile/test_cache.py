@@ -14,9 +14,10 @@ import torch
 from probes import sampled, setting
 
 import torch_xla
-from torch_xla import _config
+from torch_xla import _config, debug
 from torch_xla._core import pipeline
 from torch_xla._core.compile import cache
+from torch_xla.debug import metrics
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -134,6 +135,20 @@ class TestFolder:
             for number in (2.5, -2.5, 2.5):
                 assert run(number) == [value * number / 2.5 for value in EXPECTED]
         assert files(tmp_path) == [name]
+
+    def test_reports_say_what_the_folder_had(self, tmp_path: Path) -> None:
+        metrics.clear_all()
+        cache.initialize(str(tmp_path))
+        with debug.profile() as seen:
+            run()
+        assert "0 of 1 new graph came from the persistent cache" in seen.table(200)
+        cache.clear()
+        with debug.profile() as seen:
+            run()
+            run()
+        assert (seen.report.looked_up, seen.report.loaded) == (1, 1)
+        told = metrics.short_metrics_report()
+        assert "Counter: PersistentCacheHit\n  Value: 1\nCounter: PersistentCacheMiss\n  Value: 1\n" in told
 
     def test_a_training_step_comes_back(self, tmp_path: Path, compiles: Counting) -> None:
         def train(device: str) -> list[float]:

@@ -156,6 +156,13 @@ def test_an_index_that_wraps_around(index: int) -> None:
 
 
 class TestGenerator:
+    def test_graphs_do_not_depend_on_it(self, compiles: Any) -> None:
+        found = []
+        with compiles(1):
+            for generator in (torch.Generator("xla").manual_seed(7), torch.Generator("xla").manual_seed(8), None):
+                found.append(torch.rand(40, device="xla", generator=generator).cpu())
+        assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+
     def test_states_are_checked_as_on_cuda(self) -> None:
         generator = torch.Generator("xla")
         state = generator.manual_seed(7).get_state()

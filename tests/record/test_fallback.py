@@ -350,3 +350,28 @@ class TestReport:
         (told,) = [line for line in capfd.readouterr().err.splitlines() if "runs on the host" in line]
         text = "torch_xla: aten::_unique2 runs on the host, between two programs: its result depends on the values"
         assert told == f"{text} ({line})"
+
+
+@pytest.mark.parametrize("kind", ["Generator g", "Generator? g=None", "Generator[] g"])
+def test_an_operator_of_ones_own_draws_from_its_generator(kind: str, counted: Counting) -> None:
+    with torch.library._scoped_library("draws", "FRAGMENT") as library:
+        library.define(f"noise(Tensor x, {kind}) -> Tensor")
+
+        def noise(x: Tensor, g: Any = None) -> Tensor:
+            return x + torch.rand(x.shape, generator=g[0] if isinstance(g, list) else g)
+
+        library.impl("noise", noise, "CPU")
+        library.impl("noise", lambda x, g=None: torch.empty_like(x), "Meta")
+
+        def draws(device: str) -> list[Tensor]:
+            x, found = torch.zeros(40, device=device), []
+            for seed in (1, 2):
+                generator = torch.Generator().manual_seed(seed)
+                given = [generator] if "[]" in kind else generator
+                found += [torch.ops.draws.noise(x, given).cpu() for _ in range(2)]
+            return found
+
+        with counted("draws::noise", 4):
+            ours = draws("xla")
+        for mine, theirs in zip(ours, draws("cpu"), strict=True):
+            assert torch.equal(mine, theirs)

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from torch_xla import _config, _metrics
 
-_SHORT_COUNTERS = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
+_SHORT_COUNTERS = (
+    "CachedCompile",
+    "PersistentCacheHit",
+    "PersistentCacheMiss",
+    "MarkStep",
+    "DynamoSyncInputExecuteTime",
+)
 _SHORT_METRICS = (
     "CompileTime",
     "ExecuteTime",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _bindings, _config, _files, _metrics
+from torch_xla import _bindings, _config, _files, _metrics, _timeline
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
@@ -132,6 +132,8 @@ def load(cut: _bindings.Graph) -> Executable | None:
     """The executable of a graph from the disk, or None; counts what it found."""
     _initialize_from_environment()
     executable = _load(cut)
+    if _folder is not None:
+        _timeline.mark("persistent cache", executable is not None)
     if executable is not None:
         _metrics.count("PersistentCacheHit")
         _store(cut, executable)

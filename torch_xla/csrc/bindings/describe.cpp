@@ -50,9 +50,6 @@ py::object to_python(const c10::IValue& value) {
   if (value.isTensor()) {
     return py::cast(value.toTensor());
   }
-  if (value.isGenerator()) {
-    return py::cast(value.toGenerator());
-  }
   C10_THROW_ERROR(TypeError, "[record] got a constant of kind " + value.tagKind() +
                                  ", expected a number, a string, a device, a tensor or a list of these");
 }

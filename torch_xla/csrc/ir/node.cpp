@@ -296,10 +296,8 @@ void hash_attr(Hash& hash, const c10::IValue& v) {
     for (const auto& e : list) {
       hash_attr(hash, e);
     }
-  } else if (v.isGenerator()) {
-    hash.mix(static_cast<uint64_t>(11));
   } else if (v.isUnsigned()) {  // 2^63 or more
-    hash.mix(static_cast<uint64_t>(12));
+    hash.mix(static_cast<uint64_t>(11));
     hash.mix(v.toUInt());
   } else {
     TORCH_CHECK(false, "[record] an argument of type ", v.tagKind(),

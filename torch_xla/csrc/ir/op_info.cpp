@@ -34,7 +34,7 @@ ArgKind kind_of(const c10::Type& type) {
       const auto kind = kind_of(element);
       return kind == ArgKind::Tensor   ? ArgKind::TensorList
              : kind == ArgKind::Number ? ArgKind::NumberList
-                                       : ArgKind::Attr;
+                                       : (kind == ArgKind::Generator ? kind : ArgKind::Attr);
     }
     default:
       return ArgKind::Attr;
@@ -316,8 +316,13 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   }
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
-  needs_host = (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output)) &&
-               form != Form::Index;
+  // What only an operator's own kernel draws depends on a generator's state, which is no value.
+  const bool draws =
+      name.rfind("aten.", 0) != 0 && std::find(kinds.begin(), kinds.end(), ArgKind::Generator) != kinds.end();
+  const bool asks = handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output);
+  needs_host = draws                         ? "it draws from a generator"
+               : asks && form != Form::Index ? "its result depends on the values"
+                                             : nullptr;
   if (!written.empty()) {
     functional = find_functional(handle, functional_extra);
     if (functional != nullptr) {

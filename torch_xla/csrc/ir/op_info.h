@@ -68,12 +68,12 @@ struct OpInfo {
   OpInfo* scatter = nullptr;
   Repeats repeats = Repeats::Never;
   Sign sign = Sign::None;
-  bool inplace_view = false;  // changes the shape of its first argument (`t_`, `squeeze_`, …)
-  bool seeded = false;        // draws random numbers
-  int dropout = -1;           // position of a `dropout_p`; where that is 0 nothing is drawn
-  int element = -1;           // position of an index of the first argument, or of its gradient,
-  int element_rank = -1;      // and how many dimensions that has where the index tells an element of a vector
-  bool needs_host = false;    // result shapes or Python values depend on data
+  bool inplace_view = false;         // changes the shape of its first argument (`t_`, `squeeze_`, …)
+  bool seeded = false;               // draws random numbers
+  int dropout = -1;                  // position of a `dropout_p`; where that is 0 nothing is drawn
+  int element = -1;                  // position of an index of the first argument, or of its gradient,
+  int element_rank = -1;             // and how many dimensions that has where the index tells an element of a vector
+  const char* needs_host = nullptr;  // why it is computed between two programs
   bool has_tensor = false;
   bool has_indices = false;        // takes a list of optional tensors
   std::vector<int8_t> defaults;    // per argument: 0 or 1 where that is its default, such as alpha's, or -1

@@ -356,9 +356,10 @@ void record_any(OpInfo& info, Stack* stack) {
     return;
   }
   raise_if_overlapping(info, call.given());
-  if (info.needs_host || (info.form == Form::Index && indexes_by_mask(call.arguments[1]))) {
+  const bool by_mask = info.form == Form::Index && indexes_by_mask(call.arguments[1]);
+  if (info.needs_host != nullptr || by_mask) {
     if (!record_selected(info, *stack)) {
-      run_on_host(info, stack, "its result depends on the values");
+      run_on_host(info, stack, by_mask ? "its result depends on the values" : info.needs_host);
     }
     return;
   }

@@ -135,6 +135,7 @@ class _Account:
     def report(self) -> Report:
         steps = self._steps()
         began = self.collected
+        looked_up = [mark.detail[0] for mark in began.marks if mark.kind == "persistent cache"]
         return Report(
             program=os.path.basename(sys.argv[0]) or "python",
             began=began.began,
@@ -156,6 +157,8 @@ class _Account:
             ),
             programs=self._programs(),
             memory=self._memory(),
+            looked_up=len(looked_up),
+            loaded=sum(looked_up),
             dropped=began.dropped,
         )
 

@@ -293,6 +293,8 @@ class Report:
         calls: Calls of modules.
         programs: What ran, by program.
         memory: Memory.
+        looked_up: How many new graphs the persistent cache was asked for.
+        loaded: How many of them it had.
         dropped: How many events came after the profile was full.
     """
 
@@ -313,6 +315,8 @@ class Report:
     calls: tuple[ModuleCall, ...] = ()
     programs: tuple[Program, ...] = ()
     memory: Memory = Memory()
+    looked_up: int = 0
+    loaded: int = 0
     dropped: int = 0
 
     def waits(self) -> list[tuple[str, int, float]]:

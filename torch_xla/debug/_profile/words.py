@@ -110,6 +110,9 @@ def findings(report: Report) -> list[tuple[str, str]]:
         ]
         more = f" and {count(len(kinds) - 3, 'other kind')}" if len(kinds) > 3 else ""
         found.append((0.0, "memory", f"more tensors are kept with every step: {'; '.join(kinds[:3])}{more}"))
+    if report.looked_up:
+        text = f"{report.loaded} of {count(report.looked_up, 'new graph')} came from the persistent cache"
+        found.append((0.0, "cache", text))
     if report.dropped:
         found.append((total, "profile", f"{report.dropped:,} events came after the profile was full and are left out"))
     return [(kind, text) for _, kind, text in sorted(found, key=lambda row: -row[0])]
