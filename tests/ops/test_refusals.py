@@ -110,6 +110,10 @@ REFUSED: dict[str, Callable[[str], Any]] = {
         torch.nn.functional.leaky_relu_(_line(d).requires_grad_() * 1, slope).sum().backward() for slope in (0.5, -0.5)
     ],
     "a type that the kernel of the host lacks": lambda d: L.ldl_factor(_ones(d, BF16)),
+    "a histogram of complex numbers": lambda d: torch.histc(_ones(d, torch.complex64)),
+    "a loss of integers, with classes": lambda d: torch.nn.functional.multilabel_margin_loss(
+        _ones(d, torch.int64, 2, 3), torch.zeros(2, 3, dtype=torch.int64, device=d)
+    ),
     "dropout of integers": lambda d: torch.native_dropout(_ones(d, torch.int64), 0.5, True),
     "dropout of more than all": lambda d: torch.native_dropout(_line(d), 2.0, True),
     "any of half precision, into integers": lambda d: torch.any(_ones(d, BF16), out=_ones(d, torch.int64, 1)[0]),

@@ -282,7 +282,7 @@ def _fused(
 @lowers("aten._scaled_dot_product_fused_attention_overrideable_backward.default")
 def _fused_backward(
     ctx: Context,
-    grad: jax.Array,
+    grad: MaybeArray,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -301,6 +301,8 @@ def _fused_backward(
     *,
     scale: float | None,
 ) -> tuple[MaybeArray, ...]:
+    if grad is None:  # no one used the result
+        grad = jnp.zeros_like(out)
     dropout = None
     if dropout_p > 0:  # the forward's, drawn again
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)

@@ -24,6 +24,7 @@ _LITTLE = 1 << 16
 _SMALL = 1 << 24
 _ANY = 1 << 40  # pages of zeros that nobody touches take no memory
 _ZEROS, _ONES, _VARIOUS = range(3)  # what the tensors hold
+_NO_KERNEL = "not implemented for '"  # and a type, whatever the values
 
 _DOUBTS: dict[str, Doubt] = {}
 
@@ -145,10 +146,12 @@ def _ask(
 
 
 def _raise_if_sure(ask: Ask, size: int) -> None:
-    """Raises what the CPU kernel says of all values alike."""
+    """Raises what the CPU kernel says of all values alike, or of types."""
     try:
         ask(size, _ZEROS)
     except Exception as error:
+        if isinstance(error, NotImplementedError) and _NO_KERNEL in str(error):
+            raise
         for values in (_ONES, _VARIOUS):
             try:
                 ask(size, values)
@@ -165,12 +168,13 @@ def _lacks(facts: _Facts, recorded: str, text: str, plain: bool) -> bool:
 
     PyTorch leaves uint16, uint32 and uint64 to compilers, and has few kernels for them; XLA has all kernels in 16 bits.
     """
-    if "not implemented for '" not in text:
+    if _NO_KERNEL not in text:
         return facts.own_kernel and not facts.backward and not plain
     from torch_xla.ops.call import way_of
 
     of_xla = any(name in text for name in ("'UInt", "'Half'", "'BFloat16'"))
-    return not facts.wider and (not of_xla or way_of(recorded) == "callback")
+    wider = facts.wider and "'Complex" not in text
+    return not wider and (not of_xla or way_of(recorded) == "callback")
 
 
 def _tensors(arguments: Sequence[Any]) -> Iterator[torch.Tensor]:
