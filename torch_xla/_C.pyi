@@ -29,7 +29,8 @@ class Program:
         output_places: Likewise of each output that it gives.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         starter: Makes `run`; set once it is compiled.
-        meet: Notes a start that takes other processes; gives what is to be told its token, None where it failed.
+        meet: Notes a start that takes other processes; gives what is to be told its results, the token last, or None
+            where it failed.
         run: Starts it.
     """
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import two_hosts
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from torch_xla._core.job import launcher
 
@@ -47,6 +48,28 @@ def test_two_processes_with_four_devices_each() -> None:
 @pytest.mark.parametrize("how", ["values", "numbers", "operators"])
 def test_processes_that_differ(how: str) -> None:
     launcher.run(two_hosts.differ, (how,), 2)
+
+
+READ = r"a read of float32\[8, 8\] in parts of \[1, 8\]"
+LINE = r"two_hosts\.py:\d+ in (read|right|<genexpr>)"
+
+
+def test_reads_by_all_of_what_is_split_over_processes() -> None:
+    launcher.run(two_hosts.read, ("by all",), 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("in another order", f"rank 0 has {READ}, number 1 .*{LINE}.*, rank 1 has {READ}, number 2 .*{LINE}"),
+        ("by one alone", f"wait for each other.* in {READ} .*{LINE}"),
+        ("of known programs in another order", f"rank . runs program .*{LINE}.*, rank . runs program .*{LINE}"),
+        ("by one at the end", rf"rank 1 has ended \(its program was over\), and rank 0 waits for it in {READ}.*{LINE}"),
+    ],
+)
+def test_reads_of_what_is_split_over_processes(how: str, told: str) -> None:
+    with pytest.raises(ProcessRaisedException, match=told):
+        launcher.run(two_hosts.read, (how,), 2)
 
 
 def test_after_the_first_tensor_it_is_too_late() -> None:

@@ -13,7 +13,7 @@ import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import _XLAC
-from torch_xla._core.job import session
+from torch_xla._core.job import session, watch
 
 STEPS, ROWS = 3, 16
 
@@ -106,3 +106,45 @@ def differ(rank: int, how: str) -> None:
         assert words in str(error) and session.session().stopped is not None, error
     else:
         raise AssertionError(f"nothing was said of {how}: {y.shape}")
+
+
+def read(rank: int, how: str) -> None:
+    """A read of what is split over processes takes all of them, and the same tensor in all."""
+    start()
+    watch._LEAVES_WITHIN = 1.0
+    here = [torch.arange(64.0).reshape(8, 8) + 1000 * i for i in range(2)]
+    tensors = [x.to("xla") for x in here]
+    for x in tensors:
+        xs.mark_sharding(x, grid(), (("data", "model"), None))
+
+    def right(*places: int) -> bool:
+        return all(tensors[i].cpu().equal(here[i]) for i in places)
+
+    for _ in range(2):  # a program that all know
+        ends = [x.sum(0) for x in tensors]
+        torch_xla.sync()
+    if how == "by all":
+        tensors = [x + 1 for x in tensors]
+        here = [x + 1 for x in here]
+        assert right(0, 1, 1)
+    elif how == "in another order":
+        try:
+            assert right(*((0, 1) if rank == 0 else (1, 0)))
+        except torch_xla._errors.JobError as error:
+            assert session.session().stopped == str(error)
+            raise
+        raise AssertionError("nothing was said")
+    elif how == "by one alone":
+        assert rank == 1 or right(0)
+        for _ in range(3):
+            ends = [x.sum(0) for x in tensors]
+            torch_xla.sync(wait=True)
+        raise AssertionError(f"nothing was said of {ends}")
+    elif how == "of known programs in another order":
+        sums = [x.cpu() for x in (ends if rank == 0 else reversed(ends))]
+        for _ in range(2):
+            assert tensors[0].sum().item() == here[0].sum().item() and tensors[0].amax().item() == 63
+        value = tensors[0].sum().item() if rank == 0 else tensors[0].amax().item()
+        raise AssertionError(f"nothing was said of {value}, {sums}")
+    elif rank == 0:
+        right(0)

@@ -61,7 +61,7 @@ def of_tensor(tensor: torch.Tensor) -> list[Part]:
     wanted = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
     shape = tuple(tensor.shape)
     local = {place.devices.index(device): device for device in place.local}
-    transfer.finish(buffer)
+    transfer.finish_to_read(buffer)
     here = {shard.device: shard.data for shard in buffer.addressable_shards}
     whole = None if wanted.fits(shape) else transfer.download((buffer, -1), shape, tensor.dtype)
     parts = []

@@ -17,7 +17,7 @@ from torch_xla import _bindings, _fallbacks, _metrics, _timeline
 from torch_xla._core import auto_barrier, region
 from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
-from torch_xla._core.job import pending
+from torch_xla._core.job import pending, same_program
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import raise_first
@@ -377,3 +377,4 @@ def install() -> None:
     _bindings.set_python_hooks(_Hooks())
     auto_barrier.initialize()
     pending.add_runner(sync)
+    transfer.set_agreement(same_program.gather, same_program.settle)

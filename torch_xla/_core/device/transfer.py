@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     import jax
 
 _MOST_DIMENSIONS = 64
+# Sees that the processes of a job gather the same buffer, which it is given, and gives what takes the result; and that
+# they ran the same programs until now.
+_gather: Callable[[Any], Callable[[Any], None]] | None = None
+_settle: Callable[[], None] | None = None
+_puts = itertools.count(1)
 
 
 def upload(tensor: torch.Tensor, index: int, number: int = 0) -> jax.Array:
@@ -63,9 +69,10 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
-        return _jax_internals.batched_device_put(
+        made = _jax_internals.batched_device_put(
             aval, place.at(number, array.shape), parts, list(place.local), enable_x64=True
         )
+        return _with_origin(made) if number else made
 
 
 def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: int) -> jax.Array:
@@ -85,9 +92,18 @@ def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: in
     _metrics.add_sample("OutboundData", sum(part.nbytes for part in parts), "bytes")
     with _metrics.timed("TransferToDeviceTime"):
         aval = jax.core.ShapedArray(tuple(shape), parts[0].dtype)
-        return _jax_internals.batched_device_put(
-            aval, place.at(number, shape), list(parts), list(place.local), enable_x64=True
+        return _with_origin(
+            _jax_internals.batched_device_put(
+                aval, place.at(number, shape), list(parts), list(place.local), enable_x64=True
+            )
         )
+
+
+def _with_origin(buffer: jax.Array) -> jax.Array:
+    """A buffer that, where processes have parts of it, says which it is of those that were put there: all put alike."""
+    if client.devices_of_job() and not is_readable(buffer):
+        buffer.origin = f"number {next(_puts)} of those put there"  # type: ignore[attr-defined]  # an attribute of our own
+    return buffer
 
 
 def fill(
@@ -166,7 +182,7 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
 
     buffer, start = location
     asked = time.perf_counter()
-    finish(buffer)
+    finish_to_read(buffer)
     _metrics.waited(asked)
     with _metrics.timed("TransferFromDeviceTime"):
         values = np.asarray(_gathered(buffer))
@@ -178,11 +194,41 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
         return from_numpy(values, dtype)
 
 
+def is_readable(buffer: Any) -> bool:
+    """Whether this process has all values of a buffer."""
+    return bool(buffer.is_fully_addressable or buffer.is_fully_replicated)
+
+
+def origin_of(buffer: Any) -> str:
+    """What tells a buffer with parts in several processes from others like it, the same in all of them."""
+    return getattr(buffer, "origin", "of unknown origin")
+
+
+def set_agreement(gather: Callable[[Any], Callable[[Any], None]], settle: Callable[[], None]) -> None:
+    """Says who sees that the processes of a job read the same; called once, at import."""
+    global _gather, _settle
+    _gather, _settle = gather, settle
+
+
+def finish_to_read(buffer: Any) -> None:
+    """Waits for a buffer whose values go to the host, which the others may have had a part in."""
+    finish(buffer)
+    if _settle is not None and client.devices_of_job():
+        _settle()
+
+
 def _gathered(buffer: Any) -> Any:
     """A buffer whose values this process can read: parts that others have are asked for, by all processes at once."""
-    if buffer.is_fully_addressable or buffer.is_fully_replicated:
+    if is_readable(buffer):
         return buffer
-    return _whole(buffer.sharding)(buffer)
+    assert _gather is not None
+    met, results = _gather(buffer), None
+    try:
+        results = (_whole(buffer.sharding)(buffer),)
+    finally:
+        met(results)
+    finish(results[0])  # on all devices: the others need what this process has of it
+    return results[0]
 
 
 @functools.lru_cache(maxsize=256)
@@ -238,4 +284,6 @@ def _copied_parts(buffer: Any) -> Any:
 
     with client.x64():
         parts = jax.device_put([shard.data for shard in buffer.addressable_shards], may_alias=False)
-    return _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
+    made = _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
+    made.origin = origin_of(buffer)
+    return made

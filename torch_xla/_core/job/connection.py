@@ -46,6 +46,8 @@ class Session:
         self._meetings: Counter[tuple[str, Ranks]] = Counter()
         self._waits: list[tuple[Wait, float]] = []
         self._left = self._lost = False
+        self._told = "[]"  # of the programs that this process has started with others
+        self._telling = threading.Lock()
         self._pid = os.getpid()
         self.members: list[dict[str, Any]] = []
         self._server = connect(rank_info, serves=rank_info.rank == 0 and not rank_info.served)
@@ -66,7 +68,6 @@ class Session:
     def _introduce(self) -> None:
         """Tells who this is, and looks whether all are of one job."""
         own = {
-            "processes": self.rank_info.world,
             "torch_xla": version("torch_xla"),
             "device": client.device_type(),
             "machine": _machine(),
@@ -86,7 +87,7 @@ class Session:
         if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
             self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
         found = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(own).encode())]
-        for name in ("processes", "torch_xla", "device"):
+        for name in ("torch_xla", "device"):
             for rank, other in enumerate(found):
                 if other[name] != found[0][name]:
                     self.fail(f"[job] rank {rank} has {name}={other[name]}, rank 0 has {name}={found[0][name]}")
@@ -95,13 +96,14 @@ class Session:
 
     # Meeting.
 
-    def meet(self, name: str, ranks: Ranks, payload: bytes = b"") -> list[bytes]:
+    def meet(self, name: str, ranks: Ranks, payload: bytes = b"", what: str | None = None) -> list[bytes]:
         """Waits until these processes are here, and exchanges bytes.
 
         Args:
             name: Of the meeting point.
             ranks: Who comes, this process among them.
             payload: Bytes of this process.
+            what: What this process comes for, in words.
 
         Returns:
             The payloads, by place in `ranks`.
@@ -118,7 +120,7 @@ class Session:
             self.store.set(f"{key}/{self.rank_info.rank}", payload)
             self.store.add(key, 1)
             limit = None if self.members else _config.XLA_JOB_START_TIMEOUT.get()
-            with self.waiting(Wait(ranks, f"rendezvous {name!r}", count, limit=limit, place=f"{name!r}")):
+            with self.waiting(Wait(ranks, what or f"rendezvous {name!r}", count, limit=limit, place=f"{name!r}")):
                 pause, most = _PAUSES
                 while self.store.add(key, 0) < len(ranks):
                     self.check()
@@ -155,6 +157,14 @@ class Session:
     def new_store(self) -> Any:
         """A connection of its own to the store, for those who wait in it."""
         return prefixed(connect(self.rank_info, serves=False))
+
+    def tell_programs(self) -> None:
+        """Tells the others what this process has started with them."""
+        with self._telling:
+            report = programs.report()
+            if report != self._told:
+                self.store.set(f"ran/{self.rank_info.rank}", report)
+                self._told = report
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:
@@ -229,7 +239,7 @@ class Session:
                 return
             if _follows(failure):
                 self.store.set(f"followed/{self.rank_info.rank}", "")
-            self.store.set(f"ran/{self.rank_info.rank}", programs.report())
+            self.tell_programs()
             self.store.set(f"left/{self.rank_info.rank}", reason)
             self.store.add("news", 1)
             if self.rank_info.rank == 0 and (not self.rank_info.served or client.devices_of_job()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch_xla import _bindings
-from torch_xla._core.device import client
+from torch_xla._core.device import client, transfer
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job.waits import Ranks, Wait, line
@@ -25,6 +25,8 @@ PLACE = "programs"
 _TOLD = 16  # of the latest starts, by which a difference is named
 _REMEMBERED = 4096  # of a group's starts
 _UNDER_WAY = 64  # what was started before so many others is long past
+_STEP, _CHAINS = 6364136223846793005, 1 << 64
+_STEP_BACK = pow(_STEP, -1, _CHAINS)
 
 
 class _Link(NamedTuple):
@@ -33,18 +35,27 @@ class _Link(NamedTuple):
     number: int
     chain: int
     meaning: int
+    where: str  # the user's line
 
 
 @dataclass(eq=False)
 class _Start:
     wait: Wait
     since: float
+    split: list[int]  # the results with parts in several processes, the last where none has; found by the first start
     token: Any = None  # none while it is being started
     failed: bool = False
 
-    def met(self, token: Any) -> None:
-        """Takes what tells when it has run; None where it could not be started."""
-        self.token, self.failed = token, token is None
+    def met(self, results: Any) -> None:
+        """Takes its results, of which the last tells when it has run; None where it could not be started."""
+        if results is None:
+            self.failed = True
+            return
+        if not self.split:
+            self.split[:] = [i for i, array in enumerate(results) if not transfer.is_readable(array)] or [-1]
+        for slot in self.split:
+            results[slot].origin = f"result {slot} of program {self.wait.count}"
+        self.token = results[-1]
 
     def is_over(self) -> bool:
         if self.failed or self.token is None or not self.token.is_ready():
@@ -57,7 +68,7 @@ class _Start:
 
 
 _groups: dict[Ranks, deque[_Link]] = {}
-_words: dict[int, tuple[str, str]] = {}
+_words: dict[int, tuple[str, str | None]] = {}  # what was started, and the line that recorded it
 _under_way: deque[_Start] = deque(maxlen=_UNDER_WAY)
 _failed: list[Wait] = []
 _lock = threading.Lock()
@@ -78,7 +89,7 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
         everyone = tuple(sorted({device.process_index for device in client.devices_of_job()}))
         if len(everyone) > 1:
             text = f"program {graph.key} over all devices"
-            _set(program, everyone, text, text, "an unknown line")
+            _set(program, everyone, text, text, None)
         return
     numbers = sequence.numbers(graph, rank)
     own = [number for found in numbers.values() for number in found]
@@ -89,24 +100,53 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
         _set(program, ranks, str(sorted(numbers.items())), f"{text}{more}", where)
 
 
-def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str) -> None:
+def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str | None) -> None:
+    program.meet = functools.partial(_meet, ranks, _meaning(ranks, identity, text, where), [])
+
+
+def _meaning(ranks: Ranks, identity: str, text: str, where: str | None) -> int:
     meaning = sequence.number_of(identity)
     _groups.setdefault(ranks, deque(maxlen=_REMEMBERED))
     _words[meaning] = text, where
-    program.meet = functools.partial(_meet, ranks, meaning)
+    return meaning
 
 
-def _meet(ranks: Ranks, meaning: int) -> Callable[[Any], None]:
-    """Notes a start; gives what takes its token."""
+def start(ranks: Ranks, text: str) -> Callable[[Any], None]:
+    """Counts a start of what is no program of the recorder's.
+
+    Args:
+        ranks: The processes that start it.
+        text: What it is, the same in all of them.
+
+    Returns:
+        What takes its results.
+    """
+    return _meet(ranks, _meaning(ranks, text, text, None), [])
+
+
+def so_far(ranks: Ranks) -> tuple[int, int]:
+    """How many programs these processes have started, and a number that stands for all of them."""
+    links = _groups.get(ranks)
+    return links[-1][:2] if links else (0, 0)
+
+
+def counts() -> dict[Ranks, int]:
+    """How many programs this process has started with others, by who they are."""
+    return {ranks: links[-1].number for ranks, links in list(_groups.items()) if links}
+
+
+def _meet(ranks: Ranks, meaning: int, split: list[int]) -> Callable[[Any], None]:
+    """Notes a start; gives what takes its results."""
     with _lock:
         links = _groups[ranks]
-        before = links[-1] if links else _Link(0, 0, 0)
+        before = links[-1] if links else _Link(0, 0, 0, "")
         # The step of a linear congruential generator: each start has its place in the order.
-        chain = (before.chain * 6364136223846793005 + meaning) % (1 << 64)
-        links.append(_Link(before.number + 1, chain, meaning))
-    start = _Start(Wait(ranks, _words[meaning][0], before.number + 1, place=PLACE), time.monotonic())
-    _under_way.append(start)
-    return start.met
+        chain = (before.chain * _STEP + meaning) % _CHAINS
+        text, recorded = _words[meaning]
+        links.append(_Link(before.number + 1, chain, meaning, recorded or _bindings.user_frame() or "an unknown line"))
+    started = _Start(Wait(ranks, text, before.number + 1, place=PLACE), time.monotonic(), split)
+    _under_way.append(started)
+    return started.met
 
 
 def under_way() -> Wait | None:
@@ -138,9 +178,9 @@ def report() -> str:
     """What this process has started with others, for them to read."""
     found = []
     for ranks, links in list(_groups.items()):
-        latest = [link.meaning for link in list(links)[-_TOLD:]]
-        count, chain, _ = links[-1] if links else _Link(0, 0, 0)
-        found.append([ranks, count, chain, latest, {str(m): _words[m] for m in latest}])
+        latest = [links[i] for i in range(-min(_TOLD, len(links)), 0)]
+        count, chain = so_far(ranks)
+        found.append([ranks, count, chain, [(link.meaning, _words[link.meaning][0], link.where) for link in latest]])
     return json.dumps(found)
 
 
@@ -167,17 +207,21 @@ def difference(told: str, other: int, rank: int) -> str | None:
         other: Its rank.
         rank: This process.
     """
-    for group, theirs, their_chain, their_latest, words in json.loads(told or "[]"):
+    for group, theirs, their_chain, latest in json.loads(told or "[]"):
         links = list(_groups.get(tuple(group), ()))
         if not links or other not in group:
             continue
+        while theirs > links[-1].number and latest:  # back to where this process is
+            their_chain = (their_chain - latest.pop()[0]) * _STEP_BACK % _CHAINS
+            theirs -= 1
         at = len(links) - 1 - (links[-1].number - theirs)
         if not 0 <= at < len(links) or links[at].chain == their_chain:
             continue  # too far apart to compare, or alike
-        both = zip((link.meaning for link in reversed(links[: at + 1])), reversed(their_latest), strict=False)
-        pair = next(((a, b) for a, b in reversed(list(both)) if a != b), None)
+        both = zip(reversed(links[: at + 1]), reversed(latest), strict=False)
+        pair = next(((own, their) for own, their in reversed(list(both)) if own.meaning != their[0]), None)
         if pair is None:
             return f"rank {other} and rank {rank} have not started the same programs, at {line()}"
-        theirs_said, ours_said = sequence.said(words[str(pair[1])]), sequence.said(_words[pair[0]])
-        return f"rank {other} runs {theirs_said}, rank {rank} runs {ours_said}"
+        (own, (_, *said)) = pair
+        ours = _words[own.meaning][0], own.where
+        return f"rank {other} runs {sequence.said(said)}, rank {rank} runs {sequence.said(ours)}"
     return None

@@ -1,6 +1,7 @@
 """Programs over the devices of several processes: all run the same one, with the same numbers and the same copies.
 
-XLA does not look: with others each process would compute something else. They are compared before the first use.
+XLA does not look: with others each process would compute something else. They are compared before the first use, and
+so is what is read of which each process has parts, each time.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import splits, transfer
 from torch_xla._core.graph.graph import Graph, Node, describe
-from torch_xla._core.job import session
+from torch_xla._core.job import programs, session
+from torch_xla._core.job.connection import Session
+from torch_xla._core.job.waits import Ranks, Wait
+from torch_xla._errors import JobError
 from torch_xla.ops.registry import Meta
 
-_Entry = tuple[str, str | None]  # what is compared, and the user's line of it
+_Entry = tuple[str, str | None]  # what is compared, and the user's line that recorded it
 
 _compared: set[str] = set()
+_settled: dict[Ranks, int] = {}  # how many programs were seen to be the same
+_PAUSE, _ASKED_EVERY = 0.0005, 0.01  # seconds
 
 
 def compare(cut: _bindings.Graph) -> None:
@@ -35,17 +42,10 @@ def compare(cut: _bindings.Graph) -> None:
     if connection is None:
         return
     graph = describe(cut)
-    entries = list(_entries(graph, cut.packed_numbers()))
-    digest = hashlib.sha256("\n".join(text for text, _ in entries).encode()).hexdigest()
-    copies = dict(_copies(cut))
-    everyone = connection.everyone
-    said = json.dumps([digest, copies]).encode()
-    found = [json.loads(text) for text in connection.meet("program", everyone, said)]
-    if any(other != found[0][0] for other, _ in found):
-        told = json.dumps(entries).encode()
-        connection.fail(_first_difference([json.loads(text) for text in connection.meet("text", everyone, told)]))
-    for rank, (_, other) in enumerate(found):
-        for before, (_, known) in enumerate(found[:rank]):
+    what = "the first start of a program over all devices"
+    found = _exchanged(connection, what, list(_entries(graph, cut.packed_numbers())), dict(_copies(cut)))
+    for rank, other in enumerate(found):
+        for before, known in enumerate(found[:rank]):
             differ = next((part for part in other if known.get(part, other[part]) != other[part]), None)
             if differ is not None:
                 leaf = int(differ.split(" ")[0])
@@ -55,6 +55,78 @@ def compare(cut: _bindings.Graph) -> None:
                     "give all processes the same, such as by one seed"
                 )
     _compared.add(cut.key)
+
+
+def gather(buffer: Any) -> Callable[[Any], None]:
+    """Compares what is about to be gathered from all processes with what the others are about to.
+
+    Args:
+        buffer: A buffer of which each process has parts.
+
+    Returns:
+        What takes the result.
+
+    Raises:
+        JobError: They differ, in all processes.
+    """
+    connection = session.session()
+    assert connection is not None
+    parts = buffer.sharding.shard_shape(buffer.shape)
+    text = f"a read of {buffer.dtype}{list(buffer.shape)} in parts of {list(parts)}"
+    count, chain = programs.so_far(connection.everyone)
+    before = f"{count} programs before it, which come to {chain:x}"
+    _exchanged(connection, text, [(f"{text}, {transfer.origin_of(buffer)}", None), (before, None)], {})
+    return programs.start(connection.everyone, text)
+
+
+def settle() -> None:
+    """Sees that the others have run the same programs, before a value that they had a part in is given to Python.
+
+    Those whose programs are known are not compared when they start, and each computes with what the others send it.
+
+    Raises:
+        JobError: They differ, in all processes.
+    """
+    connection = session.connected()
+    new = {ranks: count for ranks, count in programs.counts().items() if _settled.get(ranks) != count}
+    if connection is None or not new:
+        return
+    own, ranks = connection.rank_info.rank, next(iter(new))
+    wait = Wait(ranks, "a read", new[ranks], place=programs.PLACE, started=new[ranks])
+    missing = {(ranks, rank) for ranks in new for rank in ranks if rank != own}
+    asked = time.monotonic()
+    try:
+        connection.tell_programs()
+        with connection.waiting(wait):
+            while missing:
+                connection.check()
+                told = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
+                for rank, text in told.items():
+                    found = programs.difference(text, rank, own)
+                    if found is not None:
+                        connection.fail(f"[job] the processes differ in what they do together: {found}")
+                missing = {(by, rank) for by, rank in missing if programs.started_by(told[rank], by) < new[by]}
+                if missing and time.monotonic() - asked > _ASKED_EVERY:
+                    connection.store.add("news", 1)
+                    asked = time.monotonic()
+                if missing:
+                    time.sleep(_PAUSE)
+    except RuntimeError as error:
+        raise error if isinstance(error, JobError) else connection.lost(error) from error
+    _settled.update(new)
+
+
+def _exchanged(connection: Session, what: str, entries: list[_Entry], copies: dict[str, str]) -> list[dict[str, str]]:
+    """The copies of all processes, by rank, once it is clear that their entries are the same."""
+    digest = hashlib.sha256("\n".join(text for text, _ in entries).encode()).hexdigest()
+    said = json.dumps([digest, copies]).encode()
+    found = [json.loads(text) for text in connection.meet("program", connection.everyone, said, what)]
+    if any(other != found[0][0] for other, _ in found):
+        asked = f"run at {_bindings.user_frame()}"
+        told = json.dumps([(text, f"recorded at {line}" if line else asked) for text, line in entries]).encode()
+        texts = connection.meet("text", connection.everyone, told)
+        connection.fail(_first_difference([json.loads(text) for text in texts]))
+    return [other for _, other in found]
 
 
 def _typed(meta: Meta) -> str:
@@ -82,15 +154,15 @@ def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
     return f"{node.op} {[*node.args, *inputs]} -> {types}{seed}"
 
 
-def _first_difference(found: Sequence[Sequence[_Entry]]) -> str:
+def _first_difference(found: Sequence[Sequence[tuple[str, str]]]) -> str:
     texts = [[text for text, _ in entries] for entries in found]
     rank = next(rank for rank, own in enumerate(texts) if own != texts[0])
     pairs = enumerate(itertools.zip_longest(texts[0], texts[rank]))
     place = next(i for i, (one, other) in pairs if one != other)
     words = []
     for who in (0, rank):
-        text, line = found[who][place] if place < len(found[who]) else ("no more", None)
-        words.append(f"rank {who} has {text} (recorded at {line or 'an unknown line'})")
+        text, where = found[who][place] if place < len(found[who]) else ("no more", found[who][-1][1])
+        words.append(f"rank {who} has {text} ({where})")
     return f"[spmd] the processes differ in what they run: {', '.join(words)}; XLA_IR_DEBUG=1 tells lines"
 
 

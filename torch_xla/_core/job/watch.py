@@ -21,6 +21,7 @@ from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError
 
 _TICK = 0.25  # seconds
+_ASKED_TICK, _ASKED_FOR = 0.01, 5.0  # seconds, where somebody asked so lately: who reads by itself waits for an answer
 _PUBLISHED_AFTER = 1.0  # seconds of a wait
 _ANSWERS_WITHIN = 3.0  # seconds
 _COMPARED_EVERY = 1.0  # seconds
@@ -45,10 +46,12 @@ class _Watch:
         self._suspected: object = None
         self._pending: tuple[int | None, float] = (None, 0.0)
         self._compared = time.monotonic()
-        self._reported = "[]"
+        self._asked = 0.0
 
     def run(self) -> None:
-        while self._session.stopped is None and not self._session.over.wait(_TICK):
+        while self._session.stopped is None and not self._session.over.wait(
+            _ASKED_TICK if time.monotonic() - self._asked < _ASKED_FOR else _TICK
+        ):
             try:
                 self._look()
             except RuntimeError as error:
@@ -108,25 +111,19 @@ class _Watch:
         if news == self._news:
             return
         self._news = news
+        self._asked = time.monotonic()
         if self._store.check(["broken"]):
             self._session.stop(self._store.get("broken").decode())
         else:
-            self._report()
+            self._session.tell_programs()
             self._store.set(f"at/{self._rank}", json.dumps([news, line()]))
-
-    def _report(self) -> None:
-        """Tells what this process has started with others."""
-        report = programs.report()
-        if report != self._reported:
-            self._store.set(f"ran/{self._rank}", report)
-            self._reported = report
 
     def _compare(self) -> None:
         """Looks, now and then, whether others start the same programs: those do not look themselves."""
         if time.monotonic() - self._compared < _COMPARED_EVERY:
             return
         self._compared = time.monotonic()
-        self._report()
+        self._session.tell_programs()
         for rank in programs.first_of_groups(self._rank):
             found = programs.difference(self._told_by(rank), rank, self._rank)
             if found is not None:

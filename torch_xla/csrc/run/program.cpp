@@ -163,7 +163,8 @@ py::object execute(Arguments& arguments, Program& program) {
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
-  py::object met;  // is told the token
+  py::object met;  // is told the results
+  py::tuple results;
   try {
     const auto numbers = program.number_buffers(arguments);
     std::vector<py::object> buffers;
@@ -184,7 +185,7 @@ py::object execute(Arguments& arguments, Program& program) {
     if (program.meet) {
       met = program.meet();
     }
-    const py::tuple results = start(program.run(), passed);
+    results = start(program.run(), passed);
     token = results[results.size() - 1];
     if (program.waits) {
       block(token);
@@ -204,7 +205,7 @@ py::object execute(Arguments& arguments, Program& program) {
   }
   add_run(arguments.device, token);
   if (met) {
-    met(token);
+    met(results);
   }
   return token;
 }

@@ -38,7 +38,7 @@ class Program {
   Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;            // for a run before its results count, because a host callback in it can fail
   py::object starter;          // makes `run`
-  py::object meet;             // notes a start that takes other processes; gives what is to be told its token
+  py::object meet;  // notes a start that takes other processes; gives what is to be told its results, token last
 
   // Says where it takes its inputs and gives its outputs, as the compiler had it.
   void set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
