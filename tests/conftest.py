@@ -47,14 +47,16 @@ def pytest_configure() -> None:
     turns.turn()  # before there are other processes, which get it from the environment
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by then stays: a collection of garbage need not look at it, which takes half a second each."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_report_header() -> str:
     return f"TEST_TURN={turns.turn()}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> None:
+    """What was imported, and is kept in caches, is left out of collections of garbage, which took half a second each."""
+    if len(gc.get_objects(generation=2)) > 50_000:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
