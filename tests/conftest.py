@@ -53,7 +53,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> None:
-    """What was imported, and is kept in caches, is left out of collections of garbage, which took half a second each."""
+    """Collections of garbage leave out what was imported and is cached, which took them half a second each."""
     if len(gc.get_objects(generation=2)) > 50_000:
         gc.collect()
         gc.freeze()
