@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-sweep test-jobs test-ops test-overloads test-models conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-sweep test-jobs test-ops test-overloads test-models test-hot conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -76,6 +76,10 @@ test-jobs: $(STAMPS)/dev $(STAMPS)/build
 # The long tables of which `make test` has a sample, apart from those with a target of their own.
 test-sweep: $(STAMPS)/dev $(STAMPS)/build
 	XLA_FLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
+
+# Graphs that run operator by operator until they repeat: values are compared, counts and planted failures are not.
+test-hot: $(STAMPS)/dev $(STAMPS)/build
+	XLA_COMPILE_WHEN_HOT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/run tests/tensor tests/record tests/ops $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

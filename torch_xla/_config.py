@@ -215,6 +215,13 @@ XLA_HOST_COMPUTE = _bool(
     "Computes a very small graph behind a value that is read with PyTorch's CPU kernels instead of compiling it.",
 )
 
+XLA_COMPILE_WHEN_HOT = _bool(
+    "XLA_COMPILE_WHEN_HOT",
+    False,
+    "Runs a new graph operator by operator with PyTorch's CPU kernels where its device is the host, and compiles it "
+    "once it repeats.",
+)
+
 XLA_AUTO_BARRIER = _bool(
     "XLA_AUTO_BARRIER",
     True,

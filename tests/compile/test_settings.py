@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -52,23 +51,32 @@ def check(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> No
 
 
 @contextmanager
-def as_set(read: Callable[[], Any], write: Callable[[Any], None], value: Any) -> Iterator[None]:
-    """A block in which a setting of PyTorch's has a value."""
-    before = read()
-    write(value)
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        write(before)
+        torch.set_default_dtype(before)
 
 
-default_dtype = functools.partial(as_set, torch.get_default_dtype, torch.set_default_dtype)
-matmul_precision = functools.partial(as_set, torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-deterministic = functools.partial(
-    as_set,
-    torch.are_deterministic_algorithms_enabled,
-    functools.partial(torch.use_deterministic_algorithms, warn_only=True),
-)
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def matmul_precision(level: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(level)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -98,7 +106,7 @@ def test_the_default_dtype_is_that_of_the_call_not_of_the_barrier() -> None:
 
 
 SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "deterministic algorithms": lambda: deterministic(True),
+    "deterministic algorithms": deterministic,
     "precision of products": lambda: matmul_precision("medium"),
     "autocast on CPU": lambda: torch.autocast("cpu", torch.bfloat16),
     "default device": lambda: torch.device("cpu"),

@@ -114,14 +114,6 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "a loss of integers, with classes": lambda d: torch.nn.functional.multilabel_margin_loss(
         _ones(d, torch.int64, 2, 3), torch.zeros(2, 3, dtype=torch.int64, device=d)
     ),
-    "a loss with classes of 32 bits": lambda d: torch.nn.functional.multilabel_margin_loss(
-        _ones(d, F32, 2, 3), torch.zeros(2, 3, dtype=torch.int32, device=d)
-    ),
-    "integers for complex numbers": lambda d: _ones(d, torch.complex64).random_(3),
-    "complex width of a shrink": lambda d: torch.nn.functional.softshrink(_line(d), 1j),
-    "a sorted search into another type": lambda d: torch.searchsorted(
-        _line(d), _line(d), sorter=torch.argsort(_line(d)), out=_line(d)
-    ),
     "dropout of integers": lambda d: torch.native_dropout(_ones(d, torch.int64), 0.5, True),
     "dropout of more than all": lambda d: torch.native_dropout(_line(d), 2.0, True),
     "any of half precision, into integers": lambda d: torch.any(_ones(d, BF16), out=_ones(d, torch.int64, 1)[0]),

@@ -15,7 +15,7 @@ from probes import setting
 import torch_xla
 from torch_xla import _config
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.run import host_evaluation
+from torch_xla._core.run import by_operator
 
 pytestmark = pytest.mark.host_compute("it is what these tests are about")
 
@@ -27,9 +27,7 @@ WORDS, WIDTH = 64, 300  # more values than a very small graph has
 def empty() -> Iterator[None]:
     torch_xla.sync()
     cache.clear()
-    host_evaluation._constants.clear()
     yield
-    host_evaluation._constants.clear()
 
 
 class Model:
@@ -175,7 +173,7 @@ def test_a_failure_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupt_between_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(turn: int) -> None:
         if turn == 4:
-            monkeypatch.setattr(host_evaluation, "run", raising)
+            monkeypatch.setattr(by_operator, "run", raising)
 
     def raising(*arguments: Any) -> Any:
         monkeypatch.undo()

@@ -17,24 +17,25 @@ from torch_xla._core.job import launcher
 HERE = Path(__file__).parent
 
 
-FILES = sorted(path.name for path in HERE.glob("mesh_*.py"))
+NAMES = sorted(path.stem for path in HERE.glob("mesh_*.py"))
 
 
-def test_over_eight_devices() -> None:
-    """All in one process: starting one takes longer than most of the files."""
-    run(FILES, "not sweep", 300)
+@pytest.mark.parametrize("name", NAMES)
+def test_over_eight_devices(name: str) -> None:
+    run(name, "not sweep", 300)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", [name for name in FILES if "pytest.mark.sweep" in (HERE / name).read_text()])
+@pytest.mark.parametrize("name", [name for name in NAMES if "pytest.mark.sweep" in (HERE / f"{name}.py").read_text()])
 def test_long_tables_over_eight_devices(name: str) -> None:
-    run([name], "sweep", 3000)
+    run(name, "sweep", 3000)
 
 
-def run(files: list[str], marks: str, seconds: int) -> None:
+def run(name: str, marks: str, seconds: int) -> None:
     environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks, *files]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
+    command.append(f"{name}.py")
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_xla import _bindings, _capture, _config, _files, _timeline
-from torch_xla._core import region
+from torch_xla import _bindings, _capture, _config, _files, _metrics, _timeline
+from torch_xla._core import hotness, region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import client, failures, memory, splits, transfer
-from torch_xla._core.graph import graph, graph_text, sequence, verify
+from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
-from torch_xla._core.run import executor, host_evaluation, split_check, value_check
+from torch_xla._core.run import by_operator, executor, split_check, value_check
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
@@ -98,19 +98,19 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         if watched and first:  # a region does not see its graph's parts
             barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
         if barrier.reading and first:
-            if _run_on_host(cut):
+            if cut.fits_host and not cut.has_fills and _run_on_host(cut):
                 return []
-            if not (barrier.weighed or region.stack() or cache.knows(cut)):
+            if not (barrier.weighed or region.stack() or _knows(cut)):
                 barrier.weighed = what.again = True
                 cut.clear()  # it holds what others may write over
                 return [_instead(what) or what]
-            if not (barrier.divided or region.stack() or later or cache.knows(cut)):
-                parts = host_evaluation.divide(cut, what)
+            if not (barrier.divided or region.stack() or later or _knows(cut)):
+                parts = by_operator.divide(cut, what)
                 if parts:
                     barrier.divided = True
                     cut.clear()
                     return [*parts, what]
-        if barrier.divided and cut.is_small_part and host_evaluation.run(cut):
+        if barrier.divided and cut.is_small_part and _run_on_host(cut):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or cut.has_fills or not cache.run(cut):
@@ -159,17 +159,25 @@ def compute_on_host(what: _bindings.Cut) -> bool:
     cut = what.graph()
     try:
         alone = bool(cut.num_outputs) and cut.fits_host and not region.stack()
-        return alone and not any(map(sequence.is_collective, graph.describe(cut).nodes)) and _run_on_host(cut)
+        return alone and not cut.has_fills and _run_on_host(cut)
     finally:
         cut.clear()  # it holds what others may write over, also where a kernel raised
 
 
 def _run_on_host(cut: _bindings.Graph) -> bool:
-    return bool(cut.fits_host) and not cut.has_fills and host_evaluation.on() and host_evaluation.run(cut)
+    if not (by_operator.on() and by_operator.run(cut)):
+        return False
+    _metrics.count("HostCompute")
+    return True
+
+
+def _knows(cut: _bindings.Graph) -> bool:
+    """Whether a graph is no new one: it has a program, or ran without."""
+    return cache.knows(cut) or (hotness.counts(cut.device) and hotness.knows(cut))
 
 
 def is_known(what: _bindings.Cut) -> bool | None:
-    """Whether the program of a graph is in memory; None where nothing is to be computed. The graph stays pending.
+    """Whether a graph has a program in memory, or ran without; None where nothing is to be computed. It stays pending.
 
     Args:
         what: What the graph is to be made of.
@@ -179,7 +187,7 @@ def is_known(what: _bindings.Cut) -> bool | None:
         return None
     if cut.has_fills:
         provide_fills(cut)
-    known = cache.knows(cut)
+    known = _knows(cut)
     cut.clear()
     return known
 
@@ -217,7 +225,11 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     new = executable is None
     if executable is None:
         numbers.compare(cut)
-        executable = cache.find(cut) or _first_use(cut, cause, name)
+        executable = cache.find(cut)
+        if executable is None:
+            if _runs_without(cut):
+                return
+            executable = _first_use(cut, cause, name)
     if cut.has_fills:
         provide_fills(cut, executable.program.input_places)
     if new and client.spmd():
@@ -228,6 +240,20 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     value_check.before_run(cut)
     region.about_to_run(cut, executable)
     executor.run(executable, cut)
+
+
+def _runs_without(cut: _bindings.Graph) -> bool:
+    """Runs a graph that has no program operator by operator; False where it is to be compiled."""
+    if inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
+        return False
+    numbers.take_wanted()
+    hotness.note(cut)
+    if cut.has_fills:
+        provide_fills(cut)
+    if not by_operator.run(cut):
+        return False
+    _metrics.count("UncompiledRun")
+    return True
 
 
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
@@ -249,7 +275,7 @@ def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Exe
         verify.verify(described)
     _dump(described)
     lowered = compiler.lower(described, name or "graph")
-    retrace.note(described, _bindings.user_frame(), name)
+    retrace.note(described, _bindings.user_frame(), name, hotness.knows(cut))
     debug_level.before_compile(described, cause, name)
     executable = compiler.compile_lowered(cut, lowered, name or "graph")
     debug_level.after_compile(executable)

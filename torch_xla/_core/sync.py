@@ -304,9 +304,9 @@ class _Hooks:
     """What the recorder asks of Python."""
 
     @untraced
-    def upload(self, tensor: torch.Tensor, index: int, number: int) -> Any:
-        """Copies a CPU tensor to a device."""
-        return transfer.upload(tensor, index, number)
+    def upload(self, tensor: torch.Tensor, index: int, number: int, kept: bool) -> Any:
+        """Brings a CPU tensor to a device; one that is `kept` as it is need not be copied."""
+        return transfer.upload(tensor, index, number, kept)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""

@@ -370,7 +370,7 @@ def _uniform(self: torch.Tensor, low: float, high: float, *_: Any) -> bool:
 
 def _range(low: int, high: int, dtype: torch.dtype) -> bool:
     """Whether integers from `low` to below `high` may be none, or none that the type has."""
-    if low >= high or dtype.is_complex:
+    if low >= high:
         return True
     if dtype == torch.bool:
         return low < 0 or high > 2
@@ -455,16 +455,9 @@ def _renorm(self: torch.Tensor, p: float, dim: int, most: float, *_: Any) -> boo
 
 @doubts("aten.softshrink")
 def _shrink(self: torch.Tensor, by: float, *_: Any) -> bool:
-    return isinstance(by, complex) or not 0 <= by <= _largest(self.dtype)
+    return not 0 <= by <= _largest(self.dtype)
 
 
 @doubts("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", "aten.searchsorted.Tensor_out")
-def _search(self: torch.Tensor, values: Any, out_int32: bool, right: bool, side: str | None, *rest: Any) -> bool:
-    found = [out.dtype for out in rest[1:]]  # behind the sorter
-    wrong = found not in ([], [torch.int32 if out_int32 else torch.int64])
-    return wrong or side not in (None, "left", "right") or (right and side == "left")
-
-
-@doubts("aten.multilabel_margin_loss_forward")
-def _classes(self: torch.Tensor, target: torch.Tensor, *_: Any) -> bool:
-    return target.dtype != torch.int64
+def _search(self: torch.Tensor, values: Any, out_int32: bool, right: bool, side: str | None, *_: Any) -> bool:
+    return side not in (None, "left", "right") or (right and side == "left")

@@ -108,7 +108,7 @@ def clear() -> None:
 
 def run(cut: _bindings.Graph) -> bool:
     """Runs a graph whose executable is in memory, as `find` and `executor.run` do; False if it is not."""
-    return _executables.run(cut, _settings())
+    return _executables.run(cut, settings_number())
 
 
 def find(cut: _bindings.Graph) -> Executable | None:
@@ -118,13 +118,13 @@ def find(cut: _bindings.Graph) -> Executable | None:
         cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
             differ here, that is none for this graph.
     """
-    known: Executable | None = _executables.find(cut, _settings())
+    known: Executable | None = _executables.find(cut, settings_number())
     return known
 
 
 def knows(cut: _bindings.Graph) -> bool:
     """Whether a graph's executable is in memory."""
-    known: bool = _executables.knows(cut, _settings())
+    known: bool = _executables.knows(cut, settings_number())
     return known
 
 
@@ -152,7 +152,7 @@ def add(cut: _bindings.Graph, executable: Executable) -> None:
 
 
 def _store(cut: _bindings.Graph, executable: Executable) -> None:
-    _executables.add(cut, _settings(), executable, executable.program)
+    _executables.add(cut, settings_number(), executable, executable.program)
     _executables.drop(max(0, len(_executables) - _CAPACITY))
     _keep_below_map_limit()
 
@@ -182,7 +182,7 @@ def _maps() -> tuple[int, int]:
         return 1 << 62, 0
 
 
-def _settings() -> int:
+def settings_number() -> int:
     """What beside the graph decides the program within a process, as a number."""
     global _latest
     now = settings.program_settings()

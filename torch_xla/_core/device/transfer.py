@@ -26,13 +26,14 @@ _settle: Callable[[], None] | None = None
 _puts = itertools.count(1)
 
 
-def upload(tensor: torch.Tensor, index: int, number: int = 0) -> jax.Array:
-    """Copies a CPU tensor to a device; the caller may change the tensor afterwards.
+def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False) -> jax.Array:
+    """Brings a CPU tensor to a device.
 
     Args:
         tensor: The tensor.
         index: The device.
         number: Where on it, by its placement number.
+        kept: Nobody changes the tensor any more; else it is copied first.
 
     Raises:
         TypeError: XLA has no such dtype.
@@ -48,7 +49,7 @@ def upload(tensor: torch.Tensor, index: int, number: int = 0) -> jax.Array:
         )
     with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
         # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
-        return put(to_numpy(tensor).copy(), index, number)
+        return put(to_numpy(tensor) if kept else to_numpy(tensor).copy(), index, number)
 
 
 def put(array: Any, index: int, number: int = 0) -> jax.Array:

@@ -152,7 +152,7 @@ def describe(cut: _bindings.Graph) -> Graph:
     return Graph(
         key=cut.key,
         device=cut.device,
-        nodes=tuple(_node(*parts) for parts in cut.describe_nodes()),
+        nodes=tuple(node(*parts) for parts in cut.describe_nodes()),
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
@@ -165,7 +165,7 @@ def describe(cut: _bindings.Graph) -> Graph:
     )
 
 
-def _node(
+def node(
     op: str,
     args: list[tuple[str, Any, Any]],
     inputs: list[tuple[bool, int, int]],
@@ -176,6 +176,7 @@ def _node(
     scope: str | None,
     settings: int,
 ) -> Node:
+    """A node as the recorder describes it."""
     next_input = _counter(Input)
     next_number = _counter(lambda index: functools.partial(Number, index))
     template: list[Any] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
@@ -134,11 +135,10 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         return convention.results(value, packs)
 
     program.__name__ = name
-    usual = _jax_internals.as_rules_want(precision.current().products)
     place = placement.of(graph.device)
-    own = host_kernel.used(to_run and place.platform == "cpu" and not place.mesh)  # it would compute the whole on each
+    own = to_run and place.platform == "cpu" and not place.mesh  # on a mesh each would compute the whole
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with usual, own, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with _as_rules_want(own), mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
@@ -153,7 +153,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         try:
             traced = jitted.trace(*types)
         except LoweringError as error:
-            error.nodes = _alike(graph, error.node)
+            error.nodes = alike(graph, error.node)
             raise
         stage = traced.lower(lowering_platforms=None if platform is None else (platform,))
     module = stage.compiler_ir("stablehlo")
@@ -163,6 +163,35 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     if place.mesh:
         convolutions.constrain(module)
     return Lowered(stage, count_callbacks(stage) > 0)
+
+
+@contextmanager
+def _as_rules_want(host_kernels: bool) -> Iterator[None]:
+    with _jax_internals.as_rules_want(precision.current().products), host_kernel.used(host_kernels):
+        yield
+
+
+def compute_alone(
+    node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, host_kernels: bool
+) -> tuple[Any, ...]:
+    """Computes a node by itself, now, as a program would.
+
+    Args:
+        node: The node; no collective.
+        arrays: A value for each of its inputs.
+        numbers: Its numbers.
+        seed: Seed and offset, if it draws.
+        host_kernels: Whether PyTorch's CPU kernels may be part of it.
+
+    Raises:
+        StaticNumbers: It must be recorded with its numbers as constants.
+        LoweringError: It cannot be lowered.
+    """
+    load_rules()
+    if node.op in MARKS:
+        return (arrays[0],)
+    with _as_rules_want(host_kernels):
+        return _compute_on(node, arrays, numbers, None if seed is None else tuple(map(np.int64, seed)))
 
 
 @contextmanager
@@ -257,7 +286,7 @@ def _composite(
     return {mark: (value,) for mark, value in zip(region.outputs, found, strict=True)}
 
 
-def _alike(graph: Graph, node: Node) -> tuple[int, ...]:
+def alike(graph: Graph, node: Node) -> tuple[int, ...]:
     """Positions of the nodes that do the same as a node of this graph, on inputs of the same types."""
 
     def types(node: Node) -> list[Meta | None]:

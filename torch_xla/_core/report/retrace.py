@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -38,6 +38,9 @@ _GROWS = (
     'make it as long as it becomes at once (with transformers: generate(…, cache_implementation="static")), or let it '
     "grow by buckets"
 )
+_NO_LINE = "a thread without Python code"
+# The graph of a line that tells that they keep changing; the second often differs from a first step alone.
+_CHANGING = 3
 _NOTHING = "nothing that is recorded: a setting of PyTorch or XLA changed, or its program was dropped"
 
 
@@ -100,6 +103,7 @@ class _Line:
     count: int = 0
     told: int = 0
     advised: bool = False  # that something of it grows
+    uncompiled: Graph | None = None  # the latest that ran operator by operator, of the first three
 
 
 # By line and device: each device has programs of its own.
@@ -109,13 +113,51 @@ _guards: list[str] = []
 expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False)
 
 
-def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
+def note_uncompiled(line: str | None, device: int, count: int, describe: Callable[[], Graph]) -> None:
+    """Takes notice of a new graph that is about to run operator by operator; tells of the third one of a line.
+
+    Args:
+        line: The user's line that asked for it.
+        device: Its device.
+        count: How many different graphs the line has had so, this one included.
+        describe: Gives the graph; called only where it is looked at.
+
+    Raises:
+        GraphLimitError: New graphs are forbidden.
+    """
+    if not _guards and not 1 < count <= _CHANGING:
+        return
+    graph = describe()
+    line = line or _NO_LINE
+    known = _lines.setdefault((line, device), _Line())
+    others = [*known.graphs, known.uncompiled] if known.uncompiled is not None else [*known.graphs]
+    nearest = nearest_of(graph, others)
+    differences = compare(graph, nearest) if nearest is not None else []
+    reason = str(differences[0]) if differences else "they are unlike each other"
+    if _guards:
+        _refuse(f"a graph at {line} is new: {reason}")
+    known.uncompiled = graph
+    if count == _CHANGING and not expected.get() and _config.XLA_RETRACE_REPORT.get():
+        print(
+            f"torch_xla: graphs at {line} keep changing: {reason}; they run operator by operator until one repeats",
+            file=sys.stderr,
+        )
+
+
+def _refuse(reason: str) -> None:
+    raise GraphLimitError(
+        message("retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal")
+    )
+
+
+def note(graph: Graph, line: str | None, name: str | None, known_before: bool = False) -> Retrace | None:
     """Takes notice of a graph that is about to be compiled.
 
     Args:
         graph: The graph.
         line: The user's line that asked for it.
         name: Name of the region, if any.
+        known_before: Whether it ran already, operator by operator.
 
     Returns:
         Why it is compiled again; None for the first graph of its kind.
@@ -125,20 +167,15 @@ def note(graph: Graph, line: str | None, name: str | None) -> Retrace | None:
     """
     if _bindings.is_eager():  # every operator is a graph
         return None
-    line = line or "a thread without Python code"
+    line = line or _NO_LINE
     place = line, graph.device
     known = _lines.setdefault(place, _Line())
     nearest = nearest_of(graph, known.graphs)
     found = None
     if nearest is not None:
         found = Retrace(line, name, graph.key, nearest.key, known.count + 1, tuple(compare(graph, nearest)))
-    if _guards:
-        reason = str(found) if found else f"compiling a graph at {line}, which is like none that ran from there"
-        raise GraphLimitError(
-            message(
-                "retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal"
-            )
-        )
+    if _guards and not known_before:
+        _refuse(str(found) if found else f"compiling a graph at {line}, which is like none that ran from there")
     _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count)
     known.count += 1
     known.graphs.append(graph)

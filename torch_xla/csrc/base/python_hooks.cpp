@@ -47,9 +47,9 @@ std::vector<PyObject*> references(const py::object& list) {
 
 }  // namespace
 
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement) {
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool kept) {
   const py::gil_scoped_acquire gil;
-  return call("upload", cpu, static_cast<int>(device), placement).release().ptr();
+  return call("upload", cpu, static_cast<int>(device), placement, kept).release().ptr();
 }
 
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {

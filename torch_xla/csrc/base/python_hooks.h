@@ -13,8 +13,9 @@ typedef struct _object PyObject;
 
 namespace torch_xla {
 
-// Copies a CPU tensor to a device, to where `placement` says; returns a new reference to its buffer.
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement);
+// Brings a CPU tensor to a device, to where `placement` says; returns a new reference to its buffer. One whose memory
+// nobody writes to, `kept`, need not be copied.
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool kept);
 // Copies of buffers, each on its own device; new references.
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.

@@ -9,6 +9,7 @@
 #include "cut/division.h"
 #include "cut/packing.h"
 #include "ir/op_info.h"
+#include "run/by_operator.h"
 #include "run/program.h"
 
 namespace torch_xla {
@@ -44,6 +45,10 @@ py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema
 class NumberReader {
  public:
   explicit NumberReader(const Vector<NumberSlot>& numbers) : next_(numbers.begin()), end_(numbers.end()) {}
+  // From those of a node on.
+  NumberReader(const Vector<NumberSlot>& numbers, const Node& node) : NumberReader(numbers) {
+    next_ = std::partition_point(next_, end_, [&](const NumberSlot& slot) { return slot.node < node.slot; });
+  }
   bool take(const Node& node, uint32_t position, uint32_t element) {
     const bool found =
         next_ != end_ && next_->node == node.slot && next_->position == position && next_->element == element;
@@ -88,28 +93,39 @@ py::object describe_arg(const Node& node, uint32_t position, NumberReader& numbe
   return py::make_tuple("attr", 0, describe_constant(arg.value, node.op->op.schema(), position));
 }
 
+py::tuple describe_node(const Node& node, NumberReader& numbers) {
+  py::list args;
+  for (uint32_t i = 0; i < node.args.size(); ++i) {
+    args.append(describe_arg(node, i, numbers));
+  }
+  numbers.skip(node.seeded ? std::size(node.seed) : 0);
+  py::list inputs;
+  for (const auto& input : node.inputs) {
+    inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
+  }
+  py::list outs;
+  for (const auto& meta : node.outs->metas) {
+    outs.append(describe_meta(meta));
+  }
+  return py::make_tuple(node.op->name, args, inputs, outs, node.seeded, describe_frame(node.frame),
+                        py::make_tuple(node.attrs.hi, node.attrs.lo), describe_frame(node.scope), node.settings);
+}
+
 py::list describe_nodes(const Graph& graph) {
   py::list nodes;
   NumberReader numbers(graph.numbers);
   for (const auto& node : graph.nodes) {
-    py::list args;
-    for (uint32_t i = 0; i < node->args.size(); ++i) {
-      args.append(describe_arg(*node, i, numbers));
-    }
-    numbers.skip(node->seeded ? std::size(node->seed) : 0);
-    py::list inputs;
-    for (const auto& input : node->inputs) {
-      inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
-    }
-    py::list outs;
-    for (const auto& meta : node->outs->metas) {
-      outs.append(describe_meta(meta));
-    }
-    nodes.append(py::make_tuple(node->op->name, args, inputs, outs, node->seeded, describe_frame(node->frame),
-                                py::make_tuple(node->attrs.hi, node->attrs.lo), describe_frame(node->scope),
-                                node->settings));
+    nodes.append(describe_node(*node, numbers));
   }
   return nodes;
+}
+
+// One node of a graph by itself, and its seed and offset if it draws.
+py::tuple describe_one(const Graph& graph, size_t position) {
+  const auto& node = *graph.nodes.at(position);
+  NumberReader numbers(graph.numbers, node);
+  auto seed = node.seeded ? py::object(py::make_tuple(node.seed[0], node.seed[1])) : py::object(py::none());
+  return py::make_tuple(describe_node(node, numbers), seed);
 }
 
 py::list leaf_locations(const Graph& graph) {
@@ -238,6 +254,8 @@ void bind_graphs(py::module_& m) {
                              })
       .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
       .def("describe_nodes", &describe_nodes)
+      .def("describe_node", &describe_one)
+      .def("run_by_operator", &run_by_operator, py::arg("rule"), py::arg("leaves") = py::none())
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
       .def("packed_numbers", &packed_numbers)
@@ -259,17 +277,6 @@ void bind_graphs(py::module_& m) {
              return cuts;
            })
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
-      .def("attach_shared",
-           [](Graph& g, const std::vector<py::object>& buffers) {
-             Vector<Arguments::Result> results(buffers.size());
-             for (size_t i = 0; i < buffers.size(); ++i) {
-               results[i].buffer = py::object(buffers[i]).release().ptr();
-               if (!g.wanted.empty()) {
-                 results[i].placement = g.wanted[i] == kAnywhere ? kWhole : g.wanted[i];
-               }
-             }
-             g.attach_shared(std::move(results));
-           })
       .def("constants_vary", &Graph::constants_vary)
       .def("clear", &Graph::clear)
       .def("halves", &Graph::halves)

@@ -82,7 +82,7 @@ void Graph::find_donations(const Cut& cut) {
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned && !leaf.shared &&
+    donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned &&
                  leaves[i].use_count() == leaf.references + waiting_clones(leaf) + 1;
     const auto how = donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0};
     key.mix(how);

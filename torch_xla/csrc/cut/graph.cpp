@@ -85,7 +85,7 @@ int64_t Graph::unheld_bytes() const {
   return bytes;
 }
 
-void Graph::attach(Vector<Result> results, bool shared) {
+void Graph::attach(Vector<Result> results) {
   static auto& sizes = metric("TensorsGraphSize");
   sizes.add(static_cast<double>(nodes.size()), "count");
   TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
@@ -119,7 +119,6 @@ void Graph::attach(Vector<Result> results, bool shared) {
           node.inputs.clear();
         }
       }
-      leaf->shared = shared;
       leaf->source = std::move(results[i].source);
       leaf->place = results[i].place;
       leaf->placement = results[i].placement;

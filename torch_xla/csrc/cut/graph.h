@@ -59,9 +59,8 @@ class Graph final : public Structure, public Arguments {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
-  // Leaves the graph empty. Shared buffers are held by someone else too and are never donated.
-  void attach(Vector<Result> results) override { attach(std::move(results), false); }
-  void attach_shared(Vector<Result> results) { attach(std::move(results), true); }
+  // Leaves the graph empty.
+  void attach(Vector<Result> results) override;
   // Forgets what was cut, which stays pending.
   void clear();
   // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
@@ -75,7 +74,6 @@ class Graph final : public Structure, public Arguments {
  private:
   friend struct Cut;
   Graph(const Cut& cut, bool runs);
-  void attach(Vector<Result> results, bool shared);
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
   void add_numbers(const Node& node, uint32_t position);

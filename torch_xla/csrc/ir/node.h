@@ -134,8 +134,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
-  bool shared = false;  // the buffer belongs to others too
-  bool given = false;   // the next program may have the buffer, though a tensor still has it
+  bool given = false;  // the next program may have the buffer, though a tensor still has it
   CallSettings settings = 0;
 
   Hash attrs;  // of the constant arguments and the settings

@@ -93,7 +93,7 @@ bool Replay::prepare(const std::vector<at::Tensor>& arguments, const py::list& v
   for (const auto& [argument, sizes, dtype] : plan_.uploads) {
     const auto host = arguments.at(argument).to(at::kCPU, dtype).resolve_conj().resolve_neg().expand(sizes);
     const auto placement = where[uploaded_.size()];
-    uploaded_.push_back(make_leaf(contiguous_meta(sizes, dtype), upload(host, device, placement)).node);
+    uploaded_.push_back(make_leaf(contiguous_meta(sizes, dtype), upload(host, device, placement, false)).node);
     uploaded_.back()->placement = placement;
   }
   wrong = find_leaves();
@@ -210,7 +210,7 @@ std::vector<size_t> Replay::written_for_others() const {
       ours += replaced ? 1 : 0;
       ours += storage.synced && storage.synced.node == leaf ? 1 : 0;
     }
-    if (!replaced || leaf->shared || leaf.use_count() != ours + waiting_clones(*leaf)) {
+    if (!replaced || leaf.use_count() != ours + waiting_clones(*leaf)) {
       found.push_back(i);
     }
   }

@@ -32,7 +32,7 @@ bool waits(const Node& leaf) {
 }  // namespace
 
 void Upload::fetch(const NodePtr& leaf) {
-  auto* buffer = upload(values, device, leaf->placement);
+  auto* buffer = upload(values, device, leaf->placement, kept);
   c10::intrusive_ptr<Source> done;  // destroyed after the lock is gone
   {
     const RecorderLock lock;
@@ -47,7 +47,7 @@ void Upload::fetch(const NodePtr& leaf) {
 
 Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked) {
   if (!spans_mesh()) {
-    return make_leaf(meta, upload(cpu, device, kWhole));
+    return make_leaf(meta, upload(cpu, device, kWhole, false));
   }
   // The caller may change its tensor before a program takes this.
   auto values = cpu.detach().clone(at::MemoryFormat::Contiguous);

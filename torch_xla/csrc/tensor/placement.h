@@ -9,10 +9,11 @@ namespace torch_xla {
 
 // Values still on the host, which go to the device when a program takes them: by then it is known how they are split.
 struct Upload final : Source {
-  Upload(at::Tensor v, c10::DeviceIndex d) : values(std::move(v)), device(d) {}
+  Upload(at::Tensor v, c10::DeviceIndex d, bool k = false) : values(std::move(v)), device(d), kept(k) {}
   void fetch(const NodePtr& leaf) override;
-  at::Tensor values;
-  c10::DeviceIndex device;
+  const at::Tensor values;
+  const c10::DeviceIndex device;
+  const bool kept;  // in memory that nobody writes to, so that it need not be copied
 };
 
 // The leaf of a CPU tensor that goes to a device: to where `asked` says, if it says anything.

@@ -1,0 +1,112 @@
+"""When a graph is compiled: once it repeats. Until then it runs operator by operator, which costs no compile.
+
+Each line of the user's that asks for graphs counts how many different ones came from it without a program. A graph is
+compiled when it has run as often as that, or three times in a row. So the body of a loop is compiled in its second
+step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. Only counts decide,
+never time: a program that is run again does the same again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch_xla import _bindings, _config
+from torch_xla._core import region
+from torch_xla._core.compile import cache
+from torch_xla._core.graph import graph
+from torch_xla._core.job import session
+from torch_xla._core.report import retrace
+from torch_xla._core.run import by_operator
+from torch_xla.ops import dtypes
+
+_REMEMBERED = 1 << 14
+_IN_A_ROW = 3
+
+_Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line of the user's, on a device: how many different graphs came from it; the latest, and its runs in a row."""
+
+    graphs: int = 0
+    latest: _Key | None = None
+    row: int = 0
+
+
+@dataclass(slots=True)
+class _Graph:
+    """How often a graph ran without a program, and the line that it came from first."""
+
+    line: _Line
+    runs: int = 0
+
+
+_lines: OrderedDict[tuple[str | None, int], _Line] = OrderedDict()
+_graphs: OrderedDict[_Key, _Graph] = OrderedDict()
+
+
+def counts(device: int) -> bool:
+    """Whether a new graph runs operator by operator at first.
+
+    Not where somebody asked for a program (a region, eager mode, which has one for each operator) or looks at each, nor
+    where processes have to agree on what they run, nor on a device that is not this host.
+    """
+    return (
+        _config.XLA_COMPILE_WHEN_HOT.get()
+        and by_operator.on()
+        and not (region.stack() or _bindings.is_eager() or dtypes.shortens())
+        and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
+        and session.connected() is None
+        and by_operator.on_this_host(device)
+    )
+
+
+def knows(cut: _bindings.Graph) -> bool:
+    """Whether a graph ran here without a program."""
+    return _key(cut) in _graphs
+
+
+def is_due(cut: _bindings.Graph) -> bool:
+    """Whether a graph without a program is to be compiled now."""
+    key = _key(cut)
+    found = _graphs.get(key)
+    if found is None:
+        return False
+    return found.runs >= found.line.graphs or (found.line.latest == key and found.line.row >= _IN_A_ROW)
+
+
+def note(cut: _bindings.Graph) -> None:
+    """Counts a run without a program that is about to start.
+
+    Raises:
+        GraphLimitError: The graph is a new one, and these are forbidden.
+    """
+    key = _key(cut)
+    found = _graphs.get(key)
+    if found is None:
+        place = _bindings.user_frame(), cut.device
+        line = _lines.setdefault(place, _Line())
+        retrace.note_uncompiled(*place, line.graphs + 1, lambda: graph.describe(cut))
+        line.graphs += 1
+        found = _graphs[key] = _Graph(line)
+        _lines.move_to_end(place)
+    found.runs += 1
+    line = found.line
+    line.row = line.row + 1 if line.latest == key else 1
+    line.latest = key
+    _graphs.move_to_end(key)
+    for kept in (_graphs, _lines):
+        while len(kept) > _REMEMBERED:
+            kept.popitem(last=False)
+
+
+def clear() -> None:
+    """Forgets all."""
+    _graphs.clear()
+    _lines.clear()
+
+
+def _key(cut: _bindings.Graph) -> _Key:
+    return cut.key, cache.settings_number()

@@ -1,0 +1,351 @@
+#include "run/by_operator.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/metric.h"
+#include "base/python_hooks.h"
+#include "ir/op_info.h"
+#include "run/host_operators.h"
+#include "tensor/placement.h"
+
+namespace torch_xla {
+
+namespace {
+
+using at::Tensor;
+
+// Kernels without autograd, autocast, modes and transforms, whatever the thread has switched on.
+c10::DispatchKeySet excluded() {
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+}
+
+// What a kernel says while it runs was said when the call was recorded.
+class Quiet final : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+// Raises what the program has to say that makes a buffer and failed.
+void wait_for(PyObject* buffer, c10::DeviceIndex device) {
+  static auto* const wait = PyUnicode_InternFromString("block_until_ready");
+  if (!py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(buffer, wait))) {
+    const py::error_already_set error;
+    if (error.matches(PyExc_Exception)) {
+      explain(buffer, device);
+    }
+    throw error;
+  }
+}
+
+Tensor on_memory(PyObject* buffer, int64_t start, const Meta& meta) {
+  static auto* const name = PyUnicode_InternFromString("unsafe_buffer_pointer");
+  const auto options = at::TensorOptions().dtype(meta.dtype);
+  if (meta.numel() == 0) {
+    return at::empty(meta.sizes, options);
+  }
+  const auto pointer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(buffer, name));
+  if (!pointer) {
+    throw py::error_already_set();
+  }
+  auto* const bytes = reinterpret_cast<std::byte*>(pointer.cast<uintptr_t>());
+  return at::from_blob(bytes + std::max<int64_t>(start, 0) * c10::elementSize(meta.dtype), meta.sizes, options);
+}
+
+// The values of a leaf, where they are.
+Tensor values_of(const NodePtr& leaf, c10::DeviceIndex device) {
+  const auto* const held = leaf->buffer == nullptr ? dynamic_cast<const Upload*>(leaf->source.get()) : nullptr;
+  if (held != nullptr) {
+    return held->values;
+  }
+  const auto location = locate(leaf);
+  TORCH_CHECK(location.buffer != nullptr, "[run] an input has no buffer");
+  wait_for(location.buffer, device);
+  return on_memory(location.buffer, location.start, leaf->meta(0));
+}
+
+// The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
+class Run {
+ public:
+  Run(const Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves)
+      : graph_(graph), rule_(rule) {
+    auto count = static_cast<uint32_t>(graph.leaves.size());
+    for (const auto& node : graph.nodes) {
+      first_.push_back(count);
+      count += static_cast<uint32_t>(node->outs->metas.size());
+    }
+    readers_.assign(count, 0);
+    for (const auto& node : graph.nodes) {
+      for (const auto& input : node->inputs) {
+        ++readers_[inputs_.emplace_back(place(input))];
+      }
+    }
+    for (const auto& output : graph.outputs) {
+      ++readers_[place(output)];
+    }
+    values_.resize(count);
+    for (size_t i = 0; i < graph.leaves.size(); ++i) {
+      values_[i] = leaves ? leaves->at(i) : values_of(graph.leaves[i], graph.device);
+      taken_.insert(values_[i].storage().data());
+    }
+  }
+
+  void compute() {
+    const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
+    Quiet quiet;
+    const c10::WarningUtils::WarningHandlerGuard told(&quiet);
+    auto asked = std::chrono::steady_clock::now();
+    size_t input = 0;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const auto& node = *graph_.nodes[i];
+      const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input, node.inputs.size());
+      input += node.inputs.size();
+      keep(node, first_[i], results_of(node, i, inputs));
+      for (const auto place : inputs) {
+        drop(place);
+      }
+      if (const auto now = std::chrono::steady_clock::now(); now - asked > std::chrono::milliseconds(100)) {
+        asked = now;
+        const py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) {
+          throw py::error_already_set();
+        }
+      }
+    }
+  }
+
+  Vector<Arguments::Result> outputs() {
+    Vector<Arguments::Result> results;
+    for (size_t i = 0; i < graph_.outputs.size(); ++i) {
+      auto value = owned(values_[place(graph_.outputs[i])]);
+      auto& result = results.emplace_back();
+      result.source = c10::make_intrusive<Upload>(std::move(value), graph_.device, /*kept=*/true);
+      if (!graph_.wanted.empty()) {
+        result.placement = graph_.wanted[i] == kAnywhere ? kWhole : graph_.wanted[i];
+      }
+    }
+    return results;
+  }
+
+ private:
+  uint32_t place(const Value& v) const { return v.node->leaf() ? v.node->slot : first_[v.node->slot] + v.index; }
+
+  void drop(uint32_t place) {
+    if (--readers_[place] == 0) {
+      values_[place].reset();
+    }
+  }
+
+  // The values of a node's arguments. What a program takes as inputs are numbers here.
+  HostStack arguments_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+    HostStack stack;
+    stack.reserve(node.args.size());
+    size_t next = 0;
+    for (size_t p = 0; p < node.args.size(); ++p) {
+      const auto& arg = node.args[p];
+      switch (arg.kind) {
+        case Arg::Kind::Input:
+          stack.emplace_back(values_[inputs[next++]]);
+          break;
+        case Arg::Kind::Inputs: {
+          c10::List<Tensor> list;
+          for (uint32_t k = 0; k < arg.count; ++k) {
+            list.push_back(values_[inputs[next++]]);
+          }
+          stack.emplace_back(std::move(list));
+          break;
+        }
+        case Arg::Kind::OptInputs: {
+          c10::List<std::optional<Tensor>> list;
+          for (uint32_t k = 0; k < arg.count; ++k) {
+            list.push_back((arg.value.toInt() >> k & 1) != 0 ? std::optional<Tensor>(values_[inputs[next++]])
+                                                             : std::nullopt);
+          }
+          stack.emplace_back(std::move(list));
+          break;
+        }
+        default:
+          stack.push_back(constant(node, p));
+      }
+    }
+    return stack;
+  }
+
+  c10::IValue constant(const Node& node, size_t position) const {
+    const auto& value = node.args[position].value;
+    if (value.isDevice()) {
+      return c10::Device(c10::kCPU);
+    }
+    const auto& schema = node.op->op.schema();
+    if (value.isScalar() && schema.arguments()[position].real_type()->isSubtypeOf(*c10::TensorType::get())) {
+      auto number = at::scalar_tensor(value.toScalar(), value.toScalar().type());
+      number.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return number;
+    }
+    return value;
+  }
+
+  HostResults results_of(const Node& node, size_t position, c10::ArrayRef<uint32_t> inputs) {
+    if (node.op->view && node.op->inverse == Inverse::Shape) {  // whatever the strides of its input
+      if (const auto& base = values_[inputs[0]]; base.numel() == node.meta(0).numel()) {
+        return {base.reshape(node.meta(0).sizes)};
+      }
+    }
+    try {
+      if (auto results = by_kernel(node, inputs); results && promised(node, position, *results)) {
+        return std::move(*results);
+      }
+    } catch (std::exception& error) {
+      if (!refuses(error)) {
+        throw;
+      }
+    }
+    return by_rule(position, inputs);
+  }
+
+  static bool refuses(std::exception& error) {
+    const py::gil_scoped_acquire gil;
+    return refuses_call(error) && std::string_view(error.what()).find("can't allocate memory") == std::string::npos;
+  }
+
+  std::optional<HostResults> by_kernel(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+    const auto& op = node.op->op;
+    auto stack = arguments_of(node, inputs);
+    if (auto results = compute_under_other_name(node, stack)) {
+      return results;
+    }
+    // Of others' operators a rule knows whether they are calls of their kernels.
+    if (node.seeded || (!node.op->view && node.settings != settings_) || op.schema().name().rfind("aten::", 0) != 0 ||
+        !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      return {};
+    }
+    const bool strided =
+        (node.op->view && (node.op->inverse == Inverse::Memory || node.op->inverse == Inverse::Complex ||
+                           node.op->inverse == Inverse::Type)) ||
+        node.op->form == Form::AsStrided || node.op->form == Form::AsStridedScatter;
+    HostResults written;
+    for (const auto p : node.op->written) {
+      copy_written(stack[p], written);
+    }
+    for (auto& v : stack) {
+      if (strided && v.isTensor() && v.toTensor().defined()) {
+        v = v.toTensor().contiguous();
+      }
+    }
+    const HostStack given = stack;  // some kernels give references to what they were given
+    op.callBoxed(stack);
+    HostResults results;
+    for (size_t r = 0; r < stack.size(); ++r) {
+      if (node.op->return_writes[r] < 0) {
+        add(stack[r], results);
+      }
+    }
+    results.append(written.begin(), written.end());
+    return results;
+  }
+
+  // A node stands for a value: its kernel writes to a copy.
+  static void copy_written(c10::IValue& argument, HostResults& written) {
+    if (argument.isTensor()) {
+      argument = argument.toTensor().clone();
+      written.push_back(argument.toTensor());
+    } else if (argument.isTensorList()) {
+      c10::List<Tensor> copies;
+      for (const Tensor& t : argument.toTensorList()) {
+        copies.push_back(t.clone());
+        written.push_back(copies.get(copies.size() - 1));
+      }
+      argument = copies;
+    }
+  }
+
+  static void add(const c10::IValue& returned, HostResults& results) {
+    if (returned.isTensorList()) {
+      for (const Tensor& t : returned.toTensorList()) {
+        results.push_back(t);
+      }
+    } else {
+      results.push_back(returned.isTensor() ? returned.toTensor() : Tensor());
+    }
+  }
+
+  // Whether a kernel gave what was promised, as far as somebody reads it; some leave out statistics.
+  bool promised(const Node& node, size_t position, const HostResults& results) const {
+    const auto& metas = node.outs->metas;
+    if (results.size() != metas.size()) {
+      return false;
+    }
+    for (size_t k = 0; k < metas.size(); ++k) {
+      if (readers_[first_[position] + k] > 0 &&
+          (!results[k].defined() || results[k].sizes() != c10::IntArrayRef(metas[k].sizes))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  HostResults by_rule(size_t position, c10::ArrayRef<uint32_t> inputs) const {
+    const py::gil_scoped_acquire gil;
+    py::list tensors;
+    for (const auto place : inputs) {
+      tensors.append(values_[place]);
+    }
+    HostResults results;
+    for (const auto& found : py::list(rule_(position, tensors))) {
+      results.push_back(found.is_none() ? Tensor() : found.cast<Tensor>());
+    }
+    return results;
+  }
+
+  void keep(const Node& node, uint32_t first, HostResults results) {
+    for (size_t k = 0; k < node.outs->metas.size(); ++k) {
+      auto& value = results[k];
+      if (readers_[first + k] == 0 || !value.defined()) {
+        continue;
+      }
+      value = value.resolve_conj().resolve_neg();
+      value = value.layout() == at::kStrided ? value : value.to_dense();
+      values_[first + k] = value.scalar_type() == node.meta(k).dtype ? std::move(value) : value.to(node.meta(k).dtype);
+    }
+  }
+
+  // The value in memory that nobody else has.
+  Tensor owned(const Tensor& value) {
+    const auto& storage = value.storage();
+    if (value.is_contiguous() && storage.nbytes() == value.nbytes() && taken_.insert(storage.data()).second) {
+      return value;
+    }
+    return value.clone(at::MemoryFormat::Contiguous);
+  }
+
+  const Graph& graph_;
+  const py::object& rule_;
+  const CallSettings settings_ = call_settings();
+  std::vector<uint32_t> first_;   // result of each node
+  std::vector<uint32_t> inputs_;  // of all nodes, one after another
+  std::vector<uint32_t> readers_;
+  std::vector<Tensor> values_;
+  std::unordered_set<const void*> taken_;  // memory of leaves and of results
+};
+
+}  // namespace
+
+void run_by_operator(Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves) {
+  static auto& time = metric("OperatorsTime");
+  Vector<Arguments::Result> results;
+  {
+    const Timed timed(time);
+    Run run(graph, rule, leaves);
+    const py::gil_scoped_release unlocked;
+    run.compute();
+    results = run.outputs();
+  }
+  graph.attach(std::move(results));
+}
+
+}  // namespace torch_xla

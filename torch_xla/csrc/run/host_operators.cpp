@@ -1,0 +1,182 @@
+#include "run/host_operators.h"
+
+#include <ATen/Parallel.h>
+
+#include <bit>
+#include <limits>
+#include <string>
+#include <unordered_map>
+
+#include "ir/op_info.h"
+
+namespace torch_xla {
+
+namespace {
+
+using at::Tensor;
+
+std::optional<Tensor> optional_tensor(const c10::IValue& v) {
+  return v.isTensor() && v.toTensor().defined() ? std::optional<Tensor>(v.toTensor()) : std::nullopt;
+}
+
+std::optional<double> optional_number(const c10::IValue& v) {
+  return v.isNone() ? std::nullopt : std::optional<double>(v.toDouble());
+}
+
+Tensor heads(const Tensor& t, int64_t count) {
+  return t.size(1) == count ? t : t.repeat_interleave(count / t.size(1), 1);
+}
+
+Tensor ungrouped(const Tensor& grad, int64_t count) {
+  return grad.size(1) == count ? grad : grad.unflatten(1, {count, -1}).sum(2);
+}
+
+// What the CPU's fused kernel takes.
+bool fits_flash(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias) {
+  const auto dtype = q.scalar_type();
+  return q.dim() == 4 && q.size(0) == k.size(0) && q.size(3) == v.size(3) && q.numel() > 0 && k.numel() > 0 &&
+         (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16) &&
+         (!bias || ((bias->dim() == 2 || bias->dim() == 4) &&
+                    (bias->scalar_type() == at::kBool || bias->scalar_type() == dtype)));
+}
+
+std::optional<Tensor> additive(const std::optional<Tensor>& bias, at::ScalarType dtype) {
+  if (!bias || bias->scalar_type() != at::kBool) {
+    return bias;
+  }
+  return at::zeros(bias->sizes(), bias->options().dtype(dtype))
+      .masked_fill_(bias->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+std::optional<HostResults> attention(const Node& node, const HostStack& a) {
+  const auto &q = a[0].toTensor(), &k = a[1].toTensor(), &v = a[2].toTensor();
+  const auto bias = optional_tensor(a[3]);
+  if (node.seeded || !fits_flash(q, k, v, bias)) {
+    return {};
+  }
+  const auto zero = at::zeros({}, at::kLong);
+  auto [out, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(q, heads(k, q.size(1)), heads(v, q.size(1)), 0.0, a[5].toBool(),
+                                                      additive(bias, q.scalar_type()), optional_number(a[7]));
+  return HostResults{out, logsumexp, Tensor(), Tensor(), Tensor(), Tensor(), zero, zero, Tensor()};
+}
+
+std::optional<HostResults> attention_backward(const Node& /*node*/, const HostStack& a) {
+  const auto &grad = a[0].toTensor(), &q = a[1].toTensor(), &k = a[2].toTensor(), &v = a[3].toTensor();
+  const auto bias = optional_tensor(a[4]);
+  const auto wanted = a[5].toBoolList();
+  if (a[12].toDouble() != 0 || (bias && wanted[3]) || !fits_flash(q, k, v, bias)) {
+    return {};
+  }
+  auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, q, heads(k, q.size(1)), heads(v, q.size(1)), a[6].toTensor(), a[7].toTensor(), 0.0, a[13].toBool(),
+      additive(bias, q.scalar_type()), optional_number(a[16]));
+  return HostResults{grad_q, ungrouped(grad_k, k.size(1)), ungrouped(grad_v, v.size(1)), Tensor()};
+}
+
+std::optional<HostResults> linear_backward(const Node& /*node*/, const HostStack& a) {
+  const auto &x = a[0].toTensor(), &grad = a[1].toTensor(), &weight = a[2].toTensor();
+  const auto wanted = a[3].toBoolList();
+  const auto rows = grad.reshape({-1, weight.size(0)});
+  return HostResults{wanted[0] ? rows.mm(weight).view(x.sizes()) : Tensor(),
+                     wanted[1] ? rows.t().mm(x.reshape({-1, weight.size(1)})) : Tensor(),
+                     wanted[2] ? rows.sum(0) : Tensor()};
+}
+
+// The type that a rule draws in.
+bool draws_float32(const Node& node) {
+  const auto dtype = node.meta(0).dtype;
+  return dtype != at::kDouble && !at::isComplexType(dtype);
+}
+
+std::optional<HostResults> bernoulli(const Node& node, const HostStack& a) {
+  if (!draws_float32(node)) {
+    return {};
+  }
+  return HostResults{draw_unit(node.seed, node.meta(0).sizes).lt(static_cast<float>(a[1].toDouble()))};
+}
+
+std::optional<HostResults> dropout(const Node& node, const HostStack& a) {
+  const auto& x = a[0].toTensor();
+  const double p = a[1].toDouble();
+  if (!draws_float32(node) || (a[2].isBool() && !a[2].toBool()) || p == 0 || p == 1) {
+    return {};
+  }
+  auto keep = draw_unit(node.seed, x.sizes()).lt(static_cast<float>(1.0 - p));
+  auto out = at::where(keep, x.to(at::kFloat) * static_cast<float>(1.0 / (1.0 - p)), at::zeros({}, at::kFloat));
+  return HostResults{std::move(out), std::move(keep)};
+}
+
+std::optional<HostResults> uniform(const Node& node, const HostStack& /*arguments*/) {
+  if (node.meta(0).dtype != at::kFloat) {
+    return {};
+  }
+  return HostResults{draw_unit(node.seed, node.meta(0).sizes)};
+}
+
+using Function = std::optional<HostResults> (*)(const Node&, const HostStack&);
+
+// By name; a draw of any other operator is its rule's.
+const std::unordered_map<std::string, Function>& functions() {
+  static const auto* const all = new std::unordered_map<std::string, Function>{
+      {"aten._scaled_dot_product_fused_attention_overrideable.default", &attention},
+      {"aten._scaled_dot_product_fused_attention_overrideable_backward.default", &attention_backward},
+      {"aten.linear_backward.default", &linear_backward},
+      {"aten.bernoulli.p", &bernoulli},
+      {"aten.native_dropout.default", &dropout},
+      {"aten.rand.default", &uniform},
+      {"aten.rand.generator", &uniform},
+      {"aten.rand_like.default", &uniform},
+      {"aten.rand_like.generator", &uniform},
+  };
+  return *all;
+}
+
+// Threefry-2x32 of a counter, both words of the result in one.
+class Threefry {
+ public:
+  explicit Threefry(uint64_t key)
+      : keys_{static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key),
+              static_cast<uint32_t>(key >> 32) ^ static_cast<uint32_t>(key) ^ 0x1BD11BDAU} {}
+
+  uint32_t operator()(uint64_t counter) const {
+    constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+    uint32_t a = static_cast<uint32_t>(counter >> 32) + keys_[0];
+    uint32_t b = static_cast<uint32_t>(counter) + keys_[1];
+    for (uint32_t round = 0; round < 5; ++round) {
+      for (const int by : kRotations[round % 2]) {
+        a += b;
+        b = std::rotl(b, by) ^ a;
+      }
+      a += keys_[(round + 1) % 3];
+      b += keys_[(round + 2) % 3] + round + 1;
+    }
+    return a ^ b;
+  }
+
+ private:
+  const uint32_t keys_[3];
+};
+
+}  // namespace
+
+at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes) {
+  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;  // as GOLDEN of ops/registry.py
+  constexpr int64_t kGrain = 1 << 15;
+  const Threefry threefry(static_cast<uint64_t>(seed[0]) + static_cast<uint64_t>(seed[1]) * kGolden);
+  auto drawn = at::empty(sizes, at::kFloat);
+  auto* const to = drawn.data_ptr<float>();
+  at::parallel_for(0, drawn.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      to[i] = std::bit_cast<float>(threefry(static_cast<uint64_t>(i)) >> 9 | 0x3F800000U) - 1.0F;
+    }
+  });
+  return drawn;
+}
+
+std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments) {
+  const auto found = functions().find(node.op->name);
+  return found == functions().end() ? std::nullopt : found->second(node, arguments);
+}
+
+}  // namespace torch_xla

@@ -1,0 +1,23 @@
+// What a node computes on the CPU, where that is not a call of the operator's own kernel.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <vector>
+
+#include "ir/node.h"
+
+namespace torch_xla {
+
+// The values of a node's arguments, in the order of the schema.
+using HostStack = std::vector<c10::IValue>;
+using HostResults = c10::SmallVector<at::Tensor, 2>;
+
+// The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit for
+// bit. Nothing where it has to go another way.
+std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments);
+
+// Numbers in [0, 1), float32: those that `jax.random.uniform` draws from the key of a node's seed.
+at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes);
+
+}  // namespace torch_xla
