@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-sweep test-jobs test-ops test-overloads test-models test-hot conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-hot conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -65,6 +65,10 @@ demo: $(STAMPS)/build
 
 test: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not sweep" $(PYTEST_ARGS)
+
+# Which tests take more than 5 s of CPU without being marked slow. Not in `make test`: a busy machine takes longer.
+test-cost: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" --cpu-limit=5 $(PYTEST_ARGS)
 
 test-fast: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PYTEST_ARGS)

@@ -7,6 +7,7 @@ the same tests run on a GPU.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -43,6 +44,46 @@ settings.register_profile("fuzz", settings.get_profile("default"), max_examples=
 settings.load_profile("default")
 
 torch.manual_seed(0)  # for the numbers that test modules draw when they are collected
+
+
+_over: list[tuple[float, str]] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-limit", type=float, help="seconds that a test may take that is not marked slow")
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those it waited for, which depends less on what else runs than the time on the clock."""
+    own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in own)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    began = _cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        if item.get_closest_marker("slow") is None:
+            item.user_properties.append(("cpu", _cpu_seconds() - began))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        _over.extend((seconds, report.nodeid) for _, seconds in report.user_properties if isinstance(seconds, float))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    limit = session.config.getoption("cpu_limit")
+    _over[:] = sorted((found for found in _over if limit and found[0] > limit), reverse=True)
+    if _over and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for seconds, name in _over:
+        terminalreporter.write_line(f"{seconds:.1f} s of CPU, make it cheaper or mark it slow: {name}", red=True)
 
 
 def pytest_configure() -> None:

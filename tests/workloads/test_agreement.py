@@ -15,7 +15,7 @@ import torch_xla
 from benchmarks import workloads
 from torch_xla.experimental import eager_mode
 
-STEPS = 20
+STEPS = 10
 FEW = 6  # where each step costs much
 WORKLOADS = list(workloads.WORKLOADS)
 
