@@ -84,6 +84,17 @@ def test_differentiable_gather_and_product() -> None:
         xf.distributed_mm(w, w)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("whole", [False, True])
+def test_batch_norm_over_processes_of_half_types(dtype: torch.dtype, whole: bool) -> None:
+    ours = xf.SyncBatchNorm(2).to("xla", dtype if whole else None)
+    x = (torch.randn(1, 2, 280, 280) + 3).to(dtype)  # more values than float16 has numbers for
+    expected = nn.BatchNorm2d(2)(x.float())
+    found = ours(x.to("xla"))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float().cpu(), expected, rtol=1e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 2, 2)])
 def test_batch_norm_over_processes(shape: tuple[int, ...]) -> None:
     ours = xf.SyncBatchNorm(3, momentum=1.0).to("xla")

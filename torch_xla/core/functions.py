@@ -132,9 +132,11 @@ class SyncBatchNorm(torch.nn.Module):
                 message("batch_norm", f"got shape {tuple(batch.shape)}", expected=f"(n, {self.num_features}, ...)")
             )
         shape = (1, -1, *[1] * (batch.dim() - 2))
-        mean, variance = self._statistics(batch, shape) if self.training else (self.running_mean, self.running_var)
-        factor = self.weight * torch.rsqrt(variance + self.eps)
-        return (batch - mean.view(shape)) * factor.view(shape) + self.bias.view(shape)
+        # Half types have neither the range for counts and sums of squares nor the digits for means.
+        wide = batch.to(torch.promote_types(batch.dtype, torch.float32))
+        mean, variance = self._statistics(wide, shape) if self.training else (self.running_mean, self.running_var)
+        factor = self.weight * torch.rsqrt(variance.to(wide.dtype) + self.eps)
+        return ((wide - mean.view(shape)) * factor.view(shape) + self.bias.view(shape)).to(batch.dtype)
 
     def _statistics(self, batch: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         dims = [dim for dim in range(batch.dim()) if dim != 1]
@@ -145,8 +147,8 @@ class SyncBatchNorm(torch.nn.Module):
         # From the differences: a mean of squares less the square of the mean would lose the digits of small variances.
         variance = AllReduceSumLayer.apply((batch - mean.view(shape)).square().sum(dims)) / number
         with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance, self.momentum)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(variance.to(self.running_var.dtype), self.momentum)
         return mean, variance
 
     def extra_repr(self) -> str:
