@@ -13,6 +13,10 @@ def test_distributed_data_parallel() -> None:
     launcher.run(training_bodies.ddp, (), 2)
 
 
+def test_compiled_distributed_data_parallel() -> None:
+    launcher.run(training_bodies.compiled_ddp, (), 2)
+
+
 def test_steps_that_are_replayed() -> None:
     launcher.run(training_bodies.replayed, (), 2)
 

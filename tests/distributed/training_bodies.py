@@ -317,3 +317,19 @@ def split_optimizers(index: int) -> None:
     split.consolidate_state_dict(to=0)
     if rank == 0:
         assert len(split.state_dict()["state"]) == 6
+
+
+def compiled_ddp(index: int) -> None:
+    """A compiled model whose gradients C++ has reduced while the compiler's frames are on the stack."""
+    start()
+    for net in (nn.Linear(4, 2), nn.BatchNorm1d(4)):
+        torch._dynamo.reset()
+        host, model = copy.deepcopy(net), DistributedDataParallel(net.to("xla"))
+        compiled = torch.compile(model, backend="openxla")
+        for _ in range(2):
+            x = torch.arange(12.0).view(3, 4).sin()
+            for run, value in ((compiled, x.to("xla")), (host, x)):
+                run(value).square().sum().backward()
+        for name, param in host.named_parameters():
+            found = model.module.get_parameter(name).grad
+            torch.testing.assert_close(found.cpu(), param.grad, rtol=1e-4, atol=1e-4)

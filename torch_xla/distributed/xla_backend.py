@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch_xla import _api, runtime
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
 from torch_xla._core.job.connection import host_group
+from torch_xla._core.untraced import untraced
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
 from torch_xla.distributed import _device_mesh, _fsdp_ops
@@ -420,6 +422,12 @@ class ProcessGroupXla(ProcessGroup):
 
     def abort(self) -> None:
         """Has nothing to stop."""
+
+
+# PyTorch's C++ code calls them too, within a call that is being traced.
+for _method in [name for name, found in vars(ProcessGroupXla).items() if isinstance(found, FunctionType)]:
+    if not _method.startswith("_"):
+        setattr(ProcessGroupXla, _method, untraced(getattr(ProcessGroupXla, _method)))
 
 
 def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
