@@ -138,3 +138,29 @@ def test_compiled_step(compiles):
             x = torch.randn(8, 32).to("xla")
             xs.mark_sharding(x, GRID, ("data", None))
             step(x)
+
+
+def test_a_loaded_state_is_split_as_its_parameter():
+    def made():
+        model = torch.nn.Linear(64, 64, bias=False).to("xla")
+        xs.mark_sharding(model.weight, MESH, ("fsdp", None))
+        return model, torch.optim.AdamW(model.parameters())
+
+    def step(model, optimizer):
+        model(torch.ones(8, 64, device="xla")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+    model, optimizer = made()
+    step(model, optimizer)
+    saved = xm._maybe_convert_to_cpu(optimizer.state_dict())
+    other, loaded = made()
+    loaded.load_state_dict(saved)
+    for _ in range(2):
+        step(other, loaded)
+        moment = loaded.state[other.weight]["exp_avg"]
+        assert spec_of(moment) == ROWS
+        assert {tuple(shard.unpadded_data.shape) for shard in xs.XLAShardedTensor(moment).local_shards} == {(8, 64)}
+    expected = saved["state"][0]["exp_avg"] * 0.9**2 + 8 * 0.1 * 1.9
+    torch.testing.assert_close(moment.cpu(), expected)

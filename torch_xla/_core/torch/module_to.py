@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from torch_xla._core import parts
+from torch_xla._core.device import client, splits
 from torch_xla._errors import LeftBehindError, message
 
 _APPLY = torch.nn.Module._apply.__code__
@@ -24,6 +26,8 @@ _LEFT = "_xla_left_behind"
 # Number of parameters left behind so far; an optimizer is looked through once per value of it.
 _left_behind = 0
 _checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+# The state of each optimizer that was looked through for what its parameters' splits say.
+_split: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
 
 
 def _use_count(tensor: torch.Tensor) -> int:
@@ -130,7 +134,24 @@ def _fill_momentum(optimizer: torch.optim.SGD) -> None:
                 state[param]["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
 
 
+def _split_loaded(optimizer: Optimizer) -> None:
+    """Has a state that was loaded split as its parameters are; one that steps make is so already."""
+    for param, state in optimizer.state.items():
+        if not isinstance(param, torch.Tensor) or param.device.type != "xla":
+            continue
+        number = parts.number_of(param)
+        if number <= splits.PARTS:
+            continue
+        for value in state.values():
+            alike = isinstance(value, torch.Tensor) and value.device.type == "xla" and value.shape == param.shape
+            if alike and parts.number_of(value) <= splits.KNOWN_WHOLE:
+                parts.place(value, number, recorded=True)
+
+
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if client.spmd() and _split.get(optimizer) is not optimizer.state:  # loading gives it another
+        _split_loaded(optimizer)
+        _split[optimizer] = optimizer.state
     if _left_behind and _checked.get(optimizer) != _left_behind:
         _check_left_behind(optimizer)
     if isinstance(optimizer, torch.optim.SGD) and len(optimizer.state) < sum(
