@@ -1,8 +1,8 @@
 """Interpreters that have imported PyTorch, JAX and the package and have done nothing else, forked from one that waits.
 
 A test that needs a process of its own mostly needs no fresh import of all that, which takes two seconds each time. The
-program is the main module, as with ``python -c``, and the interpreter ends as one does. Whose matter are imports,
-addresses, hash seeds or variables that are read at an import takes a fresh interpreter.
+program, of ``python -c`` or a script, is the main module, and the interpreter ends as one does. Whose matter are
+imports, addresses, hash seeds or variables that are read at an import takes a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _surroundings() -> dict[str, str]:
 def run(
     arguments: list[str], environment: dict[str, str], cwd: Path | None, timeout: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Runs the program of ``-c``; None where a test has changed variables that the imports may have read."""
+    """Runs a program; None where a test has changed variables that the imports may have read."""
     with _lock:
         _, pipe, started_in = _running()
         if _surroundings() != started_in:
@@ -99,7 +99,7 @@ def _exactly(pipe: socket.socket, count: int) -> bytes:
 
 
 def _next_program(pipe: socket.socket) -> str:
-    """Forks for each request; returns in the child, with the program. The parent leaves when nobody can ask more."""
+    """Forks for each request; returns in the child, with the program or path. The parent leaves when nobody can ask."""
     while True:
         head, ends, _, _ = socket.recv_fds(pipe, 8, 2)
         if not head:
@@ -121,13 +121,14 @@ def _next_program(pipe: socket.socket) -> str:
         os.environ.update(environment)
         for name in reversed(environment["PYTHONPATH"].split(os.pathsep)):
             sys.path.insert(0, name)
-        sys.path.insert(0, "")
-        sys.argv[:] = ["-c", *arguments[2:]]
+        program = arguments[1:] if arguments[0] == "-c" else arguments
+        sys.path.insert(0, "" if arguments[0] == "-c" else os.path.dirname(program[0]))
+        sys.argv[:] = ["-c" if arguments[0] == "-c" else program[0], *program[1:]]
         if "JAX_NUM_CPU_DEVICES" in environment:
             import jax
 
             jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))
-        return str(arguments[1])
+        return str(program[0])
 
 
 if __name__ == "__main__":
@@ -138,4 +139,8 @@ if __name__ == "__main__":
     assert threading.active_count() == 1
     _program = _next_program(socket.socket(fileno=int(sys.argv[1])))
     _main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(_program, "<string>", "exec"), _main.__dict__)
+    if sys.argv[0] == "-c":
+        exec(compile(_program, "<string>", "exec"), _main.__dict__)
+    else:
+        _main.__file__ = _program
+        exec(compile(Path(_program).read_bytes(), _program, "exec"), _main.__dict__)

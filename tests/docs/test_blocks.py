@@ -72,13 +72,13 @@ def test_every_page_with_code_is_run() -> None:
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path: Path) -> None:
-    done = python(HERE, cwd=tmp_path, devices=1, timeout=250, MPLBACKEND="Agg", XLA_HOST_COMPUTE="1")
+    done = python(HERE, cwd=tmp_path, devices=1, timeout=250, imported=True, MPLBACKEND="Agg", XLA_HOST_COMPUTE="1")
     assert sum(line.startswith("ran ") for line in done.stdout.splitlines()) == len(PAGES), done.stdout
 
 
 @pytest.mark.slow
 def test_blocks_over_a_mesh_run(tmp_path: Path) -> None:
-    done = python(HERE, SPLIT, cwd=tmp_path, devices=8, timeout=250, XLA_HOST_COMPUTE="1")
+    done = python(HERE, SPLIT, cwd=tmp_path, devices=8, timeout=250, imported=True, XLA_HOST_COMPUTE="1")
     assert f"ran {SPLIT}" in done.stdout.splitlines(), done.stdout
 
 

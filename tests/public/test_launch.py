@@ -89,7 +89,7 @@ def test_a_script_that_starts_itself(tmp_path):
             """
         )
     )
-    assert python(script, devices=1).stdout == "0 6.0\n"
+    assert python(script, devices=1, imported=True).stdout == "0 6.0\n"
 
 
 def test_a_process_group_needs_no_other_import(tmp_path):

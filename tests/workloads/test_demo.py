@@ -13,7 +13,9 @@ from probes import ROOT, python
 @pytest.mark.host_compute("the demo's figures are those of use, where its small reads compile nothing")
 def test_the_demo_reaches_its_accuracy_and_draws_its_curves(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
-    done = python(ROOT / "examples/digits.py", "--epochs", "12", "--output", picture, devices=1, timeout=240)
+    done = python(
+        ROOT / "examples/digits.py", "--epochs", "12", "--output", picture, devices=1, timeout=240, imported=True
+    )
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout)
     assert accuracy is not None
     assert float(accuracy[1]) >= 0.97

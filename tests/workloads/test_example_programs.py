@@ -126,7 +126,9 @@ def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(t
     alone = train_llm.train(0, train_llm.parse(arguments))
     (tmp_path / "step-000006").rename(tmp_path / "done")
     arguments += ["--resume", "--spmd", "data=2,fsdp=2,tensor=2"]
-    done = python(ROOT / "examples" / "train_llm.py", *arguments, devices=8, timeout=250, XLA_HOST_COMPUTE="1")
+    done = python(
+        ROOT / "examples" / "train_llm.py", *arguments, devices=8, timeout=250, imported=True, XLA_HOST_COMPUTE="1"
+    )
     assert "going on from step 3" in done.stdout
     assert "1 graph compiled" in done.stdout
     assert "torch_xla:" not in done.stderr
@@ -225,7 +227,7 @@ def test_drawing_refuses_in_one_line(arguments: list[str], reason: str) -> None:
 
 
 def test_a_refusal_is_one_line_and_an_error_status(tmp_path: Path) -> None:
-    done = python(ROOT / "examples" / "train_resnet.py", "--data", tmp_path, check=False)
+    done = python(ROOT / "examples" / "train_resnet.py", "--data", tmp_path, check=False, imported=True)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines() == [
         f"train_resnet: there is no folder {tmp_path / 'train'}; give one with train/ and val/, or leave --data out"
