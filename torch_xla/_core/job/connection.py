@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import sys
 import threading
 import time
@@ -372,9 +373,11 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
     try:
         if serves and rank_info.address in LOCAL:
             return listen(rank_info.address, rank_info.port)
-        return TCPStore(
+        store = TCPStore(
             rank_info.address, rank_info.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True
         )
+        _limit_waits(rank_info.port)
+        return store
     except (OSError, RuntimeError) as error:
         listens, reason = "listen" if serves else "reach rank 0", str(error).splitlines()[0]
         raise JobError(
@@ -384,6 +387,31 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
                 do="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
             )
         ) from None
+
+
+def _limit_waits(port: int) -> None:
+    """Has the system end a connection to the store whose host is cut off, for whose answer PyTorch waits for ever."""
+    if sys.platform != "linux":
+        return
+    seconds = int(min(max(_config.XLA_COLLECTIVE_TIMEOUT.get(), 2.0), 3600.0))
+    options = {
+        socket.TCP_USER_TIMEOUT: 1000 * seconds,  # for what was sent
+        socket.TCP_KEEPIDLE: max(seconds // 2, 1),  # for what is awaited
+        socket.TCP_KEEPINTVL: max(seconds // 4, 1),
+        socket.TCP_KEEPCNT: 2,
+    }
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as own:  # the options are of what both stand for
+                if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getpeername()[1] != port:
+                    continue
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in options.items():
+                    own.setsockopt(socket.IPPROTO_TCP, option, value)
+        except OSError:
+            continue  # it listens, or was closed meanwhile
 
 
 def listen(address: str, port: int) -> Any:
