@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
-from probes import python
+from probes import PACKAGE, python
 
 from torch_xla._core.device import environment
 from torch_xla._core.device.environment import RankInfo, first_host, rank_info
@@ -100,3 +103,44 @@ def test_who_does_not_come_is_named():
     assert done.returncode == 1
     assert "rank 0 waited" in done.stderr and "rank 1, which has not joined the job" in done.stderr
     assert "XLA_JOB_START_TIMEOUT sets how long" in done.stderr
+
+
+def test_a_stranger_at_the_port_of_a_job():
+    """A process of another job that connects is refused, and the job goes on."""
+    member = "import sys, torch_xla.core.xla_model as xm; xm.rendezvous('start'); print('up', flush=True); "
+    member += "sys.stdin.readline(); xm.rendezvous('end')"
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "MASTER_ADDR": "127.0.0.1", "CPU_NUM_DEVICES": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env["MASTER_PORT"] = str(server.getsockname()[1])
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([sys.executable, "-c", member], env=env | {"RANK": rank, "WORLD_SIZE": "2"}, stdin=pipe,
+                         stdout=pipe, stderr=pipe, text=True)
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        assert [process.stdout.readline() for process in both] == ["up\n"] * 2
+        done = python("-c", JOIN, check=False, imported=True, **env | {"RANK": "1", "WORLD_SIZE": "2"})
+        assert done.returncode == 1 and f"a job runs already at 127.0.0.1:{env['MASTER_PORT']}" in done.stderr
+        for process in both:  # they wait for each other
+            process.stdin.write("\n")
+            process.stdin.flush()
+        errors = [process.communicate(timeout=30)[1] for process in both]
+        assert [process.returncode for process in both] == [0, 0], errors
+    finally:
+        for process in both:
+            process.kill()
+
+
+def test_another_number_of_processes():
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "MASTER_ADDR": "127.0.0.1", "CPU_NUM_DEVICES": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env["MASTER_PORT"] = str(server.getsockname()[1])
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([sys.executable, "-c", JOIN], env=env | {"RANK": rank, "WORLD_SIZE": world}, stderr=pipe,
+                         text=True)
+        for rank, world in ("02", "13")
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=30)[1] for process in both]
+    assert all("WORLD_SIZE=" in text and "it must be the same everywhere" in text for text in errors), errors

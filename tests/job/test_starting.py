@@ -123,7 +123,10 @@ def report_listeners(index: int, folder: str) -> None:
     (Path(folder) / f"{index}.txt").write_text("\n".join(addresses))
 
 
-def test_nothing_listens_beyond_localhost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("collectives", ["", "xla"])
+def test_nothing_listens_beyond_localhost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collectives: str) -> None:
+    if collectives:
+        monkeypatch.setenv("XLA_CPU_COLLECTIVES", collectives)
     launcher.run(report_listeners, (str(tmp_path),), 2)
     own = listening([os.getpid()])
     found = "\n".join(file.read_text() for file in tmp_path.glob("*.txt")).split() + own
@@ -183,6 +186,42 @@ def test_two_hosts_of_two_processes(tmp_path: Path) -> None:
     finally:
         remove_hosts(names, bridge)
     check(tmp_path, 4, local_world=2)
+
+
+CUT_OFF = """
+import time, torch_xla.core.xla_model as xm
+xm.rendezvous("start")
+print("started", flush=True)
+time.sleep(1)
+xm.rendezvous("next")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ip") is None, reason="no program ip, which makes network namespaces")
+def test_a_host_that_is_cut_off() -> None:
+    """Both hosts end in time: that with the store, and that which waits for its answer."""
+    *names, bridge = hosts(2)
+    both = []
+    try:
+        for rank, name in enumerate(names):
+            env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "1", "XLA_COLLECTIVE_TIMEOUT": "4"}
+            env |= {"MASTER_ADDR": "10.211.0.1", "MASTER_PORT": "29512", "RANK": str(rank), "WORLD_SIZE": "2"}
+            command = ["ip", "netns", "exec", name, sys.executable, "-c", CUT_OFF]
+            pipe = subprocess.PIPE
+            both.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
+        for process in both:
+            assert process.stdout is not None and process.stdout.readline() == "started\n"
+        subprocess.run(["ip", "link", "set", f"tx1-{os.getpid()}", "down"], check=True)
+        errors = [process.communicate(timeout=40)[1] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+        remove_hosts(names, bridge)
+    assert [process.returncode for process in both] == [1, 1], errors
+    # Here rank 0 sees that process 1 is gone; between real hosts it has waited for it.
+    assert "rank 1 has ended (it was killed)" in errors[0] or "rank 0 waited" in errors[0], errors[0]
+    assert "lost the connection to 10.211.0.1:29512" in errors[1], errors[1]
 
 
 def test_hosts_by_hand_on_one_machine(tmp_path: Path) -> None:
