@@ -81,6 +81,26 @@ class TestSmall:
             assert not (mask[:, :5] == 0).any()
             assert mask.sum().item() == 256
 
+    def test_kernels_that_read_memory_in_order_get_it_so(self, compiles: Counting) -> None:
+        def group_norm_backward(t: torch.Tensor) -> torch.Tensor:
+            grad = t.sum(0, keepdim=True).expand(4, 6, 10).contiguous()
+            _, mean, rstd = torch.native_group_norm(t, None, None, 4, 6, 10, 2, 1e-5)
+            wanted = [True, False, False]
+            return torch.ops.aten.native_group_norm_backward(grad, t, mean, rstd, None, 4, 6, 10, 2, wanted)[0]
+
+        x = torch.arange(240.0).view(4, 6, 10).sin()
+        for function in (
+            lambda t: torch.nn.functional.group_norm(t.transpose(0, 1), 2),
+            lambda t: torch.nn.functional.layer_norm(t.permute(2, 0, 1), (6,)),
+            lambda t: torch.nn.functional.batch_norm(t.transpose(1, 2), None, None, training=True),
+            group_norm_backward,
+            lambda t: t.mT.as_strided((3, 5), (7, 2)),
+            lambda t: t.transpose(0, 2).view(torch.int32),
+        ):
+            with compiles(0):
+                found = function(x.to("xla")).cpu()
+            torch.testing.assert_close(found, function(x))
+
     def test_control_flow_on_a_value(self, compiles: Counting) -> None:
         x = torch.tensor(3.5).to("xla")
         steps = 0

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <string>
 #include <string_view>
 #include <unordered_set>
 
@@ -67,6 +68,18 @@ Tensor values_of(const NodePtr& leaf, c10::DeviceIndex device) {
   TORCH_CHECK(location.buffer != nullptr, "[run] an input has no buffer");
   wait_for(location.buffer, device);
   return on_memory(location.buffer, location.start, leaf->meta(0));
+}
+
+// Whether a kernel takes inputs with any strides, and means their elements. Many others read memory as if it were in
+// order, because who calls them sees to that, or address it.
+bool takes_strides(const OpInfo& op) {
+  static const auto* const products =
+      new std::unordered_set<std::string>{"aten.addmm.default", "aten.bmm.default", "aten.linear.default",
+                                          "aten.linear_backward.default", "aten.mm.default"};
+  if (op.view) {
+    return op.inverse != Inverse::Memory && op.inverse != Inverse::Complex && op.inverse != Inverse::Type;
+  }
+  return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
 }
 
 // The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
@@ -143,6 +156,10 @@ class Run {
 
   // The values of a node's arguments. What a program takes as inputs are numbers here.
   HostStack arguments_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+    const auto in = [&](uint32_t place) {
+      const auto& value = values_[place];
+      return value.is_contiguous() || takes_strides(*node.op) ? value : value.contiguous();
+    };
     HostStack stack;
     stack.reserve(node.args.size());
     size_t next = 0;
@@ -150,12 +167,12 @@ class Run {
       const auto& arg = node.args[p];
       switch (arg.kind) {
         case Arg::Kind::Input:
-          stack.emplace_back(values_[inputs[next++]]);
+          stack.emplace_back(in(inputs[next++]));
           break;
         case Arg::Kind::Inputs: {
           c10::List<Tensor> list;
           for (uint32_t k = 0; k < arg.count; ++k) {
-            list.push_back(values_[inputs[next++]]);
+            list.push_back(in(inputs[next++]));
           }
           stack.emplace_back(std::move(list));
           break;
@@ -163,7 +180,7 @@ class Run {
         case Arg::Kind::OptInputs: {
           c10::List<std::optional<Tensor>> list;
           for (uint32_t k = 0; k < arg.count; ++k) {
-            list.push_back((arg.value.toInt() >> k & 1) != 0 ? std::optional<Tensor>(values_[inputs[next++]])
+            list.push_back((arg.value.toInt() >> k & 1) != 0 ? std::optional<Tensor>(in(inputs[next++]))
                                                              : std::nullopt);
           }
           stack.emplace_back(std::move(list));
@@ -224,18 +241,9 @@ class Run {
         !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       return {};
     }
-    const bool strided =
-        (node.op->view && (node.op->inverse == Inverse::Memory || node.op->inverse == Inverse::Complex ||
-                           node.op->inverse == Inverse::Type)) ||
-        node.op->form == Form::AsStrided || node.op->form == Form::AsStridedScatter;
     HostResults written;
     for (const auto p : node.op->written) {
       copy_written(stack[p], written);
-    }
-    for (auto& v : stack) {
-      if (strided && v.isTensor() && v.toTensor().defined()) {
-        v = v.toTensor().contiguous();
-      }
     }
     const HostStack given = stack;  // some kernels give references to what they were given
     op.callBoxed(stack);
