@@ -15,6 +15,7 @@ from collections.abc import Callable
 from statistics import mean, median
 from time import perf_counter
 
+from benchmarks import changing
 from benchmarks.observe import observe, pipelined
 
 Figures = dict[str, float]
@@ -246,6 +247,7 @@ MEASURES: dict[str, Callable[[], Figures]] = {
     "gpt2_observe": lambda: observe("gpt2"),
     "import_time": import_time,
     "memory": memory,
+    **changing.MEASURES,
 }
 
 

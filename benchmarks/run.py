@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks import changing
 from benchmarks.measures import MEASURES, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +73,7 @@ LINES = [
     Line("import_jax", "JAX loaded by the import (no client without it)", relation="=", target=0.0),
     Line("memory_growth_percent", "growth of resident memory over 2,000 steps of (a)", "%", "<", 2.0),
     Line("memory_buffer_growth", "growth of live device buffers over them", relation="=", target=0.0),
+    *(Line(*row) for row in changing.lines()),
 ]
 
 COMPARISONS = [
@@ -89,6 +91,7 @@ COMPARISONS = [
     Line("report_save_s", "writing that report", "s"),
     Line("memory_mb", "resident memory after them", "MB"),
     Line("memory_buffers", "live device buffers after them"),
+    *(Line(*row) for row in changing.comparisons()),
 ]
 
 

@@ -194,8 +194,8 @@ GPT2_STEPS = 1000
 GPT2_RATE = 3e-4
 
 
-def gpt2_model(attention: str = "sdpa") -> nn.Module:
-    """A 6-layer, width-256 GPT-2 over bytes with random weights and no dropout."""
+def gpt2_model(attention: str = "sdpa", layers: int = 6) -> nn.Module:
+    """A width-256 GPT-2 over bytes with random weights and no dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def gpt2_model(attention: str = "sdpa") -> nn.Module:
         vocab_size=256,
         n_positions=128,
         n_embd=256,
-        n_layer=6,
+        n_layer=layers,
         n_head=8,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -218,9 +218,9 @@ def gpt2_model(attention: str = "sdpa") -> nn.Module:
     return model
 
 
-def gpt2(device: Device) -> Workload:
+def gpt2(device: Device, layers: int = 6) -> Workload:
     """GPT-2 from transformers, AdamW and a cosine learning rate, 4 sequences of 128 bytes a step."""
-    model = gpt2_model().to(device)
+    model = gpt2_model(layers=layers).to(device)
     batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=GPT2_RATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=GPT2_STEPS)
