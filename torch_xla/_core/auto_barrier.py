@@ -26,18 +26,23 @@ def initialize() -> None:
     _bindings.follow_streams(_config.XLA_AUTO_BARRIER.get())
 
 
-def look(device: int, run: Run) -> None:
+def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
     """Looks for a loop in what was recorded, and cuts those pieces of it that are due.
 
     Args:
         device: Index of the device.
         run: Cuts a device's graph and runs it.
+        compiles: Whether a new graph is compiled on a device: then a loop whose pieces are all new ones is none.
     """
     if region.stack() or not region.allowed or pending.any_on(device):
         return
     if not _bindings.is_looping(device):
+        growing = False
         with _timeline.span("look for a loop"):
             found = _bindings.find_loop(device)
+            if found is None and environment.rank_info().world == 1 and not compiles(device):
+                growing = True
+                found = _bindings.find_loop(device, growing)
         if found is None:
             if _bindings.nothing_found(device):
                 _tell(
@@ -46,7 +51,7 @@ def look(device: int, run: Run) -> None:
                     f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
                 )
             return
-        if not _may_cut(*found):
+        if not _may_cut(*found, growing):
             return
     for end in _bindings.piece_ends(device)[:-1]:
         _cut(device, end, run)
@@ -85,9 +90,10 @@ def _cut(device: int, end: int, run: Run) -> None:
     _metrics.count("AutoBarrier")
 
 
-def _may_cut(calls: int, crossing: int, line: str | None) -> bool:
+def _may_cut(calls: int, crossing: int, line: str | None, growing: bool) -> bool:
     """Tells of a loop that was found; whether it is to be cut."""
-    where = f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators repeat"
+    repeat = "repeat in other sizes" if growing else "repeat"
+    where = f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators {repeat}"
     if environment.rank_info().world > 1:
         _bindings.follow_streams(False)
         _tell(

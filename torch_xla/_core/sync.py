@@ -208,6 +208,11 @@ def _run_piece(device: int, cut: _bindings.Cut) -> None:
     _barrier(device, cut, debug_level.AUTO)
 
 
+def _compiles(device: int) -> bool:
+    stages = _pipeline()
+    return bool(stages.inspected() or not stages.hotness.counts(device))
+
+
 @functools.cache
 def _pipeline() -> Any:
     """The stages, once there is work: they import JAX."""
@@ -350,7 +355,7 @@ class _Hooks:
     def cut_loop(self, index: int) -> None:
         """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
         with _lock:
-            auto_barrier.look(index, _run_piece)
+            auto_barrier.look(index, _run_piece, _compiles)
 
     def note_read(self, op: str) -> None:
         """Counts an operator that gives a value to Python."""

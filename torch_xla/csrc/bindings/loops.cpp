@@ -15,10 +15,14 @@ void bind_loops(py::module_& m) {
       py::arg("least_piece") = StreamLimits().least_piece);
   m.def("follows_streams", &follows_streams);
   // (calls, values that cross, line) of a loop that was not known; None where there is none.
-  m.def("find_loop", [](int device) -> py::object {
-    const auto found = find_repetition(static_cast<c10::DeviceIndex>(device));
-    return found ? py::object(py::make_tuple(found->calls, found->crossing, describe_frame(found->frame))) : py::none();
-  });
+  m.def(
+      "find_loop",
+      [](int device, bool growing) -> py::object {
+        const auto found = find_repetition(static_cast<c10::DeviceIndex>(device), growing);
+        return found ? py::object(py::make_tuple(found->calls, found->crossing, describe_frame(found->frame)))
+                     : py::none();
+      },
+      py::arg("device"), py::arg("growing") = false);
   m.def("is_looping", [stream](int device) {
     const RecorderLock lock;
     return stream(device).looping();

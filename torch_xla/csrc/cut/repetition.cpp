@@ -14,6 +14,7 @@ namespace {
 // Pieces that must have been seen, and the part of the window that they must cover: the steps between which gradients
 // are accumulated repeat too, but the optimizer's comes soon.
 constexpr double kPieces = 2.25;
+constexpr double kGrowingPieces = 3.25;  // a loop that does not grow is seen to repeat by then
 constexpr size_t kWindowPart = 2;
 // Values that a repetition may leave behind, or use up, for good: a list of losses is a loop, the saved activations of
 // a forward pass are not.
@@ -30,9 +31,9 @@ struct Period {
   size_t calls = 0;
   size_t covered = 0;
 };
-Period find_period(const std::vector<StreamCall>& calls) {
+Period find_period(const std::vector<StreamCall>& calls, Repeated what, double pieces) {
   const size_t n = calls.size();
-  const auto at = [&](size_t i) { return calls[n - 1 - i].signature; };  // the latest first
+  const auto at = [&](size_t i) { return calls[n - 1 - i].*what; };  // the latest first
   std::vector<size_t> common(n, 0);  // with the stream's end, from so far back on (the Z function)
   for (size_t i = 1, left = 0, right = 0; i < n; ++i) {
     auto& z = common[i];
@@ -47,11 +48,22 @@ Period find_period(const std::vector<StreamCall>& calls) {
   }
   for (size_t p = 1; p < n / 2; ++p) {
     const auto covered = p + common[p];
-    if (covered * kWindowPart >= n && static_cast<double>(covered) >= kPieces * static_cast<double>(piece_of(p))) {
+    if (covered * kWindowPart >= n && static_cast<double>(covered) >= pieces * static_cast<double>(piece_of(p))) {
       return {p, covered};
     }
   }
   return {};
+}
+
+// Whether each of the latest pieces differs from the one before. Those of a loop that only begins in another way do
+// not.
+bool keeps_changing(const std::vector<StreamCall>& calls, size_t period) {
+  const auto piece = static_cast<long>(piece_of(period));
+  const auto changes = [&](auto end) {
+    return !std::equal(end - piece, end, end - piece - static_cast<long>(period),
+                       [](const StreamCall& a, const StreamCall& b) { return a.signature == b.signature; });
+  };
+  return changes(calls.end()) && changes(calls.end() - piece);
 }
 
 // Layers repeat as steps do, but each reads weights of its own.
@@ -183,12 +195,13 @@ Frame Crossing::frame_at(size_t call) const {
 
 }  // namespace
 
-std::optional<Repetition> find_repetition(c10::DeviceIndex device) {
+std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing) {
   const RecorderLock lock;
   auto& stream = stream_of(device);
   const auto& calls = stream.window();
-  const auto period = find_period(calls);
-  if (period.calls == 0 || !reads_the_same(calls, period.calls)) {
+  const auto what = growing ? &StreamCall::kind : &StreamCall::signature;
+  const auto period = find_period(calls, what, growing ? kGrowingPieces : kPieces);
+  if (period.calls == 0 || !reads_the_same(calls, period.calls) || (growing && !keeps_changing(calls, period.calls))) {
     return {};
   }
   const auto first = calls.size() - period.covered;
@@ -215,15 +228,11 @@ std::optional<Repetition> find_repetition(c10::DeviceIndex device) {
     return {};
   }
   std::vector<size_t> starts;
-  std::vector<uint64_t> signatures;
   for (auto i = first + phase; i < calls.size(); i += piece) {
     starts.push_back(i);
   }
-  for (size_t i = 0; i < piece; ++i) {
-    signatures.push_back(calls[first + phase + i].signature);
-  }
   const Repetition found{piece, later, crossing.frame_at(phase)};
-  stream.found(Loop(std::move(signatures)), starts);
+  stream.found(Loop(&calls[first + phase], piece, what), starts);
   return found;
 }
 

@@ -14,6 +14,8 @@ struct Repetition {
 };
 
 // Looks at the stream's window; what it finds is followed from now on. Takes the recorder's lock.
-std::optional<Repetition> find_repetition(c10::DeviceIndex device);
+//
+// `growing` is for loops of which every turn has other sizes or constants, and so a graph of its own.
+std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing);
 
 }  // namespace torch_xla

@@ -96,10 +96,13 @@ void Meta::rehash() {
 
 void MetaSet::rehash() {
   value = Hash();
+  Hash kinds;
   for (auto& m : metas) {
     m.rehash();
     value.mix(m.value);
+    kinds.mix(static_cast<uint64_t>(m.dtype) << 32 | m.sizes.size());
   }
+  kind = kinds.lo;
 }
 
 MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, at::ScalarType dtype) {

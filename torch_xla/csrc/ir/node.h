@@ -52,6 +52,7 @@ struct MetaSet final : c10::intrusive_ptr_target {
   // Numbers that are no larger change nothing about whether the call is refused; see record/eager_checks.h.
   double unasked = std::numeric_limits<double>::infinity();
   Hash value;
+  uint64_t kind = 0;                                 // of the dtypes and ranks alone
   std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once that was asked for
 
   void rehash();

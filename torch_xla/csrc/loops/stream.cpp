@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -28,7 +29,8 @@ thread_local bool busy = false;
 
 }  // namespace
 
-Loop::Loop(std::vector<uint64_t> signatures) : signatures_(std::move(signatures)), fallback_(signatures_.size() + 1) {
+Loop::Loop(const StreamCall* first, size_t calls, Repeated what) : what_(what), fallback_(calls + 1) {
+  std::transform(first, first + calls, std::back_inserter(signatures_), std::mem_fn(what));
   for (size_t i = 1, k = 0; i < signatures_.size(); ++i) {
     while (k > 0 && signatures_[i] != signatures_[k]) {
       k = fallback_[k];
@@ -38,15 +40,16 @@ Loop::Loop(std::vector<uint64_t> signatures) : signatures_(std::move(signatures)
   }
 }
 
-bool Loop::follow(uint64_t signature) {
-  if (signatures_[matched_] != signature) {
+bool Loop::follow(const StreamCall& call) {
+  if (signatures_[matched_] != call.*what_) {
     return false;
   }
   matched_ = matched_ + 1 == size() ? 0 : matched_ + 1;
   return true;
 }
 
-bool Loop::search(uint64_t signature) {
+bool Loop::search(const StreamCall& call) {
+  const auto signature = call.*what_;
   while (matched_ > 0 && signatures_[matched_] != signature) {
     matched_ = fallback_[matched_];
   }
@@ -86,7 +89,7 @@ bool Stream::note(const StreamCall& call) {
   }
   if (active_ != nullptr) {
     const bool first = active_->matched() == 0;
-    if (active_->follow(call.signature)) {
+    if (active_->follow(call)) {
       if (first) {
         starts_.push_back(call.sequence);
         ++pieces_;
@@ -115,7 +118,7 @@ bool Stream::note(const StreamCall& call) {
 // Whether a loop that was found before goes on with this call.
 bool Stream::search(const StreamCall& call) {
   for (auto& loop : known_) {
-    if (loop.search(call.signature) && loop.size() <= window_.size()) {
+    if (loop.search(call) && loop.size() <= window_.size()) {
       starts_.push_back(window_[window_.size() - loop.size()].sequence);
       restart();
       active_ = &loop;
@@ -156,13 +159,14 @@ void Stream::drop_ends(uint64_t until) {
 
 void Stream::barrier() {
   const bool inner = active_ == nullptr || calls_ < kInnerPieces * active_->size();
-  if (inner) {
+  // What grows would be another graph each time, were it whole.
+  const bool grew = std::any_of(known_.begin(), known_.end(), std::mem_fn(&Loop::growing));
+  if (inner && !grew) {
     largest_ = std::max(largest_, calls_);
   }
   step_.clear();
   if (reads_ == 0 && window_.size() == calls_) {
-    std::transform(window_.begin(), window_.end(), std::back_inserter(step_),
-                   [](const StreamCall& call) { return call.signature; });
+    std::transform(window_.begin(), window_.end(), std::back_inserter(step_), std::mem_fn(&StreamCall::signature));
   }
   as_before_ = !step_.empty();
   calls_ = reads_ = changes_ = pieces_ = 0;

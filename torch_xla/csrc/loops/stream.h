@@ -22,27 +22,33 @@ struct StorageRange {
 
 struct StreamCall {
   uint64_t signature;  // what is called on what kind of thing; numbers that may vary are no part of it
+  uint64_t kind;       // the same without sizes and constants
   uint64_t sequence;   // the node sequence before it
   StorageRange reads;  // of the storages that it reads, those that were there before the window
   bool backward;       // it is part of a backward pass
   bool history;        // it reads a value from which one would go back
 };
 
+// What a loop repeats: the signatures of its calls, or their kinds alone where its tensors grow.
+using Repeated = uint64_t StreamCall::*;
+
 // The calls of a piece: one repetition, or as many as are worth a program.
 class Loop {
  public:
-  explicit Loop(std::vector<uint64_t> signatures);
+  Loop(const StreamCall* first, size_t calls, Repeated what);
   size_t size() const { return signatures_.size(); }
+  bool growing() const { return what_ == &StreamCall::kind; }
   // How many of the latest calls are the first ones of a piece.
   size_t matched() const { return matched_; }
   // Takes the next call; whether it goes on as the loop does.
-  bool follow(uint64_t signature);
+  bool follow(const StreamCall& call);
   // Takes the next call of a stream that may be something else; whether a piece is complete with it.
-  bool search(uint64_t signature);
+  bool search(const StreamCall& call);
   void restart() { matched_ = 0; }
   void set_matched(size_t calls) { matched_ = calls; }
 
  private:
+  Repeated what_;
   std::vector<uint64_t> signatures_;
   std::vector<uint32_t> fallback_;  // by calls that match: how many of them do so further on
   size_t matched_ = 0;

@@ -37,6 +37,8 @@ class Call {
   void collect();
   // Equal for calls of one operator, with equal constants, on and with tensors of the same shapes and dtypes.
   uint64_t signature(const MetaSet& metas) const;
+  // Equal for calls of one operator whose results have the same dtypes and ranks.
+  uint64_t kind(const MetaSet& metas) const { return info.hash.lo + metas.kind * 0x9fb21c651e98df25ULL; }
 
   c10::ArrayRef<c10::IValue> given() const { return c10::ArrayRef<c10::IValue>(arguments, info.kinds.size()); }
 

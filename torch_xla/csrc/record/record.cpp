@@ -234,8 +234,8 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
 // Wants the recorder's lock.
 void place(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   call.info.calls.fetch_add(1, std::memory_order_relaxed);
-  note_call(call.device,
-            {call.signature(*metas), call.sequence, call.reads, call.phase != Phase::Forward, call.history});
+  note_call(call.device, {call.signature(*metas), call.kind(*metas), call.sequence, call.reads,
+                          call.phase != Phase::Forward, call.history});
   if (call.info.view) {
     place_views(call, metas, outcome);
   } else {
