@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xla import _bindings, _fallbacks, _metrics, _timeline
+from torch_xla import _bindings, _config, _fallbacks, _metrics, _timeline
 from torch_xla._core import auto_barrier, region
 from torch_xla._core.device import client, packing, transfer
 from torch_xla._core.graph import graph
@@ -160,6 +160,12 @@ def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], comput
     while (found := find(tensor)) is None:
         compute()
     return found
+
+
+def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
+    """A copy of a tensor's values where they are on the host, or where they are; None where they are to be computed."""
+    values: torch.Tensor | None = _bindings.copy_on_host(tensor)
+    return _bindings.location_of(tensor) if values is None else values
 
 
 def wait(index: int | None = None) -> None:
@@ -328,8 +334,11 @@ class _Hooks:
         region.before_read(_bindings.user_frame)
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
-                location = _held(tensor, _bindings.location_of, partial(evaluate, [tensor], reading=True))
-            return transfer.download(location, tensor.shape, tensor.dtype)
+                found: torch.Tensor | tuple[Any, int]
+                found = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
+            if isinstance(found, tuple):
+                return transfer.download(found, tensor.shape, tensor.dtype)
+            return found
 
     @untraced
     def copy(self, buffers: list[Any]) -> list[Any]:
@@ -380,6 +389,8 @@ class _Hooks:
 def install() -> None:
     """Connects the recorder; called once, at import."""
     _bindings.set_python_hooks(_Hooks())
+    if _config.XLA_USE_32BIT_LONG.get():
+        _bindings.send_all_at_once()
     auto_barrier.initialize()
     pending.add_runner(sync)
     transfer.set_agreement(same_program.gather, same_program.settle)

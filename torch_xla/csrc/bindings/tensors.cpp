@@ -33,6 +33,8 @@ void bind_tensors(py::module_& m) {
     return buffer != nullptr ? py::reinterpret_steal<py::object>(buffer) : py::object(py::none());
   });
   m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
+  m.def("copy_on_host", &copy_on_host);
+  m.def("send_all_at_once", &send_all_at_once);
   m.def(
       "tensor_of",
       [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device,

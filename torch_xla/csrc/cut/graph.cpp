@@ -13,6 +13,7 @@
 #include "loops/stream.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placeholder.h"
+#include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 #include "tensor/write_log.h"
 
@@ -221,6 +222,22 @@ Location location_of(const at::Tensor& tensor) {
   auto location = locate(node);
   Py_XINCREF(location.buffer);
   return location;
+}
+
+std::optional<at::Tensor> copy_on_host(const at::Tensor& tensor) {
+  c10::intrusive_ptr<Source> source;
+  {
+    const RecorderLock lock;
+    auto node = impl_of(tensor)->alias.current().node;
+    while (node->buffer == nullptr && node->source.defined() && node->source->original() != nullptr) {
+      node = *node->source->original();
+    }
+    if (node->buffer == nullptr) {
+      source = node->source;
+    }
+  }
+  const auto* const held = dynamic_cast<const Upload*>(source.get());
+  return held != nullptr ? std::optional<at::Tensor>(held->values.clone()) : std::nullopt;
 }
 
 }  // namespace torch_xla

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -119,5 +120,7 @@ bool has_pending(c10::DeviceIndex device);
 PyObject* buffer_of(const at::Tensor& tensor);
 // The same, perhaps as a part of a larger buffer: enough to read the values.
 Location location_of(const at::Tensor& tensor);
+// A copy of a tensor's values where they are still on the host.
+std::optional<at::Tensor> copy_on_host(const at::Tensor& tensor);
 
 }  // namespace torch_xla

@@ -11,7 +11,9 @@
 #include <unordered_map>
 
 #include "base/python_hooks.h"
+#include "base/silence.h"
 #include "record/eager_checks.h"
+#include "record/meta_kernel.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -173,10 +175,6 @@ bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
   return false;
 }
 
-struct Silence final : c10::WarningHandler {
-  void process(const c10::Warning& /*warning*/) override {}
-};
-
 // What a kernel returned, and the twins of the arguments that it was called with.
 struct Called {
   torch::jit::Stack stack;
@@ -188,8 +186,7 @@ Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, siz
                    Fill fill = Fill::Zeros) {
   torch::jit::Stack stack;
   CpuTwins twins(limit, fill);
-  Silence silence;
-  const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
+  const Silence silence;
   const KernelsOnly alone;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
@@ -254,8 +251,6 @@ bool all_dims(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t i
          declared.real_type()->kind() == c10::TypeKind::OptionalType;
 }
 
-bool is_aten(const OpInfo& info) { return info.name.rfind("aten.", 0) == 0; }
-
 // Which results a backward operator is asked for (`output_mask`, `grad_input_mask`); some Meta kernels promise them
 // all.
 void drop_unasked(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
@@ -268,49 +263,6 @@ void drop_unasked(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torc
           results[r] = at::Tensor();
         }
       }
-    }
-  }
-}
-
-// A tensor without elements that is broadcast and promoted as `t` is.
-at::Tensor hollow_twin(const at::Tensor& t) {
-  if (!t.defined() || !is_xla(t)) {
-    return t;
-  }
-  std::vector<int64_t> sizes;
-  for (const auto size : t.sizes()) {
-    sizes.push_back(size == 1 ? 1 : 0);
-  }
-  auto twin = at::empty(sizes, at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
-    twin.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  return twin;
-}
-
-// Meta kernels written in Python have promotion rules of their own, which are not always those of the CPU kernel.
-void take_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
-  if (!info.op.hasTag(at::Tag::pointwise) || info.seeded || info.view || !is_aten(info) ||
-      !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
-    return;
-  }
-  torch::jit::Stack stack;
-  for (const auto& v : arguments) {
-    stack.push_back(twin_argument(v, &hollow_twin, c10::DeviceType::CPU));
-  }
-  try {
-    Silence silence;
-    const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
-    const KernelsOnly alone;
-    info.op.callBoxed(stack);
-  } catch (const c10::Error&) {
-    return;  // refused there; that is looked at elsewhere
-  }
-  for (size_t r = 0; r < results.size(); ++r) {
-    const bool comparable = info.return_writes[r] < 0 && results[r].isTensor() && stack[r].isTensor() &&
-                            results[r].toTensor().defined() && stack[r].toTensor().defined();
-    if (comparable && results[r].toTensor().scalar_type() != stack[r].toTensor().scalar_type()) {
-      results[r] = results[r].toTensor().to(stack[r].toTensor().scalar_type());
     }
   }
 }
@@ -417,7 +369,7 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   {
     const KernelsOnly alone;
     try {
-      info.op.callBoxed(stack);
+      call_meta_kernel(info, stack);
     } catch (const c10::NotImplementedError&) {
       if (!info.only_writes_inputs()) {
         throw;
@@ -425,7 +377,6 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
     drop_unasked(info, arguments, stack);
-    take_dtypes(info, arguments, stack);
   }
   if (info.view && info.inverse == Inverse::Memory && info.form == Form::Plain) {
     check_views(info, given, stack);

@@ -12,6 +12,7 @@
 
 #include "base/metric.h"
 #include "base/python_hooks.h"
+#include "base/silence.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
 #include "tensor/placement.h"
@@ -26,11 +27,6 @@ using at::Tensor;
 c10::DispatchKeySet excluded() {
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 }
-
-// What a kernel says while it runs was said when the call was recorded.
-class Quiet final : public c10::WarningHandler {
-  void process(const c10::Warning& /*warning*/) override {}
-};
 
 // Raises what the program has to say that makes a buffer and failed.
 void wait_for(PyObject* buffer, c10::DeviceIndex device) {
@@ -110,8 +106,7 @@ class Run {
 
   void compute() {
     const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
-    Quiet quiet;
-    const c10::WarningUtils::WarningHandlerGuard told(&quiet);
+    const Silence silence;
     auto asked = std::chrono::steady_clock::now();
     size_t input = 0;
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #include "base/python_hooks.h"
 #include "device/device.h"
 #include "ir/op_info.h"
@@ -29,7 +31,19 @@ bool waits(const Node& leaf) {
   return leaf.unfilled() || (leaf.buffer == nullptr && dynamic_cast<const Upload*>(leaf.source.get()) != nullptr);
 }
 
+std::atomic<bool> all_at_once{false};
+
+// Tokens, positions, masks: what the host reads and computes with as often as the device does.
+bool is_state(const at::Tensor& cpu) {
+  constexpr int64_t kMost = 1 << 16;
+  constexpr int64_t kMostDimensions = 64;
+  return c10::isIntegralType(cpu.scalar_type(), /*includeBool=*/true) && cpu.numel() <= kMost &&
+         cpu.dim() <= kMostDimensions && !all_at_once.load(std::memory_order_relaxed);
+}
+
 }  // namespace
+
+void send_all_at_once() { all_at_once.store(true); }
 
 void Upload::fetch(const NodePtr& leaf) {
   auto* buffer = upload(values, device, leaf->placement, kept);
@@ -46,13 +60,13 @@ void Upload::fetch(const NodePtr& leaf) {
 }
 
 Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked) {
-  if (!spans_mesh()) {
+  if (!spans_mesh() && !is_state(cpu)) {
     return make_leaf(meta, upload(cpu, device, kWhole, false));
   }
   // The caller may change its tensor before a program takes this.
   auto values = cpu.detach().clone(at::MemoryFormat::Contiguous);
   auto leaf = make_leaf(meta, nullptr);
-  leaf.node->source = c10::make_intrusive<Upload>(std::move(values), device);
+  leaf.node->source = c10::make_intrusive<Upload>(std::move(values), device, /*kept=*/!spans_mesh());
   leaf.node->placement = asked == kAnywhere ? kWhole : asked;
   return leaf;
 }

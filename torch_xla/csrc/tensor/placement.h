@@ -7,7 +7,8 @@
 
 namespace torch_xla {
 
-// Values still on the host, which go to the device when a program takes them: by then it is known how they are split.
+// Values still on the host, which go to the device when a program takes them: it may never do, and by then it is known
+// how they are split.
 struct Upload final : Source {
   Upload(at::Tensor v, c10::DeviceIndex d, bool k = false) : values(std::move(v)), device(d), kept(k) {}
   void fetch(const NodePtr& leaf) override;
@@ -18,6 +19,9 @@ struct Upload final : Source {
 
 // The leaf of a CPU tensor that goes to a device: to where `asked` says, if it says anything.
 Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked = kAnywhere);
+
+// From now on no values wait on the host, because not all of them may fit the type that devices keep them in.
+void send_all_at_once();
 
 // `value` where the storage wants it, which is about to get it.
 Value placed(Storage& storage, Value value);
