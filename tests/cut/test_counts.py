@@ -168,6 +168,27 @@ def test_a_loss_that_is_read_before_the_barrier_costs_one_more_graph(compiles: C
     assert counts == [2, 0, 0, 0]
 
 
+def test_what_stays_pending_at_a_read_is_not_computed_again(compiles: Counting) -> None:
+    """As the cache of a beam search, which is put in another order after what is read in each turn."""
+    cache.clear()
+    order = torch.tensor([2, 0, 1])
+    start = torch.linspace(-1, 1, 300).reshape(3, 100)
+
+    def turn(state: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(15):
+            state = torch.sin(state + 1)
+        return state.index_select(0, order), state.sum()
+
+    expected, there, state = start, order.to("xla"), start.to("xla")
+    torch_xla.sync()
+    with compiles(2):  # the first turn takes nothing up
+        for _ in range(6):
+            expected, total = turn(expected, order)
+            state, read = turn(state, there)
+            torch.testing.assert_close(read.item(), total.item(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.cpu(), expected)
+
+
 def test_an_evaluation_and_a_training_graph_in_turn(compiles: Counting) -> None:
     cache.clear()
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).to("xla")

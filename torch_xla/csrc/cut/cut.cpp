@@ -36,14 +36,17 @@ void fill_to_leaf(Storage& s) {
   s.origin = {};
 }
 
-// What else of a graph is still alive (saved activations, parameters): the next graph would compute it again.
+// What else of a graph is still alive (saved activations, parameters), or what stays pending needs: the next graph
+// would compute it again, and where each turn of a loop reads, such graphs would grow with each turn. A graph that the
+// host may compute is too small for the latter to matter, and what is pending keeps its key.
 void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
-  reach(roots);
+  const auto needed = reach(roots);
   const auto reached = latest_epoch();
+  Vector<Value> rest;
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
-    if (s.value.node->epoch == reached && !s.value.node->leaf()) {
-      roots.push_back(s.value);
+    if (!s.value.node->leaf()) {
+      (s.value.node->epoch == reached ? roots : rest).push_back(s.value);
     }
   });
   // A fill that lives on must be a leaf here as it will be at the barrier.
@@ -52,6 +55,15 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
       fill_to_leaf(s);
     }
   });
+  if (needed.size() > Graph::kMostHostNodes) {
+    for (auto* const node : needed) {
+      node->output = true;
+    }
+    for (const auto* const node : reach(rest)) {  // without what is marked already
+      std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(roots),
+                   [](const Value& v) { return v.node->output; });
+    }
+  }
   next_epoch();
 }
 

@@ -55,11 +55,10 @@ bool Graph::has_fills() const {
 }
 
 bool Graph::fits_host() const {
-  constexpr size_t kNodes = 24;
   constexpr int64_t kValues = 16384;
   constexpr int64_t kViewedValues = 1 << 18;    // a part of a tensor: each other part would be another program
   constexpr int64_t kConstantValues = 1 << 20;  // without inputs: computed once, such as a check of all positions
-  if (nodes.size() > kNodes) {
+  if (nodes.size() > kMostHostNodes) {
     return false;
   }
   int64_t values = 0;

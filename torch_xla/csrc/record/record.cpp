@@ -80,8 +80,10 @@ MetaSetPtr inferred_metas(const Call& call) {
   if (call.info.form == Form::GroupedProduct) {
     return grouped_product(arguments);
   }
-  // Neither this device nor the host computes it.
+  // Neither this device nor the host computes it. What is recorded by a kernel of its own is lowered: to ask would
+  // import all rules, which a step that runs operator by operator has no other use for.
   if (call.info.name.rfind("aten.", 0) == 0 && !call.info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      !call.info.op.hasKernelForDispatchKey(c10::DispatchKey::AutogradXLA) &&
       !is_lowered(call.info.functional != nullptr ? call.info.functional->name : call.info.name)) {
     return {};
   }
