@@ -123,7 +123,15 @@ def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.floating) and jnp.issubdtype(target, jnp.integer) and narrow:
         # XLA saturates; PyTorch's CPU kernels wrap through a wide signed integer.
         array = array.astype(np.int64)
+    if dtype == torch.float8_e4m3fn and _saturates():
+        array = jnp.clip(array, *(sign * float(ml_dtypes.finfo(target).max) for sign in (-1, 1)))
     return array.astype(target)
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether this PyTorch makes the largest float8_e4m3fn of what is larger; XLA and older ones make NaN."""
+    return torch.tensor(1e30).to(torch.float8_e4m3fn).item() == 448
 
 
 def _real(x: Any, target: np.dtype) -> Any:

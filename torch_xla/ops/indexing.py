@@ -359,6 +359,7 @@ def _embedding_backward(
     if scale_grad_by_freq:
         counts = jnp.zeros((num_weights,), rows.dtype).at[flat].add(1, mode="drop")
         rows = rows / jnp.maximum(jnp.take(counts, flat, mode="clip"), 1)[:, None]
-    # Rows of the padding index go outside the array, where writes are dropped.
-    flat = jnp.where(flat == padding_idx, num_weights, flat) if padding_idx >= 0 else flat
+    # Rows of the padding index go outside the array, where writes are dropped; JAX cuts indices to 32 bits.
+    written = (flat >= 0) & (flat < num_weights) & (flat != padding_idx)
+    flat = jnp.where(written, flat, num_weights)
     return jnp.zeros((num_weights, *width), rows.dtype).at[flat].add(rows, mode="drop")

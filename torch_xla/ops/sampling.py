@@ -41,7 +41,7 @@ def _confine(position: jax.Array, size: int, padding: int, align_corners: bool) 
             rest = jnp.fmod(distance, span)
             odd = jnp.floor(distance / span) % 2 == 1
             position = jnp.where(odd, span - rest, rest) + low
-    return jnp.clip(position, 0, size - 1)
+    return jnp.where(jnp.isnan(position), 0, jnp.clip(position, 0, size - 1))  # as PyTorch's kernels
 
 
 def _read(x: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:

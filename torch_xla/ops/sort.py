@@ -137,16 +137,25 @@ def _mode(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Arra
 
 
 def _search(sequence: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+    """PyTorch's binary search, step by step: it ends at the same place also in what is not sorted, or has NaN."""
     dtype = dtypes.result_type(sequence, values)
     sequence, values = dtypes.cast(sequence, dtype), dtypes.cast(values, dtype)
-    side = "right" if right else "left"
-    if sequence.size == 0 or values.size == 0:
+    size = sequence.shape[-1]
+    if size == 0 or values.size == 0:
         return jnp.zeros(values.shape, jnp.int64)
-    if sequence.ndim == 1:
-        return jnp.searchsorted(sequence, values, side=side)
-    rows = jax.vmap(lambda row, wanted: jnp.searchsorted(row, wanted, side=side))
-    flat = rows(sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1]))
-    return flat.reshape(values.shape)
+    rows = sequence.reshape(-1, size)
+    wanted = values.reshape(rows.shape[0], -1)
+
+    def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        found = jnp.take_along_axis(rows, jnp.minimum(middle, size - 1), axis=1, mode="clip")
+        beyond = ~(found > wanted) if right else ~(found >= wanted)
+        searched = low < high
+        return jnp.where(searched & beyond, middle + 1, low), jnp.where(searched & ~beyond, middle, high)
+
+    ends = jnp.zeros(wanted.shape, jnp.int64), jnp.full(wanted.shape, size, jnp.int64)
+    return jax.lax.fori_loop(0, size.bit_length(), halve, ends)[0].reshape(values.shape)
 
 
 @lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
