@@ -87,6 +87,7 @@ test-hot: $(STAMPS)/dev $(STAMPS)/build
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
+	HOT_PROGRAMS=10000 $(BIN)/python -m pytest tests/barrier/test_hot_programs.py --timeout=7200 $(PYTEST_ARGS)
 
 # The extension with its memory accesses and undefined behaviour checked, in a folder of its own, in the tests of graphs,
 # traps, threads and forks, and for a minute in threads that record while the process forks. Leaks are not looked for:

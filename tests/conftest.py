@@ -172,6 +172,23 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+@pytest.fixture
+def when_hot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs run operator by operator until they repeat; none has run yet. For tests marked `host_compute`."""
+    import torch_xla
+    from torch_xla._core import hotness
+    from torch_xla._core.compile import cache
+    from torch_xla._core.report import retrace
+
+    torch_xla.sync()
+    for known in (cache, hotness, retrace):
+        known.clear()
+    monkeypatch.setenv("XLA_COMPILE_WHEN_HOT", "1")
+    monkeypatch.setenv("XLA_VERIFY_GRAPHS", "0")
+    yield
+    hotness.clear()
+
+
 @dataclass
 class Count:
     """How often a counter went up inside a block; read it after the block."""

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-from probes import setting
 
 import torch_xla
-from torch_xla import _config
 from torch_xla._core import hotness
 from torch_xla._core.compile import cache
-from torch_xla._core.report import retrace
 from torch_xla.debug import no_new_graphs
 
-pytestmark = pytest.mark.host_compute("new graphs are not compiled")
+pytestmark = [pytest.mark.host_compute("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
 Counting = Callable[..., AbstractContextManager[Any]]
-
-
-@pytest.fixture(autouse=True)
-def when_hot() -> Iterator[None]:
-    torch_xla.sync()
-    cache.clear()
-    hotness.clear()
-    retrace.clear()
-    with ExitStack() as scope:
-        scope.enter_context(setting(_config.XLA_COMPILE_WHEN_HOT, True))
-        scope.enter_context(setting(_config.XLA_VERIFY_GRAPHS, False))
-        yield
-    hotness.clear()
 
 
 def step(rows: int, device: str = "xla") -> torch.Tensor:

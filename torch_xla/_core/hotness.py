@@ -18,7 +18,6 @@ from torch_xla._core.graph import graph
 from torch_xla._core.job import session
 from torch_xla._core.report import retrace
 from torch_xla._core.run import by_operator
-from torch_xla.ops import dtypes
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
@@ -56,7 +55,7 @@ def counts(device: int) -> bool:
     return (
         _config.XLA_COMPILE_WHEN_HOT.get()
         and by_operator.on()
-        and not (region.stack() or _bindings.is_eager() or dtypes.shortens())
+        and not (region.stack() or _bindings.is_eager())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
         and session.connected() is None
         and by_operator.on_this_host(device)

@@ -17,6 +17,7 @@ from torch_xla import _bindings, _config, _metrics, _timeline
 from torch_xla._core.device import client, placement, splits, transfer
 from torch_xla._core.graph import graph, sequence
 from torch_xla._core.lower import lowering
+from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
 
 _NUMBERS = {float: np.float64, int: np.int64, complex: np.complex128}
@@ -27,8 +28,8 @@ class CannotRun(Exception):
 
 
 def on() -> bool:
-    """Whether any graph runs so; a check of values wants them compiled."""
-    return _config.XLA_HOST_COMPUTE.get() and not _config.XLA_CHECK_VALUES.get()
+    """Whether any graph runs so; a check of values wants them compiled, and CPU kernels compute 64-bit integers."""
+    return _config.XLA_HOST_COMPUTE.get() and not (_config.XLA_CHECK_VALUES.get() or dtypes.shortens())
 
 
 def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:

@@ -15,6 +15,7 @@
 #include "base/silence.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
+#include "tensor/lazy_clone.h"
 #include "tensor/placement.h"
 
 namespace torch_xla {
@@ -29,11 +30,14 @@ c10::DispatchKeySet excluded() {
 }
 
 // Raises what the program has to say that makes a buffer and failed.
-void wait_for(PyObject* buffer, c10::DeviceIndex device) {
+void wait_for(PyObject* buffer, size_t input, c10::DeviceIndex device) {
   static auto* const wait = PyUnicode_InternFromString("block_until_ready");
   if (!py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(buffer, wait))) {
     const py::error_already_set error;
     if (error.matches(PyExc_Exception)) {
+      const auto array = py::reinterpret_borrow<py::object>(buffer);
+      TORCH_CHECK(!array.attr("is_deleted")().cast<bool>(), "[run] input ", input, ", ",
+                  std::string(py::str(array.attr("aval"))), ", is gone: something outside torch_xla deleted it");
       explain(buffer, device);
     }
     throw error;
@@ -55,14 +59,14 @@ Tensor on_memory(PyObject* buffer, int64_t start, const Meta& meta) {
 }
 
 // The values of a leaf, where they are.
-Tensor values_of(const NodePtr& leaf, c10::DeviceIndex device) {
+Tensor values_of(const NodePtr& leaf, size_t input, c10::DeviceIndex device) {
   const auto* const held = leaf->buffer == nullptr ? dynamic_cast<const Upload*>(leaf->source.get()) : nullptr;
   if (held != nullptr) {
     return held->values;
   }
   const auto location = locate(leaf);
   TORCH_CHECK(location.buffer != nullptr, "[run] an input has no buffer");
-  wait_for(location.buffer, device);
+  wait_for(location.buffer, input, device);
   return on_memory(location.buffer, location.start, leaf->meta(0));
 }
 
@@ -76,6 +80,22 @@ bool takes_strides(const OpInfo& op) {
     return op.inverse != Inverse::Memory && op.inverse != Inverse::Complex && op.inverse != Inverse::Type;
   }
   return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
+}
+
+// Whether an operator means places of its input's memory, which begin where the node's value does.
+bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
+
+// Clones of what is given away, which is lost afterwards as it is after a program, get buffers of their own.
+void keep_clones_of_given(const Graph& graph) {
+  Vector<NodePtr> given;
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    if (graph.donated[i] && graph.leaves[i]->given) {
+      given.push_back(graph.leaves[i]);
+    }
+  }
+  if (!given.empty()) {
+    fetch_clones(clones_to_fetch(given, Vector<bool>(given.size(), true)));
+  }
 }
 
 // The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
@@ -99,7 +119,7 @@ class Run {
     }
     values_.resize(count);
     for (size_t i = 0; i < graph.leaves.size(); ++i) {
-      values_[i] = leaves ? leaves->at(i) : values_of(graph.leaves[i], graph.device);
+      values_[i] = leaves ? leaves->at(i) : values_of(graph.leaves[i], i, graph.device);
       taken_.insert(values_[i].storage().data());
     }
   }
@@ -153,7 +173,11 @@ class Run {
   HostStack arguments_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     const auto in = [&](uint32_t place) {
       const auto& value = values_[place];
-      return value.is_contiguous() || takes_strides(*node.op) ? value : value.contiguous();
+      if (takes_strides(*node.op)) {
+        return value;
+      }
+      const bool alone = value.is_contiguous() && (value.storage_offset() == 0 || !addresses(*node.op));
+      return alone ? value : value.clone(at::MemoryFormat::Contiguous);
     };
     HostStack stack;
     stack.reserve(node.args.size());
@@ -203,7 +227,8 @@ class Run {
   }
 
   HostResults results_of(const Node& node, size_t position, c10::ArrayRef<uint32_t> inputs) {
-    if (node.op->view && node.op->inverse == Inverse::Shape) {  // whatever the strides of its input
+    const auto& op = *node.op;
+    if (op.view && op.inverse == Inverse::Shape && op.repeats != Repeats::Always) {  // whatever its input's strides
       if (const auto& base = values_[inputs[0]]; base.numel() == node.meta(0).numel()) {
         return {base.reshape(node.meta(0).sizes)};
       }
@@ -233,7 +258,7 @@ class Run {
     }
     // Of others' operators a rule knows whether they are calls of their kernels.
     if (node.seeded || (!node.op->view && node.settings != settings_) || op.schema().name().rfind("aten::", 0) != 0 ||
-        !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+        !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) || !stays_in_memory(node, stack)) {
       return {};
     }
     HostResults written;
@@ -343,6 +368,7 @@ void run_by_operator(Graph& graph, const py::object& rule, const std::optional<s
   Vector<Arguments::Result> results;
   {
     const Timed timed(time);
+    keep_clones_of_given(graph);
     Run run(graph, rule, leaves);
     const py::gil_scoped_release unlocked;
     run.compute();

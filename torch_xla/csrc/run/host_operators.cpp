@@ -179,4 +179,35 @@ std::optional<HostResults> compute_under_other_name(const Node& node, const Host
   return found == functions().end() ? std::nullopt : found->second(node, arguments);
 }
 
+// Of kernels that trust indices or lengths: how many of the last dimensions of the second argument the last argument
+// indexes; 0 where the kernel is not used.
+const std::unordered_map<std::string, int64_t>& trusting() {
+  static const auto* const all = new std::unordered_map<std::string, int64_t>{
+      {"aten._ctc_loss_backward.Tensor", 0},
+      {"aten._embedding_bag_backward.default", 0},
+      {"aten._embedding_bag_per_sample_weights_backward.default", 0},
+      {"aten._segment_reduce_backward.default", 0},
+      {"aten.adaptive_max_pool2d_backward.default", 2},
+      {"aten.adaptive_max_pool3d_backward.default", 3},
+      {"aten.max_pool2d_with_indices_backward.default", 2},
+      {"aten.max_pool3d_with_indices_backward.default", 3},
+  };
+  return *all;
+}
+
+bool stays_in_memory(const Node& node, const HostStack& arguments) {
+  const auto found = trusting().find(node.op->name);
+  if (found == trusting().end()) {
+    return true;
+  }
+  const auto& indices = arguments.back().toTensor();
+  if (found->second == 0 || indices.numel() == 0) {
+    return found->second != 0;
+  }
+  const auto places =
+      c10::multiply_integers(arguments[1].toTensor().sizes().slice(arguments[1].toTensor().dim() - found->second));
+  const auto [least, most] = indices.aminmax();
+  return least.item<int64_t>() >= 0 && most.item<int64_t>() < places;
+}
+
 }  // namespace torch_xla

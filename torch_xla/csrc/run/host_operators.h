@@ -17,6 +17,10 @@ using HostResults = c10::SmallVector<at::Tensor, 2>;
 // bit. Nothing where it has to go another way.
 std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments);
 
+// Whether an operator's own kernel stays within what it is given. Those of some gradients go wherever the indices or
+// lengths say that their forward was given, which its kernel has checked, and neither its rule nor a program did.
+bool stays_in_memory(const Node& node, const HostStack& arguments);
+
 // Numbers in [0, 1), float32: those that `jax.random.uniform` draws from the key of a node's seed.
 at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes);
 
