@@ -217,7 +217,7 @@ XLA_HOST_COMPUTE = _bool(
 
 XLA_COMPILE_WHEN_HOT = _bool(
     "XLA_COMPILE_WHEN_HOT",
-    False,
+    True,
     "Runs a new graph operator by operator with PyTorch's CPU kernels where its device is the host, and compiles it "
     "once it repeats.",
 )

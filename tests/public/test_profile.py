@@ -56,6 +56,18 @@ def test_what_packs_values_is_compiled_on_the_host():
     assert words.warm(found) == []
 
 
+def test_a_graph_that_ran_without_a_program_is_a_run_of_its_line():
+    events = Events()
+    for start in (1, 5):
+        events.span("barrier", start, start + 3, ("sync", "train.py:9 in <module>"))
+        events.span("operators", start + 0.5, start + 2.5, (0, "train.py:9 in <module>"))
+    found = events.report(9)
+    assert [(run.key, run.seconds) for run in found.runs] == [(report.UNCOMPILED, 2.0)] * 2
+    assert [step.stages["operators"] for step in found.steps if step.ended] == [2.0, 2.0]
+    text = "2 new graphs ran operator by operator at train.py:9 in <module>, 4.00 s"
+    assert ("compile", text) in words.findings(found)
+
+
 def test_nested_spans_are_cut_into_pieces():
     spans = [Span("a", 0, 10, 1, None), Span("b", 2, 8, 1, None), Span("c", 3, 4, 1, None), Span("d", 12, 13, 1, None)]
     pieces = [(start, end, "".join(s.stage for s in cover)) for start, end, cover in account.innermost(spans)]

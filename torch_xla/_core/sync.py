@@ -334,11 +334,8 @@ class _Hooks:
         region.before_read(_bindings.user_frame)
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
-                found: torch.Tensor | tuple[Any, int]
-                found = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
-            if isinstance(found, tuple):
-                return transfer.download(found, tensor.shape, tensor.dtype)
-            return found
+                found: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
+            return found if isinstance(found, torch.Tensor) else transfer.download(found, tensor.shape, tensor.dtype)
 
     @untraced
     def copy(self, buffers: list[Any]) -> list[Any]:

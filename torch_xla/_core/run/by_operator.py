@@ -66,7 +66,7 @@ def run(cut: _bindings.Graph) -> bool:
             for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
         ]
     try:
-        with _timeline.span("operators"):
+        with _timeline.span("operators", lambda: (cut.device, _bindings.user_frame())):
             cut.run_by_operator(functools.partial(_by_rule, cut), leaves)
     except CannotRun:
         return False

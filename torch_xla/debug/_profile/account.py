@@ -33,6 +33,7 @@ _STAGE_OF = {
     "TensorToData": data.TRANSFER,
     "TransferFromDeviceTime": data.TRANSFER,
     "read": data.TRANSFER,
+    "operators": data.OPERATORS,
     "wait": data.WAIT,
     "loader": data.LOADER,
     "profile": data.PROFILE,
@@ -250,13 +251,18 @@ class _Account:
             free[done.launch.device] = end
             line = None if ask is None else ask.detail[1] if ask.stage == "barrier" else ask.detail
             found.append(Run(done.launch.device, start - self.zero, end - start, done.launch.key, line))
-        return found
+        for s in self.main:
+            if s.stage == data.OPERATORS:
+                device, line = s.detail
+                found.append(Run(device, s.start - self.zero, s.end - s.start, data.UNCOMPILED, line))
+        return sorted(found, key=lambda run: run.start)
 
     def _steps(self) -> tuple[data.Step, ...]:
         length = self.collected.end - self.zero
         barriers = [s for s in self.asks if s.stage == "barrier"]
         traced = [s for s in barriers if s.detail[0] == debug_level.STEP_TRACE]
         launches = sorted(f.launch.start for f in self.collected.finished)
+        launches = sorted([*launches, *(s.start for s in self.main if s.stage == data.OPERATORS)])
         edges = [0.0]
         for barrier in traced or barriers:
             # A barrier with nothing to do ends no step.

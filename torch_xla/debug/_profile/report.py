@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 # recording of its operators.
 RECORD, LOADER, CUT, LOOK_UP, LOWER = "record", "loader", "cut", "look up", "lower"
 COMPILE, TRANSFER, START, WAIT, PROFILE = "compile", "transfer", "start", "wait", "profile"
-STAGES = (RECORD, LOADER, CUT, LOOK_UP, LOWER, COMPILE, TRANSFER, START, WAIT, PROFILE)
+OPERATORS = "operators"
+STAGES = (RECORD, LOADER, CUT, LOOK_UP, LOWER, COMPILE, TRANSFER, START, OPERATORS, WAIT, PROFILE)
+
+# The key of a graph that ran operator by operator.
+UNCOMPILED = "uncompiled"
 
 # What the devices wait for after their last program.
 END = "the end of the block"
@@ -82,7 +86,7 @@ class Run(_Stretch):
         device: Index of the device.
         start: When it began.
         seconds: How long it took.
-        key: Structural key of the graph.
+        key: Structural key of the graph, or `UNCOMPILED`.
         line: The user's line that asked for it.
     """
 

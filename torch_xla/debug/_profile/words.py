@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from torch_xla._core.device.memory import in_bytes
-from torch_xla.debug._profile.report import COMPILE, END, PROFILE, Report, Step
+from torch_xla.debug._profile.report import COMPILE, END, PROFILE, UNCOMPILED, Report, Step
 
 
 def seconds(value: float) -> str:
@@ -84,6 +84,13 @@ def findings(report: Report) -> list[tuple[str, str]]:
         more = f", and {count(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
         text = f"{count(len(again), 'graph')} compiled again, {seconds(spent)}: {next(iter(reasons))}{more}"
         found.append((spent, "compile", text))
+    uncompiled: dict[str | None, list[float]] = {}
+    for run in report.runs:
+        if run.key == UNCOMPILED:
+            uncompiled.setdefault(run.line, []).append(run.seconds)
+    for line, spent in uncompiled.items():
+        text = f"{count(len(spent), 'new graph')} ran operator by operator at {short(line or 'an unknown line')}"
+        found.append((sum(spent), "compile", f"{text}, {seconds(sum(spent))}"))
     steps = usual(report)
     devices = max(len({run.device for run in report.runs}), 1)
     length = sum(s.seconds for s in steps) * devices or 1.0
