@@ -231,3 +231,17 @@ def test_windows_with_as_many_elements_as_there_are() -> None:
     """They overlap, and are not what was there in another shape."""
     x = torch.arange(24.0).view(4, 6)
     torch.testing.assert_close((x.to("xla") + 1).unfold(1, 3, 2).cpu(), (x + 1).unfold(1, 3, 2))
+
+
+def test_places_are_counted_from_where_a_value_begins() -> None:
+    def program(device: str) -> Tensor:
+        x = torch.arange(250.0).to(device).as_strided((5, 5, 5), (50, 10, 2), 1)
+        return x.clone().resize_(25, 5).cpu()
+
+    torch.testing.assert_close(program("xla"), program("cpu"))
+
+
+def test_a_type_that_an_out_tensor_decides() -> None:
+    """Steps of integers are whole, not those of floats made whole."""
+    found = torch.arange(0.1, -7.9, -4.0, dtype=torch.int64, device="xla")
+    torch.testing.assert_close(found.cpu(), torch.arange(0.1, -7.9, -4.0, dtype=torch.int64))

@@ -131,6 +131,17 @@ def test_write_to_one_row_of_an_expanded_tensor_reaches_every_row() -> None:
     compare(program)
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1), (2, 1), (3, 2)])
+def test_a_write_to_a_part_of_strides_that_repeat_elements(strides: tuple[int, int]) -> None:
+    def program(device: str) -> tuple[Tensor, Tensor]:
+        x = base(device).flatten()
+        rows = x.as_strided((3, 4), strides, 2)
+        rows[1].unsqueeze(0).mul_(-3)
+        return x, rows
+
+    compare(program)
+
+
 def test_views_of_another_dtype() -> None:
     def program(device: str) -> tuple[Tensor, ...]:
         x = base(device)

@@ -70,6 +70,9 @@ Tensor values_of(const NodePtr& leaf, size_t input, c10::DeviceIndex device) {
   return on_memory(location.buffer, location.start, leaf->meta(0));
 }
 
+// Whether an operator means places of its input's memory, which begin where the node's value does.
+bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
+
 // Whether a kernel takes inputs with any strides, and means their elements. Many others read memory as if it were in
 // order, because who calls them sees to that, or address it.
 bool takes_strides(const OpInfo& op) {
@@ -77,13 +80,18 @@ bool takes_strides(const OpInfo& op) {
       new std::unordered_set<std::string>{"aten.addmm.default", "aten.bmm.default", "aten.linear.default",
                                           "aten.linear_backward.default", "aten.mm.default"};
   if (op.view) {
-    return op.inverse != Inverse::Memory && op.inverse != Inverse::Complex && op.inverse != Inverse::Type;
+    return !addresses(op) && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
+           op.inverse != Inverse::Type;
   }
   return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
 }
 
-// Whether an operator means places of its input's memory, which begin where the node's value does.
-bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
+// Whether an argument is the type of a tensor that is made, which is left out where an out= tensor has decided it.
+bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
+  const auto& arguments = schema.arguments();
+  return position + 1 < arguments.size() && arguments[position].name() == "dtype" &&
+         arguments[position + 1].name() == "layout";
+}
 
 // Clones of what is given away, which is lost afterwards as it is after a program, get buffers of their own.
 void keep_clones_of_given(const Graph& graph) {
@@ -218,6 +226,9 @@ class Run {
       return c10::Device(c10::kCPU);
     }
     const auto& schema = node.op->op.schema();
+    if (value.isNone() && makes_of_type(schema, position)) {
+      return node.meta(0).dtype;
+    }
     if (value.isScalar() && schema.arguments()[position].real_type()->isSubtypeOf(*c10::TensorType::get())) {
       auto number = at::scalar_tensor(value.toScalar(), value.toScalar().type());
       number.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -73,6 +73,25 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
   return path;
 }
 
+// Whether strides may lead to some element in two ways: each has to go beyond all that smaller ones reach.
+bool may_repeat(const Meta& meta) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] > 1) {
+      dims.emplace_back(meta.strides[d], meta.sizes[d]);
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reached = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reached) {
+      return true;
+    }
+    reached += stride * (size - 1);
+  }
+  return false;
+}
+
 }  // namespace
 
 Value forward(const ViewStep& step, const Value& in) {
@@ -117,7 +136,8 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
 ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out) {
   auto step = c10::make_intrusive<ViewStep>();
   step->repeats = (parent.defined() && parent->repeats) || op.repeats == Repeats::Always ||
-                  (op.repeats == Repeats::WhereLarger && out->metas[0].numel() != in->numel());
+                  (op.repeats == Repeats::WhereLarger && out->metas[0].numel() != in->numel()) ||
+                  (op.form == Form::AsStrided && may_repeat(out->metas[0]));
   step->parent = std::move(parent);
   step->op = &op;
   step->args = std::move(args);
