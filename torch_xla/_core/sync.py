@@ -118,7 +118,8 @@ def evaluate(
             failed += _cut_pieces(device)
             cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
             if pending.any_on(device):
-                if reading and _on_host(cut):
+                # Not before there is a client: to start it may make the job's connection, which runs what is pending.
+                if reading and client.client_started() and _on_host(cut):
                     continue
                 cut = _bindings.Cut.of_device(device)
             _barrier(device, cut, cause, reading)

@@ -16,7 +16,7 @@ import torch
 from torch_xla import _bindings, _config, _metrics, _timeline
 from torch_xla._core.device import client, placement, splits, transfer
 from torch_xla._core.graph import graph, sequence
-from torch_xla._core.lower import lowering
+from torch_xla._core.lower import lowering, manual
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
 
@@ -83,7 +83,7 @@ def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -
     """Computes a node by its rule, as a program would."""
     parts, seed = cut.describe_node(position)
     node = graph.node(*parts)
-    if sequence.is_collective(node):
+    if sequence.is_collective(node) or node.op in (manual.ENTER, manual.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")
     arrays = [transfer.put(to_numpy(tensor), cut.device) for tensor in tensors]
