@@ -138,7 +138,7 @@ class TestLoops:
 
     def test_new_masks_with_as_many_elements_have_one_program(self, compiles: Counting, counted: Counting) -> None:
         x = torch.arange(29.0).to("xla")
-        with compiles(1), counted(READ, 4), sampled("TransferFromDeviceTime", 4):
+        with compiles(1), counted(READ, 4), sampled("TransferFromDeviceTime", 0):  # the masks are still on the host
             for i in range(4):
                 mask = (torch.arange(29) % 4 == 1).roll(i).to("xla")
                 picked = (x * 2)[mask]
