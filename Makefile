@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-hot conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -84,6 +84,14 @@ test-sweep: $(STAMPS)/dev $(STAMPS)/build
 # Graphs that run operator by operator until they repeat: values are compared, counts and planted failures are not.
 test-hot: $(STAMPS)/dev $(STAMPS)/build
 	XLA_COMPILE_WHEN_HOT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/run tests/tensor tests/record tests/ops $(PYTEST_ARGS)
+
+# On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`. Those fail that pin
+# what JAX's own CPU client has: its name, and one graph where an operator runs on the host.
+PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions)
+test-plugin: $(STAMPS)/dev $(STAMPS)/build
+	@test -n "$$PLUGIN_LIBRARY" || $(BIN)/python -m pip install -q fastatomstruct-xla-cpu==2026.6.23
+	named=$$($(BIN)/python tests/plugin.py) && PJRT_NAMES_AND_LIBRARY_PATHS=$$named PJRT_DEVICE=vendor \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PLUGIN_TESTS) $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

@@ -16,7 +16,7 @@ def lowering_at(line: str | None) -> None:
     _line = line
 
 
-def inside_graph(op: str, reason: str = "it has no lowering rule") -> None:
+def inside_graph(op: str, reason: str) -> None:
     """An operator without a lowering, or of arguments that it does not take: the program calls its CPU kernel."""
     _note(op, f"inside the program: {reason}", _line)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch_xla import _bindings, _config
 from torch_xla._core import region
 from torch_xla._core.compile import cache
+from torch_xla._core.device import placement
 from torch_xla._core.graph import graph
 from torch_xla._core.job import session
 from torch_xla._core.report import retrace
@@ -58,7 +59,7 @@ def counts(device: int) -> bool:
         and not (region.stack() or _bindings.is_eager())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
         and session.connected() is None
-        and by_operator.on_this_host(device)
+        and placement.of(device).on_host
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_xla import _bindings, _capture, _config, _files, _metrics, _timeline
+from torch_xla import _bindings, _capture, _config, _fallbacks, _files, _metrics, _timeline
 from torch_xla._core import hotness, region
 from torch_xla._core.compile import cache, compiler, dispatch
 from torch_xla._core.device import client, failures, memory, splits, transfer
@@ -15,9 +15,12 @@ from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import by_operator, executor, split_check, value_check
-from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, raise_first
+from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, message, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
+
+_REMEMBERED = 1 << 14
+_by_host: dict[tuple[str, int], tuple[str, str]] = {}  # graphs that no program computes: what wants the host, and why
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, *value_check.ASKED_BY)
@@ -129,6 +132,8 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
         return [what]
     except Exception as error:
         _raise_interrupt()
+        if not client.client_started():
+            raise  # it says why there is no device, and is no graph's failure: that stays pending
         return _apart(error, cut, barrier)
 
 
@@ -229,7 +234,13 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
         if executable is None:
             if _runs_without(cut):
                 return
-            executable = _first_use(cut, cause, name)
+            try:
+                if known := _by_host.get(_key(cut)):
+                    raise fallback.NeedsHost(*known)
+                executable = _first_use(cut, cause, name)
+            except fallback.NeedsHost as needed:
+                _run_by_host(cut, needed)
+                return
     if cut.has_fills:
         provide_fills(cut, executable.program.input_places)
     if new and client.spmd():
@@ -254,6 +265,39 @@ def _runs_without(cut: _bindings.Graph) -> bool:
         return False
     _metrics.count("UncompiledRun")
     return True
+
+
+def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
+    """Runs a graph operator by operator that no program computes: a part of it wants the host, which none can call.
+
+    Operators without any lowering are no part of a graph there (`needs_host` in `sync.py`). Others show it late: by a
+    decomposition that ends in one, arguments that a rule does not take, or functions of JAX's.
+
+    Args:
+        cut: The graph.
+        needed: What wants the host.
+
+    Raises:
+        RuntimeError: Nor can operators be run for themselves there.
+    """
+    if cut.has_fills:
+        provide_fills(cut)
+    key = _key(cut)
+    if session.connected() is not None or not by_operator.run(cut):
+        what = f"got {needed.op}, which runs on the host ({needed.reason})"
+        where = f"what programs of {client.device_type()} compute, which cannot call the host"
+        failure: Any = RuntimeError(message("run", what, expected=where, do="compute it with .cpu()"))
+        failure.nodes = () if needed.node is None else lowering.alike(graph.describe(cut), needed.node)
+        raise failure from None
+    _metrics.count("HostGraph")
+    _fallbacks.between_graphs(needed.op, f"{needed.reason}, and all of its graph with it", _bindings.user_frame())
+    if len(_by_host) >= _REMEMBERED:
+        _by_host.clear()
+    _by_host[key] = needed.op, needed.reason
+
+
+def _key(cut: _bindings.Graph) -> tuple[str, int]:
+    return cut.key, cache.settings_number()
 
 
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:

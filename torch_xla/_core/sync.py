@@ -375,6 +375,14 @@ class _Hooks:
         return way_of(op) != "callback"
 
     @untraced
+    def needs_host(self, op: str) -> bool:
+        """Whether an operator runs on the host between two programs, because those of this device cannot call it."""
+        from torch_xla.ops.call import way_of
+
+        # Those of this package are its own ways of saying something to a program.
+        return not (client.is_own_cpu() or op.startswith("xla.") or way_of(op) != "callback" or client.has_callbacks())
+
+    @untraced
     def check_call(self, op: str, recorded: str, arguments: tuple[Any, ...], result_bytes: int, ask: Any) -> float:
         """Raises where PyTorch refuses a call, as `checks.check_call` says."""
         return checks.check_call(op, recorded, arguments, result_bytes, ask)

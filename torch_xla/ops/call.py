@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from torch_xla import _fallbacks
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for, varied_arguments
 
@@ -118,7 +117,7 @@ def call(
         results = _conform_all(name, _anywhere(op, args, kwargs, Context(name, tuple(out), seed)), out)
         _taken.update((name, argument) for argument in varied)
         return results
-    except StaticNumbers:
+    except (StaticNumbers, fallback.NeedsHost):
         raise
     except Exception as error:
         if varied:  # perhaps because of them
@@ -131,8 +130,8 @@ def call(
         if empty:
             return tuple(None if m is None else jnp.zeros(m.shape, dtypes.numpy_dtype(m.dtype)) for m in out)
         # A kernel takes arguments that no rule was written for, such as shapes that only it reconciles.
-        _fallbacks.inside_graph(op._schema.name, f"its lowering raised {type(error).__name__}: {error}")
-        return _conform_all(name, fallback.run(op, args, kwargs, out), out)
+        reason = f"its lowering raised {type(error).__name__}: {error}"
+        return _conform_all(name, fallback.run(op, args, kwargs, out, reason), out)
 
 
 def passed_over(op: torch._ops.OpOverload, error: Exception) -> None:
@@ -164,7 +163,6 @@ def _anywhere(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
     decomposition = decompositions.find(op)
     if decomposition is not None:
         return decompositions.run(decomposition, args, kwargs, call)
-    _fallbacks.inside_graph(op._schema.name)
     return fallback.run(op, args, kwargs, ctx.out)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -10,12 +12,44 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xla import _bindings
+from torch_xla import _bindings, _config, _fallbacks
 from torch_xla.ops import dtypes
 from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.registry import Lifted, Meta, has_own_text
 
 _interrupt: BaseException | None = None  # raised in a callback
+_can_call: ContextVar[Callable[[], bool] | None] = ContextVar("programs can call the host", default=None)
+
+
+class NeedsHost(Exception):
+    """The host computes an operator, which programs of the device cannot call.
+
+    Attributes:
+        op: Name of the operator.
+        reason: Why it is not lowered.
+        node: The node of a graph that it is part of, where that is known.
+    """
+
+    node: Any = None
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(op, reason)
+        self.op = op
+        self.reason = reason
+
+
+def where(can_call: Callable[[], bool] | None) -> AbstractContextManager[None]:
+    """A scope in which programs are lowered for a device whose programs can call the host, or not.
+
+    Args:
+        can_call: Tells that, and is asked where there is something to call; None where it does not matter.
+    """
+    return _config.within(_can_call, can_call)
+
+
+def asked() -> Callable[[], bool] | None:
+    """Who is asked in this scope; part of what a lowered operator is."""
+    return _can_call.get()
 
 
 def take_interrupt() -> BaseException | None:
@@ -48,19 +82,31 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def run(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    out: Sequence[Meta | None],
+    reason: str = "it has no lowering rule",
 ) -> tuple[Any, ...]:
-    """Places a host callback into the program.
+    """Places a host callback into the program, and tells of it.
 
     Args:
         op: Operator whose CPU kernel computes the results.
         args: Positional arguments with arrays for tensors.
         kwargs: Keyword arguments, likewise.
         out: Promised results.
+        reason: Why it is not lowered.
 
     Returns:
         One array per promised result, None where undefined.
+
+    Raises:
+        NeedsHost: The program is for a device whose programs cannot call the host.
     """
+    can_call = asked()
+    if can_call is not None and not can_call():
+        raise NeedsHost(op._schema.name, reason)
+    _fallbacks.inside_graph(op._schema.name, reason)
     arrays: list[jax.Array] = []
 
     class Slot(int):

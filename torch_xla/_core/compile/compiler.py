@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import torch
 
 from torch_xla import _bindings, _metrics
@@ -16,12 +17,14 @@ from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 from torch_xla._core.lower import lowering
 from torch_xla._jax_internals import compile_arguments, xla_client
+from torch_xla.ops.fallback import NeedsHost
 from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
 # XLA keeps half types in float32 between two operators, which PyTorch rounds, and drops what a program rounds itself.
 _EXCESS = "xla_allow_excess_precision"
+_LACKING = ("NOT_FOUND", "UNIMPLEMENTED")  # how an error begins where a client has not what a program wants
 
 
 @dataclass
@@ -63,9 +66,12 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
+        NeedsHost: It calls the host, which programs of its device cannot.
         LoweringError: A node could not be lowered.
     """
     lowered = lowering.lower(graph, name, to_run=True)
+    if lowered.has_callback and not client.has_callbacks():
+        raise NeedsHost("a function of JAX's", "it calls back into Python")
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
         lowered = lowering.lower(replace(graph, donated=(), successors=()), name, to_run=True)
@@ -81,6 +87,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         name: What it is called on a terminal.
 
     Raises:
+        NeedsHost: It calls what a plugin has not.
         RuntimeError: Compiling failed.
     """
     chosen = _options_for(cut.device)
@@ -100,7 +107,14 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         count = _metrics.counter("UncachedCompile") or 0
         with _metrics.timed(stage):
             label = f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}"
-            loaded, compiled = interruptible.call(compile, label)
+            try:
+                loaded, compiled = interruptible.call(compile, label)
+            except jax.errors.JaxRuntimeError as error:
+                called = lowering.custom_calls(lowered.stage)
+                if called and str(error).startswith(_LACKING) and not client.is_own_cpu():
+                    # JAX lowers for a kind of device, of which a plugin's may have less than JAX's own.
+                    raise NeedsHost(", ".join(called), f"the device has not all of it: {error}") from None
+                raise
         return executable(loaded, cut, waits=lowered.has_callback, keep=compiled)
 
     def loaded(payload: bytes) -> Executable:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import jax
 
 _LONG = 86400  # seconds
+_NAMED = "PJRT_NAMES_AND_LIBRARY_PATHS"
 _PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
 
 # Where the processes of a job meet for a client that knows all their devices, how many they are and which this is.
@@ -72,8 +73,20 @@ def set_device_type(name: str) -> None:
 
 
 def _platform() -> str:
-    name = device_type()
-    return _PLATFORMS.get(name.upper(), name.lower())
+    return _platform_of(device_type())
+
+
+@functools.cache
+def _platform_of(name: str) -> str:
+    if name.upper() in _PLATFORMS:
+        return _PLATFORMS[name.upper()]
+    return next((plugin for plugin in (*_libraries(), *_plugins()) if plugin.lower() == name.lower()), name.lower())
+
+
+def _libraries() -> dict[str, str]:
+    """Plugins that the environment names, with their libraries, as JAX reads them."""
+    pairs = (pair.partition(":") for pair in os.environ.get(_NAMED, "").split(",") if pair)
+    return {name: path for name, _, path in pairs}
 
 
 @functools.cache
@@ -92,9 +105,38 @@ def _tpu_chips() -> int:
 
 def _available() -> str:
     kinds = ["CPU", *("CUDA" if "cuda" in p else p for p in _plugins())]
+    kinds += [name for name, path in _libraries().items() if os.path.isfile(path)]
     if _tpu_chips():
         kinds.append("TPU")
     return ", ".join(dict.fromkeys(kinds))
+
+
+def is_own_cpu() -> bool:
+    """Whether the devices are those of JAX's own CPU client: they compute in this process's memory."""
+    return _platform() == "cpu" and not (_started and _of_plugin(_devices()[0]))
+
+
+def _of_plugin(device: jax.Device) -> bool:
+    return hasattr(device.client, "pjrt_c_api_major_version")  # what libraries say of themselves; it may be called cpu
+
+
+@functools.cache
+def has_callbacks() -> bool:
+    """Whether programs of the devices can call functions of this process. A plugin is asked by a program that does."""
+    if is_own_cpu():
+        return True
+    import jax
+    import numpy as np
+
+    device = _devices()[0]
+    zero = jax.ShapeDtypeStruct((), np.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+    try:
+        with jax.ensure_compile_time_eval():  # a program may be traced here, of which this is no part
+            program = jax.jit(lambda x: jax.pure_callback(lambda y: y, zero, x, vmap_method="sequential"))
+            program(jax.device_put(np.float32(0), device)).block_until_ready()
+    except Exception:  # lowering, compiling or running refuses it, each with an error of its own
+        return False
+    return True
 
 
 def spmd() -> bool:
@@ -190,11 +232,17 @@ def _start() -> tuple[jax.Device, ...]:
     try:
         devices = tuple(jax.local_devices(backend=platform))
     except RuntimeError as error:
+        library = _libraries().get(platform)
+        if library is not None and not os.path.isfile(library):
+            raise RuntimeError(
+                f"[device] got {_NAMED}={platform}:{library}, expected the path of a file that is there; correct it, "
+                f"or set PJRT_DEVICE to what is available here: {_available()}"
+            ) from error
         raise RuntimeError(
             f"[device] got PJRT_DEVICE={device_type()}, available here: {_available()}; set PJRT_DEVICE to one of them"
             f" ({error})"
         ) from error
-    if platform == "cpu":
+    if platform == "cpu" and not _of_plugin(devices[0]):
         devices = devices[: _config.CPU_NUM_DEVICES.get()]
         from torch_xla.ops import host_kernel
 

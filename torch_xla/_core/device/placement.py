@@ -43,6 +43,15 @@ class Placement:
         """Model of its devices: ``"NVIDIA H100 80GB HBM3"``."""
         return self.local[0].device_kind
 
+    @functools.cached_property
+    def on_host(self) -> bool:
+        """Whether it is this process's memory, and its programs may call what this process registers with JAX.
+
+        It is one device of JAX's own CPU client then: a plugin's may call itself a CPU just as well, and on a mesh each
+        would compute the whole.
+        """
+        return client.is_own_cpu() and not self.mesh
+
     @property
     def spans_job(self) -> bool:
         """Whether its programs have a replica in each process of a job."""
@@ -54,7 +63,7 @@ class Placement:
         features = _cpu_features() if self.platform == "cpu" else ""
         kind = "mesh" if self.mesh else ""
         version = self.local[0].client.platform_version
-        return f"{self.platform} {version} {self.hardware} {len(self.devices)} {kind} {features}"
+        return f"{client.device_type()} {self.platform} {version} {self.hardware} {len(self.devices)} {kind} {features}"
 
     def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:
         """The sharding of a buffer of a shape, by the placement number of its leaf."""

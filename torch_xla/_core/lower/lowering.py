@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,14 +23,14 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
 
 from torch_xla import _config, _fallbacks, _jax_internals, _metrics
-from torch_xla._core.device import environment, placement
+from torch_xla._core.device import client, environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
 from torch_xla._core.lower import convolutions, manual, placing, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
-from torch_xla.ops import collective, conv, host_kernel, precision
+from torch_xla.ops import collective, conv, fallback, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.composite import composite, name_meanings
@@ -95,6 +96,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
     Raises:
         StaticNumbers: An operator must be recorded with its numbers as constants.
+        NeedsHost: The host computes one, which programs of the graph's device cannot call.
         LoweringError: A node could not be lowered.
     """
     load_rules()  # not part of what is timed
@@ -136,9 +138,9 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
     program.__name__ = name
     place = placement.of(graph.device)
-    own = to_run and place.platform == "cpu" and not place.mesh  # on a mesh each would compute the whole
+    wants = _as_rules_want(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with _as_rules_want(own), mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with wants, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
@@ -166,13 +168,16 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
 
 @contextmanager
-def _as_rules_want(host_kernels: bool) -> Iterator[None]:
-    with _jax_internals.as_rules_want(precision.current().products), host_kernel.used(host_kernels):
+def _as_rules_want(place: placement.Placement | None) -> Iterator[None]:
+    """A scope in which rules are run, for the devices of a place or, without one, to be shown or exported."""
+    kernels = host_kernel.used(place is not None and place.on_host)
+    host = fallback.where(None if place is None else client.has_callbacks)
+    with _jax_internals.as_rules_want(precision.current().products), kernels, host:
         yield
 
 
 def compute_alone(
-    node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, host_kernels: bool
+    node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, place: placement.Placement | None
 ) -> tuple[Any, ...]:
     """Computes a node by itself, now, as a program would.
 
@@ -181,7 +186,7 @@ def compute_alone(
         arrays: A value for each of its inputs.
         numbers: Its numbers.
         seed: Seed and offset, if it draws.
-        host_kernels: Whether PyTorch's CPU kernels may be part of it.
+        place: Where the arrays are; None where they are in memory of JAX's own CPU client, for a device elsewhere.
 
     Raises:
         StaticNumbers: It must be recorded with its numbers as constants.
@@ -190,7 +195,7 @@ def compute_alone(
     load_rules()
     if node.op in MARKS:
         return (arrays[0],)
-    with _as_rules_want(host_kernels):
+    with _as_rules_want(place):
         return _compute_on(node, arrays, numbers, None if seed is None else tuple(map(np.int64, seed)))
 
 
@@ -329,6 +334,9 @@ def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = N
         return _apply(node, tensors, values, seed)
     except (StaticNumbers, LoweringError, MemoryError):
         raise
+    except fallback.NeedsHost as needed:
+        needed.node = node
+        raise
     except Exception as error:
         where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
         failure = LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}")
@@ -352,7 +360,8 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     if node.attrs is None:
         return _unjitted(node)
     avals = tuple((t.shape, t.dtype) for t in tensors)
-    key = (node.call, avals, node.outs, precision.current(), host_kernel.in_use(), conv.over_mesh.get())
+    host = host_kernel.in_use(), fallback.asked()
+    key = (node.call, avals, node.outs, precision.current(), host, conv.over_mesh.get())
     found = _rules.get(key)
     if found is not None:
         return found
@@ -382,6 +391,11 @@ def count_callbacks(stage: jax.stages.Lowered) -> int:
     """How many functions of this process a program calls."""
     arguments = _jax_internals.compile_arguments(stage)
     return len(arguments.get("host_callbacks") or ()) + len(arguments.get("keepalive") or ())
+
+
+def custom_calls(stage: jax.stages.Lowered) -> list[str]:
+    """Names of what a program calls that is not XLA's own, such as LAPACK's functions."""
+    return sorted(set(re.findall(r"stablehlo\.custom_call @([^\s(]+)", stage.as_text())))
 
 
 def hlo_text(stage: jax.stages.Lowered) -> str:

@@ -8,8 +8,10 @@ and small parts of a graph that would be compiled again and again because they g
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -60,7 +62,7 @@ def run(cut: _bindings.Graph) -> bool:
     if client.spmd() and splits.PARTS in cut.leaf_places:
         return False  # each device's are others
     leaves = None
-    if not on_this_host(cut.device):
+    if not placement.of(cut.device).on_host:
         leaves = [
             transfer.download(location, shape, dtype)
             for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
@@ -73,10 +75,18 @@ def run(cut: _bindings.Graph) -> bool:
     return True
 
 
-def on_this_host(device: int) -> bool:
-    """Whether a device computes in this process's memory, as one."""
-    place = placement.of(device)
-    return place.platform == "cpu" and not place.mesh and not client.spmd()
+def _host() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was told to have none
+        raise CannotRun from None
+
+
+def _put(array: np.ndarray, device: int, host: jax.Device | None) -> jax.Array:
+    if host is None:
+        return transfer.put(array, device)
+    with client.x64():
+        return jax.device_put(array, host)
 
 
 def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -86,10 +96,14 @@ def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -
     if sequence.is_collective(node) or node.op in (manual.ENTER, manual.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")
-    arrays = [transfer.put(to_numpy(tensor), cut.device) for tensor in tensors]
+    place = placement.of(cut.device)
+    # What the device's programs cannot call, JAX's own CPU client can: this is computed from host values anyway.
+    host = None if client.has_callbacks() else _host()
+    arrays = [_put(to_numpy(tensor), cut.device, host) for tensor in tensors]
     numbers: list[Any] = [np.asarray(number.value, _NUMBERS[type(number.value)]) for number in node.numbers()]
     try:
-        found = lowering.compute_alone(node, arrays, numbers, seed, on_this_host(cut.device))
+        with nullcontext() if host is None else jax.default_device(host):
+            found = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
     except lowering.LoweringError as error:
         error.nodes = lowering.alike(graph.describe(cut), node)
         raise

@@ -111,6 +111,11 @@ bool is_lowered(const std::string& op) {
   return call("is_lowered", op).cast<bool>();
 }
 
+bool needs_host(const std::string& op) {
+  const py::gil_scoped_acquire gil;
+  return call("needs_host", op).cast<bool>();
+}
+
 double check_call(const std::string& op, const std::string& recorded, c10::ArrayRef<c10::IValue> arguments,
                   size_t result_bytes, const AskCpu& ask) {
   const py::gil_scoped_acquire gil;

@@ -37,6 +37,8 @@ void note_host_op(const std::string& op, const std::string& reason);
 void cut_loop(c10::DeviceIndex device);
 // Whether an operator is lowered for every device and type, not run by the CPU's kernel.
 bool is_lowered(const std::string& op);
+// Whether an operator runs on the host between two programs, because those of this device cannot call it.
+bool needs_host(const std::string& op);
 // Raises where a call is refused, which `ask` may tell: it runs the CPU kernel on tensors of no more bytes, with a Fill
 // of record/meta_cache.h. Gives the magnitude up to which numbers do not matter for that.
 using AskCpu = std::function<void(size_t bytes, int fill)>;

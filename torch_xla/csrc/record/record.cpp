@@ -380,6 +380,11 @@ void record_any(OpInfo& info, Stack* stack) {
   Outcome outcome;
   auto metas = place_known(call, outcome);
   if (!metas.defined()) {
+    const bool own = info.view || info.op.hasKernelForDispatchKey(c10::DispatchKey::AutogradXLA);
+    if (!own && needs_host(info.recorded().name)) {  // asked before its metas are remembered
+      run_on_host(info, stack, "it has no lowering, and the device's programs cannot call the host");
+      return;
+    }
     metas = inferred_metas(call);
     if (!metas.defined()) {
       run_on_host(info, stack, "no Meta kernel tells what it returns");

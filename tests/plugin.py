@@ -1,0 +1,29 @@
+"""Where a PJRT plugin is that knows nothing of this package: $PLUGIN_LIBRARY, or what extra `[plugin]` installs.
+
+Run as a program it prints what `PJRT_NAMES_AND_LIBRARY_PATHS` is to be.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+NAME = "vendor"
+MISSING = "no PJRT plugin: set PLUGIN_LIBRARY to one's path, or pip install fastatomstruct-xla-cpu"
+
+
+def library() -> Path | None:
+    """The plugin's library, or None where there is none."""
+    given = os.environ.get("PLUGIN_LIBRARY")
+    if given:
+        return Path(given)
+    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
+    path = Path(found.origin).with_name("libpjrt_cpu.so") if found is not None and found.origin else None
+    return path if path is not None and path.is_file() else None
+
+
+if __name__ == "__main__":
+    path = library()
+    sys.exit(MISSING) if path is None else print(f"{NAME}:{path}")
