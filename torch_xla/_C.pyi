@@ -175,6 +175,19 @@ class ExecutableCache:
     def values(self) -> list[Any]: ...
     def __len__(self) -> int: ...
 
+# One run of a graph operator by operator; `rule` computes the node at a position from its inputs. Without `leaves` the
+# device is the host.
+class OperatorRun:
+    def __init__(
+        self,
+        graph: Graph,
+        rule: Callable[[int, list[torch.Tensor]], list[torch.Tensor | None]],
+        leaves: Sequence[torch.Tensor] | None = None,
+    ) -> None: ...
+    # In the device's worker, while the host records on; whether it does.
+    def start(self) -> bool: ...
+    def finish(self) -> None: ...
+
 class Cut:
     """What a graph is to be made of."""
 
@@ -249,12 +262,6 @@ class Graph:
     def describe_nodes(self) -> list[tuple[Any, ...]]: ...
     # One of them, and its seed and offset if it draws.
     def describe_node(self, position: int) -> tuple[tuple[Any, ...], tuple[int, int] | None]: ...
-    # `rule` computes the node at a position from its inputs. Without `leaves` the device is the host.
-    def run_by_operator(
-        self,
-        rule: Callable[[int, list[torch.Tensor]], list[torch.Tensor | None]],
-        leaves: Sequence[torch.Tensor] | None = None,
-    ) -> None: ...
     @property
     def has_fills(self) -> bool: ...
     # (shape and dtype, number, the user's line, index of the leaf or -1, placement number)

@@ -10,6 +10,7 @@ import torch_xla._C as _C  # noqa: E402
 
 Cut = _C.Cut
 Graph = _C.Graph
+OperatorRun = _C.OperatorRun
 Guards = _C.Guards
 Packing = _C.Packing
 Program = _C.Program

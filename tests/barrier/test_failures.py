@@ -333,7 +333,6 @@ class TestTypesThatXlaLacks:
         ],
     )
     @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_are_refused_at_the_line(self, make: Callable[[], Any]) -> None:
         kept = torch.ones(2, device="xla") + 1
         for _ in range(2):
@@ -400,7 +399,6 @@ class TestWhatFailedIsFreed:
 
 class TestInterrupts:
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, MemoryError, Exit])
-    @pytest.mark.own_client("an operator of the host needs no fake kernel")
     def test_in_a_fake_kernel(self, interrupt: type[BaseException]) -> None:
         raises = True
 
@@ -419,7 +417,6 @@ class TestInterrupts:
             raises = False
             assert torch.ops.failing.faked(x).tolist() == [2, 2]
 
-    @pytest.mark.own_client("an operator of the host needs no fake kernel")
     def test_in_the_fake_kernel_of_an_operator_for_cpus(self) -> None:
         @torch.library.custom_op("failing::twice", mutates_args=(), device_types="cpu")
         def twice(x: torch.Tensor) -> torch.Tensor:
@@ -443,7 +440,6 @@ class TestInterrupts:
             assert torch.ops.failing.depends(torch.arange(4.0).to("xla")).tolist() == [2, 3]
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, Exit])
-    @pytest.mark.own_client("what has no lowering is not recorded")
     def test_in_a_rule(self, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
         def rule(ctx: Any, x: Any) -> Any:
             raise interrupt("now")

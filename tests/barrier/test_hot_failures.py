@@ -118,7 +118,7 @@ class TestMemory:
         torch_xla.sync()
         lost, beside = (x[:, None] + x[None]).sum(1), x * 3
         with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 16384.00 GiB") as failure:
-            torch_xla.sync()
+            torch_xla.sync(wait=True)
         assert "of aten.add.Tensor, at " + here(-3) in str(failure.value)
         assert beside[0].item() == 3 and x[0].item() == 1 and _bindings.is_lost(lost)
 

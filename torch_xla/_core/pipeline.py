@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class _Barrier:
         name: What its graph is called, in a region.
         weighed: Whether it was asked what to run instead.
         divided: Whether the small parts of its graph are computed on the host, and the rest apart from them.
+        waits: Whether the host waits for a graph that runs operator by operator.
+        compiled: Whether none does.
         failures: What to raise once all that can run has been started.
     """
 
@@ -46,6 +49,8 @@ class _Barrier:
     name: str | None = None
     weighed: bool = False
     divided: bool = False
+    waits: bool = False
+    compiled: bool = False
     failures: list[Exception] = field(default_factory=list)
 
 
@@ -64,8 +69,11 @@ def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
         RuntimeError: Lowering, compiling or starting failed. Here and where it did not fit, what depends on the failed
             operators has the values of the last barrier again, and the rest has been started.
     """
-    barrier = _Barrier(what, cause, reading)
-    waiting = [what]
+    finish(what.device)
+    _run_all([what], _Barrier(what, cause, reading))
+
+
+def _run_all(waiting: list[_bindings.Cut], barrier: _Barrier) -> None:
     try:
         while waiting:
             waiting[:1] = numbers.settled(_attempt, waiting[0], barrier)
@@ -75,6 +83,59 @@ def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
         barrier.failures.clear()
         raise
     raise_first(barrier.failures)
+
+
+@dataclass
+class _Ahead:
+    """A graph that runs operator by operator while the host records on."""
+
+    run: _bindings.OperatorRun
+    cut: _bindings.Graph
+    barrier: _Barrier
+
+
+_ahead: dict[int, _Ahead] = {}
+
+
+def finish(device: int) -> None:
+    """Waits for a graph that runs operator by operator on a device, and gives its results to the tensors.
+
+    Raises:
+        RuntimeError: An operator failed; as `run` says it of a graph whose start failed.
+    """
+    found = _ahead.get(device)
+    if found is None:
+        return
+    barrier = found.barrier
+    try:
+        found.run.finish()
+        left = []
+    except (by_operator.CannotRun, StaticNumbers, numbers.CutAgain) as refused:
+        found.cut.clear()
+        barrier.compiled = isinstance(refused, by_operator.CannotRun)
+        barrier.cut.again = True
+        left = [barrier.cut]
+    except Exception as error:
+        _raise_interrupt()
+        left = _apart(error, found.cut, barrier)
+    del _ahead[device]  # not where an interrupt came
+    barrier.waits = True
+    _run_all(left, barrier)
+
+
+def finish_all() -> None:
+    """Likewise on all devices."""
+    failed: list[Exception] = []
+    for device in list(_ahead):
+        try:
+            finish(device)
+        except Exception as error:
+            failed.append(error)
+    raise_first(failed)
+
+
+def _finish_at_exit() -> None:
+    _ahead.clear()  # its end is waited for
 
 
 def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
@@ -117,7 +178,7 @@ def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         if watched or cut.has_fills or not cache.run(cut):
-            _run_by_stages(cut, barrier.cause, barrier.name)
+            _run_by_stages(cut, barrier, first and not watched)
         if barrier.reading and first:
             loop_report.value_read(outputs, cut.device)
         return []
@@ -161,6 +222,7 @@ def compute_on_host(what: _bindings.Cut) -> bool:
     Args:
         what: What the graph is to be made of; it stays pending where this is False.
     """
+    finish(what.device)
     cut = what.graph()
     try:
         alone = bool(cut.num_outputs) and cut.fits_host and not region.stack()
@@ -187,6 +249,7 @@ def is_known(what: _bindings.Cut) -> bool | None:
     Args:
         what: What the graph is to be made of.
     """
+    finish(what.device)
     cut = what.graph()
     if not cut.num_outputs:
         return None
@@ -224,7 +287,8 @@ def inspected() -> bool:
     return bool(not region.allowed or dispatch.disturbed()) or _WATCHING.any_set()
 
 
-def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
+def _run_by_stages(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> None:
+    cause, name = barrier.cause, barrier.name
     with _timeline.span("look up"):
         executable = cache.find(cut)
     new = executable is None
@@ -232,7 +296,7 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
         numbers.compare(cut)
         executable = cache.find(cut)
         if executable is None:
-            if _runs_without(cut):
+            if _runs_without(cut, barrier, ahead):
                 return
             try:
                 if known := _by_host.get(_key(cut)):
@@ -253,18 +317,33 @@ def _run_by_stages(cut: _bindings.Graph, cause: str, name: str | None) -> None:
     executor.run(executable, cut)
 
 
-def _runs_without(cut: _bindings.Graph) -> bool:
-    """Runs a graph that has no program operator by operator; False where it is to be compiled."""
-    if inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
+def _runs_without(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> bool:
+    """Runs a graph that has no program operator by operator; False where it is to be compiled.
+
+    Args:
+        cut: The graph.
+        barrier: What it is for.
+        ahead: Whether the host may record on meanwhile.
+    """
+    if barrier.compiled or inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
         return False
     numbers.take_wanted()
     hotness.note(cut)
     if cut.has_fills:
         provide_fills(cut)
-    if not by_operator.run(cut):
-        return False
-    _metrics.count("UncompiledRun")
-    return True
+    if not ahead or barrier.reading or barrier.waits or cut.fits_host:
+        done = by_operator.run(cut)
+    else:
+        running = by_operator.begin(cut)
+        done = running is not None and (running.start() or by_operator.complete(running))
+        if running is not None and done and cut.num_outputs:
+            if not _ahead:
+                atexit.unregister(_finish_at_exit)
+                atexit.register(_finish_at_exit)
+            _ahead[cut.device] = _Ahead(running, cut, barrier)
+    if done:
+        _metrics.count("UncompiledRun")
+    return done
 
 
 def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:

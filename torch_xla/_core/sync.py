@@ -36,7 +36,14 @@ def _free_lock() -> None:
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_free_lock)  # the thread that had it is not in the child
+def _finish_ahead() -> None:
+    """Waits for graphs that run in threads, which a forked child would not have."""
+    if _pipeline.cache_info().currsize:
+        with _lock:
+            _pipeline().finish_all()
+
+
+os.register_at_fork(before=_finish_ahead, after_in_child=_free_lock)  # the thread that had it is not in the child
 
 
 class _Own(threading.local):
@@ -181,6 +188,9 @@ def wait(index: int | None = None) -> None:
 
 
 def _wait(device: int) -> None:
+    if _pipeline.cache_info().currsize:
+        with _lock:
+            _pipeline().finish(device)
     if client.client_started():
         from torch_xla._core.run import executor
 
@@ -244,6 +254,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
         cut = (
             _bindings.Cut.of_tensors(list(tensors)) if tensors else _bindings.Cut.of_device(_bindings.current_device())
         )
+        _pipeline().finish(cut.device)
         return _pipeline().render(graph.describe(cut.preview()), form, _computed(tensors))
 
     with _lock:
@@ -296,7 +307,9 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
     from torch_xla._core.lower import lowering
 
     def lower() -> Program:
-        cut = _bindings.Cut.of_tensors(list(tensors)).preview()
+        what = _bindings.Cut.of_tensors(list(tensors))
+        _pipeline().finish(what.device)
+        cut = what.preview()
         _pipeline().provide_fills(cut)
         described = graph.describe(cut)
         stage = lowering.lower(described, name, platform=platform).stage
@@ -377,8 +390,10 @@ class _Hooks:
     @untraced
     def needs_host(self, op: str) -> bool:
         """Whether an operator runs on the host between two programs, because those of this device cannot call it."""
-        # What is not asked imports no rules. Operators of this package are its own ways to say something to a program.
-        return not (client.is_own_cpu() or op.startswith("xla.") or self.is_lowered(op) or client.has_callbacks())
+        from torch_xla.ops.call import way_of
+
+        # Those of this package are its own ways of saying something to a program.
+        return not (client.is_own_cpu() or op.startswith("xla.") or way_of(op) != "callback" or client.has_callbacks())
 
     @untraced
     def check_call(self, op: str, recorded: str, arguments: tuple[Any, ...], result_bytes: int, ask: Any) -> float:

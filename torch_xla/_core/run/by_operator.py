@@ -49,6 +49,26 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     return parts
 
 
+def begin(cut: _bindings.Graph) -> _bindings.OperatorRun | None:
+    """A run of a graph operator by operator, of which nothing is computed yet; None where only a program computes it.
+
+    Args:
+        cut: The graph; empty once the run is finished, which it must be before anything else is cut.
+
+    Raises:
+        ExecutionError: An earlier program failed; this graph was not started.
+    """
+    if client.spmd() and splits.PARTS in cut.leaf_places:
+        return None  # each device's are others
+    leaves = None
+    if not placement.of(cut.device).on_host:
+        leaves = [
+            transfer.download(location, shape, dtype)
+            for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
+        ]
+    return _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
+
+
 def run(cut: _bindings.Graph) -> bool:
     """Runs a graph operator by operator; False where only a program computes it, and it stays as it is.
 
@@ -59,17 +79,15 @@ def run(cut: _bindings.Graph) -> bool:
         LoweringError: An operator has neither a kernel that takes it nor a rule; names it and the user's line.
         ExecutionError: An earlier program failed; this graph was not started.
     """
-    if client.spmd() and splits.PARTS in cut.leaf_places:
-        return False  # each device's are others
-    leaves = None
-    if not placement.of(cut.device).on_host:
-        leaves = [
-            transfer.download(location, shape, dtype)
-            for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
-        ]
+    with _timeline.span("operators", lambda: (cut.device, _bindings.user_frame())):
+        running = begin(cut)
+        return running is not None and complete(running)
+
+
+def complete(running: _bindings.OperatorRun) -> bool:
+    """Finishes a run that `begin` gave; False where only a program computes the graph, which stays as it is."""
     try:
-        with _timeline.span("operators", lambda: (cut.device, _bindings.user_frame())):
-            cut.run_by_operator(functools.partial(_by_rule, cut), leaves)
+        running.finish()
     except CannotRun:
         return False
     return True

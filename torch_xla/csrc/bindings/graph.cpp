@@ -255,7 +255,6 @@ void bind_graphs(py::module_& m) {
       .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
       .def("describe_nodes", &describe_nodes)
       .def("describe_node", &describe_one)
-      .def("run_by_operator", &run_by_operator, py::arg("rule"), py::arg("leaves") = py::none())
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
       .def("packed_numbers", &packed_numbers)
@@ -282,6 +281,11 @@ void bind_graphs(py::module_& m) {
       .def("halves", &Graph::halves)
       .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
            py::arg("failed_fills") = std::vector<size_t>());
+  py::class_<OperatorRun>(m, "OperatorRun")
+      .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
+           py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
+      .def("start", &OperatorRun::start)
+      .def("finish", &OperatorRun::finish);
   py::class_<Cut> cut(m, "Cut");
   py::enum_<Cut::Scope>(cut, "Scope")
       .value("NEEDED", Cut::Scope::kNeeded)

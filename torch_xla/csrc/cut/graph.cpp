@@ -142,6 +142,16 @@ void Graph::attach(Vector<Result> results) {
   clear();
 }
 
+bool Graph::let_record() {
+  const RecorderLock lock;
+  if (cut_at_ == 0 || !keeps_writes()) {
+    return false;
+  }
+  find_versions(cut_at_);
+  last_cut[device] = cut_at_;
+  return true;
+}
+
 void Graph::settle() {
   if (cut_at_ != 0) {
     last_cut[device] = cut_at_;

@@ -61,6 +61,8 @@ class Graph final : public Structure, public Arguments {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
+  // The host records on while it runs: keeps in mind which value each storage has here. False where that is not known.
+  bool let_record();
   // Leaves the graph empty.
   void attach(Vector<Result> results) override;
   // Forgets what was cut, which stays pending.

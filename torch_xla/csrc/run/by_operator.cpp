@@ -1,6 +1,7 @@
 #include "run/by_operator.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -23,6 +24,9 @@ namespace torch_xla {
 namespace {
 
 using at::Tensor;
+
+// How often an interrupt is looked for.
+constexpr std::chrono::milliseconds kAsk(100);
 
 // Kernels without autograd, autocast, modes and transforms, whatever the thread has switched on.
 c10::DispatchKeySet excluded() {
@@ -106,8 +110,10 @@ void keep_clones_of_given(const Graph& graph) {
   }
 }
 
+}  // namespace
+
 // The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
-class Run {
+class OperatorRun::Run {
  public:
   Run(const Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves)
       : graph_(graph), rule_(rule) {
@@ -123,7 +129,7 @@ class Run {
       }
     }
     for (const auto& output : graph.outputs) {
-      ++readers_[place(output)];
+      ++readers_[outputs_.emplace_back(place(output))];
     }
     values_.resize(count);
     for (size_t i = 0; i < graph.leaves.size(); ++i) {
@@ -132,23 +138,39 @@ class Run {
     }
   }
 
-  void compute() {
+  // Whether all of it has kernels. They may refuse their calls all the same.
+  bool has_kernels() const {
+    return std::all_of(graph_.nodes.begin(), graph_.nodes.end(),
+                       [&](const NodePtr& node) { return has_other_name(*node) || has_kernel(*node); });
+  }
+
+  // Computes what is left. `alone` is a thread that has no Python: what it cannot do without, or what raises, is left.
+  void compute(bool alone) {
+    static auto& time = metric("OperatorsTime");
+    if (at_ == graph_.nodes.size()) {
+      return;
+    }
+    const Timed timed(time);
     const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
     const Silence silence;
     auto asked = std::chrono::steady_clock::now();
-    size_t input = 0;
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      const auto& node = *graph_.nodes[i];
-      const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input, node.inputs.size());
-      input += node.inputs.size();
-      keep(node, first_[i], results_of(node, i, inputs));
+    for (; at_ < graph_.nodes.size(); ++at_) {
+      const auto& node = *graph_.nodes[at_];
+      const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input_, node.inputs.size());
+      auto results = alone ? results_alone(node, inputs) : results_of(node, at_, inputs);
+      if (!results) {
+        return;
+      }
+      keep(node, first_[at_], std::move(*results));
+      input_ += node.inputs.size();
       for (const auto place : inputs) {
         drop(place);
       }
-      if (const auto now = std::chrono::steady_clock::now(); now - asked > std::chrono::milliseconds(100)) {
+      if (const auto now = std::chrono::steady_clock::now(); !alone && now - asked > kAsk) {
         asked = now;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) {
+          ++at_;
           throw py::error_already_set();
         }
       }
@@ -157,8 +179,8 @@ class Run {
 
   Vector<Arguments::Result> outputs() {
     Vector<Arguments::Result> results;
-    for (size_t i = 0; i < graph_.outputs.size(); ++i) {
-      auto value = owned(values_[place(graph_.outputs[i])]);
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      auto value = owned(values_[outputs_[i]]);
       auto& result = results.emplace_back();
       result.source = c10::make_intrusive<Upload>(std::move(value), graph_.device, /*kept=*/true);
       if (!graph_.wanted.empty()) {
@@ -237,16 +259,18 @@ class Run {
     return value;
   }
 
-  HostResults results_of(const Node& node, size_t position, c10::ArrayRef<uint32_t> inputs) {
-    const auto& op = *node.op;
-    if (op.view && op.inverse == Inverse::Shape && op.repeats != Repeats::Always) {  // whatever its input's strides
-      if (const auto& base = values_[inputs[0]]; base.numel() == node.meta(0).numel()) {
-        return {base.reshape(node.meta(0).sizes)};
-      }
-    }
+  std::optional<HostResults> results_alone(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     try {
-      if (auto results = by_kernel(node, inputs); results && promised(node, position, *results)) {
-        return std::move(*results);
+      return without_rule(node, inputs);
+    } catch (...) {  // raised again where it can be told
+      return {};
+    }
+  }
+
+  std::optional<HostResults> results_of(const Node& node, size_t position, c10::ArrayRef<uint32_t> inputs) const {
+    try {
+      if (auto results = without_rule(node, inputs)) {
+        return results;
       }
     } catch (std::exception& error) {
       if (!refuses(error)) {
@@ -256,9 +280,27 @@ class Run {
     return by_rule(position, inputs);
   }
 
+  std::optional<HostResults> without_rule(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+    const auto& op = *node.op;
+    if (op.view && op.inverse == Inverse::Shape && op.repeats != Repeats::Always) {  // whatever its input's strides
+      if (const auto& base = values_[inputs[0]]; base.numel() == node.meta(0).numel()) {
+        return HostResults{base.reshape(node.meta(0).sizes)};
+      }
+    }
+    auto results = by_kernel(node, inputs);
+    return results && promised(node, *results) ? std::move(results) : std::nullopt;
+  }
+
   static bool refuses(std::exception& error) {
     const py::gil_scoped_acquire gil;
     return refuses_call(error) && std::string_view(error.what()).find("can't allocate memory") == std::string::npos;
+  }
+
+  // Of others' operators a rule knows whether they are calls of their kernels.
+  bool has_kernel(const Node& node) const {
+    const auto& op = node.op->op;
+    return !node.seeded && (node.op->view || node.settings == settings_) &&
+           op.schema().name().rfind("aten::", 0) == 0 && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   }
 
   std::optional<HostResults> by_kernel(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
@@ -267,9 +309,7 @@ class Run {
     if (auto results = compute_under_other_name(node, stack)) {
       return results;
     }
-    // Of others' operators a rule knows whether they are calls of their kernels.
-    if (node.seeded || (!node.op->view && node.settings != settings_) || op.schema().name().rfind("aten::", 0) != 0 ||
-        !op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) || !stays_in_memory(node, stack)) {
+    if (!has_kernel(node) || !stays_in_memory(node, stack)) {
       return {};
     }
     HostResults written;
@@ -277,7 +317,16 @@ class Run {
       copy_written(stack[p], written);
     }
     const HostStack given = stack;  // some kernels give references to what they were given
-    op.callBoxed(stack);
+    try {
+      op.callBoxed(stack);
+    } catch (const c10::Error&) {
+      auto widened = written.empty() && !node.op->view ? in_float(given) : std::nullopt;
+      if (!widened) {
+        throw;
+      }
+      stack = std::move(*widened);
+      op.callBoxed(stack);
+    }
     HostResults results;
     for (size_t r = 0; r < stack.size(); ++r) {
       if (node.op->return_writes[r] < 0) {
@@ -286,6 +335,20 @@ class Run {
     }
     results.append(written.begin(), written.end());
     return results;
+  }
+
+  // The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
+  // rounded, as a rule's are.
+  static std::optional<HostStack> in_float(const HostStack& stack) {
+    bool any = false;
+    HostStack widened;
+    for (const auto& v : stack) {
+      const bool is_short =
+          v.isTensor() && v.toTensor().defined() && at::isReducedFloatingType(v.toTensor().scalar_type());
+      widened.push_back(is_short ? c10::IValue(v.toTensor().to(at::kFloat)) : v);
+      any = any || is_short;
+    }
+    return any ? std::optional<HostStack>(std::move(widened)) : std::nullopt;
   }
 
   // A node stands for a value: its kernel writes to a copy.
@@ -314,13 +377,13 @@ class Run {
   }
 
   // Whether a kernel gave what was promised, as far as somebody reads it; some leave out statistics.
-  bool promised(const Node& node, size_t position, const HostResults& results) const {
+  bool promised(const Node& node, const HostResults& results) const {
     const auto& metas = node.outs->metas;
     if (results.size() != metas.size()) {
       return false;
     }
     for (size_t k = 0; k < metas.size(); ++k) {
-      if (readers_[first_[position] + k] > 0 &&
+      if (readers_[first_[at_] + k] > 0 &&
           (!results[k].defined() || results[k].sizes() != c10::IntArrayRef(metas[k].sizes))) {
         return false;
       }
@@ -364,28 +427,70 @@ class Run {
 
   const Graph& graph_;
   const py::object& rule_;
+  size_t at_ = 0;     // the next node
+  size_t input_ = 0;  // and its first input
   const CallSettings settings_ = call_settings();
   std::vector<uint32_t> first_;   // result of each node
   std::vector<uint32_t> inputs_;  // of all nodes, one after another
+  std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
   std::unordered_set<const void*> taken_;  // memory of leaves and of results
 };
 
-}  // namespace
+OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
+    : graph_(graph), rule_(std::move(rule)) {
+  keep_clones_of_given(graph);
+  run_ = std::make_shared<Run>(graph, rule_, leaves);
+}
 
-void run_by_operator(Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves) {
-  static auto& time = metric("OperatorsTime");
+OperatorRun::~OperatorRun() {
+  if (task_ != nullptr && !task_->lost()) {
+    const py::gil_scoped_release unlocked;
+    while (!task_->wait_for(kAsk)) {
+    }
+  }
+}
+
+bool OperatorRun::start() {
+  if (!run_->has_kernels() || !graph_.let_record()) {
+    return false;
+  }
+  // PyTorch's threads are chosen in each thread.
+  task_ = Task::start(graph_.device, [run = run_, threads = at::get_num_threads()] {
+    if (at::get_num_threads() != threads) {
+      at::set_num_threads(threads);
+    }
+    run->compute(/*alone=*/true);
+  });
+  return true;
+}
+
+void OperatorRun::finish() {
+  if (task_ != nullptr && task_->lost()) {
+    new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
+    run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
+    task_ = nullptr;
+  }
+  while (task_ != nullptr) {
+    bool done = false;
+    {
+      const py::gil_scoped_release unlocked;
+      done = task_->wait_for(kAsk);
+    }
+    if (done) {
+      task_ = nullptr;
+    } else if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
   Vector<Arguments::Result> results;
   {
-    const Timed timed(time);
-    keep_clones_of_given(graph);
-    Run run(graph, rule, leaves);
     const py::gil_scoped_release unlocked;
-    run.compute();
-    results = run.outputs();
+    run_->compute(/*alone=*/false);
+    results = run_->outputs();
   }
-  graph.attach(std::move(results));
+  graph_.attach(std::move(results));
 }
 
 }  // namespace torch_xla

@@ -2,19 +2,40 @@
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "cut/graph.h"
+#include "run/worker.h"
 
 namespace torch_xla {
 
-// Computes a graph and gives its results to their tensors. `leaves` has a CPU tensor per leaf; without it the graph's
-// device is the host, and they are read where they are.
+// One run of a graph. `leaves` has a CPU tensor per leaf; without it the graph's device is the host, and they are read
+// where they are.
 //
 // `rule` is a Python function that computes a node by its lowering rule, as a program does: what the CPU has no kernel
 // for, and what its kernel refuses, so that no error depends on whether a graph is compiled. It takes the node's
 // position and its inputs as CPU tensors, and gives a list of its results.
-void run_by_operator(Graph& graph, const py::object& rule, const std::optional<std::vector<at::Tensor>>& leaves);
+class OperatorRun {
+ public:
+  OperatorRun(Graph& graph, py::object rule, const std::optional<std::vector<at::Tensor>>& leaves);
+  OperatorRun(const OperatorRun&) = delete;
+  OperatorRun& operator=(const OperatorRun&) = delete;
+  ~OperatorRun();
+
+  // Begins in the device's worker, while the host records on; nothing else is cut there until it is finished. False
+  // where that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
+  bool start();
+  // Computes what is left, and gives the results to their tensors. May be called again after an interrupt.
+  void finish();
+
+ private:
+  class Run;
+  Graph& graph_;
+  const py::object rule_;
+  std::shared_ptr<Run> run_;
+  std::shared_ptr<Task> task_;
+};
 
 }  // namespace torch_xla

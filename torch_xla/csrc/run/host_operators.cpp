@@ -15,8 +15,14 @@ namespace {
 
 using at::Tensor;
 
+// The kernel takes no float16.
+Tensor not_half(const c10::IValue& v) {
+  const auto& t = v.toTensor();
+  return t.scalar_type() == at::kHalf ? t.to(at::kFloat) : t;
+}
+
 std::optional<Tensor> optional_tensor(const c10::IValue& v) {
-  return v.isTensor() && v.toTensor().defined() ? std::optional<Tensor>(v.toTensor()) : std::nullopt;
+  return v.isTensor() && v.toTensor().defined() ? std::optional<Tensor>(not_half(v)) : std::nullopt;
 }
 
 std::optional<double> optional_number(const c10::IValue& v) {
@@ -49,7 +55,7 @@ std::optional<Tensor> additive(const std::optional<Tensor>& bias, at::ScalarType
 }
 
 std::optional<HostResults> attention(const Node& node, const HostStack& a) {
-  const auto &q = a[0].toTensor(), &k = a[1].toTensor(), &v = a[2].toTensor();
+  const auto q = not_half(a[0]), k = not_half(a[1]), v = not_half(a[2]);
   const auto bias = optional_tensor(a[3]);
   if (node.seeded || !fits_flash(q, k, v, bias)) {
     return {};
@@ -62,14 +68,14 @@ std::optional<HostResults> attention(const Node& node, const HostStack& a) {
 }
 
 std::optional<HostResults> attention_backward(const Node& /*node*/, const HostStack& a) {
-  const auto &grad = a[0].toTensor(), &q = a[1].toTensor(), &k = a[2].toTensor(), &v = a[3].toTensor();
+  const auto grad = not_half(a[0]), q = not_half(a[1]), k = not_half(a[2]), v = not_half(a[3]);
   const auto bias = optional_tensor(a[4]);
   const auto wanted = a[5].toBoolList();
   if (a[12].toDouble() != 0 || (bias && wanted[3]) || !fits_flash(q, k, v, bias)) {
     return {};
   }
   auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      grad, q, heads(k, q.size(1)), heads(v, q.size(1)), a[6].toTensor(), a[7].toTensor(), 0.0, a[13].toBool(),
+      grad, q, heads(k, q.size(1)), heads(v, q.size(1)), not_half(a[6]), a[7].toTensor(), 0.0, a[13].toBool(),
       additive(bias, q.scalar_type()), optional_number(a[16]));
   return HostResults{grad_q, ungrouped(grad_k, k.size(1)), ungrouped(grad_v, v.size(1)), Tensor()};
 }
@@ -173,6 +179,8 @@ at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes) {
   });
   return drawn;
 }
+
+bool has_other_name(const Node& node) { return functions().count(node.op->name) != 0; }
 
 std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments) {
   const auto found = functions().find(node.op->name);

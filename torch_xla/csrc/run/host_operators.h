@@ -13,6 +13,8 @@ namespace torch_xla {
 using HostStack = std::vector<c10::IValue>;
 using HostResults = c10::SmallVector<at::Tensor, 2>;
 
+// Whether there may be some from the function below.
+bool has_other_name(const Node& node);
 // The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit for
 // bit. Nothing where it has to go another way.
 std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments);
