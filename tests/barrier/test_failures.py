@@ -329,7 +329,12 @@ class TestTypesThatXlaLacks:
             lambda: torch.ones(2, device="xla").view(torch.complex32),
             lambda: torch.complex(torch.ones(2, device="xla").half(), torch.ones(2, device="xla").half()),
             lambda: torch.empty(2, dtype=torch.float8_e8m0fnu, device="xla"),
-            lambda: torch.quantize_per_tensor(torch.ones(2, device="xla"), 0.1, 0, torch.qint8),
+            pytest.param(
+                lambda: torch.quantize_per_tensor(torch.ones(2, device="xla"), 0.1, 0, torch.qint8),
+                marks=pytest.mark.own_client(
+                    "an operator of the host gives a tensor on the CPU, as PyTorch has it there"
+                ),
+            ),
         ],
     )
     @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -469,6 +474,7 @@ class TestInterrupts:
         assert kept.tolist() == [2, 2, 2] and _bindings.is_lost(lost)
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, Exit])
+    @pytest.mark.own_client("an operator of the host raises at its line")
     def test_in_a_host_callback(self, interrupt: type[BaseException]) -> None:
         raises = True
 

@@ -43,6 +43,7 @@ def no_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
+@pytest.mark.own_client("its programs can call the host")
 def test_a_client_is_asked_by_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "is_own_cpu", lambda: False)
     asked: list[bool] = []
