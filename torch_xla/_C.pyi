@@ -187,6 +187,9 @@ class OperatorRun:
     # In the device's worker, while the host records on; whether it does.
     def start(self) -> bool: ...
     def finish(self) -> None: ...
+    # The node that it has come to.
+    @property
+    def position(self) -> int: ...
 
 class Cut:
     """What a graph is to be made of."""

@@ -108,7 +108,7 @@ def finish(device: int) -> None:
         return
     barrier = found.barrier
     try:
-        found.run.finish()
+        by_operator.finish(found.run)
         left = []
     except (by_operator.CannotRun, StaticNumbers, numbers.CutAgain) as refused:
         found.cut.clear()

@@ -87,10 +87,20 @@ def run(cut: _bindings.Graph) -> bool:
 def complete(running: _bindings.OperatorRun) -> bool:
     """Finishes a run that `begin` gave; False where only a program computes the graph, which stays as it is."""
     try:
-        running.finish()
+        finish(running)
     except CannotRun:
         return False
     return True
+
+
+def finish(running: _bindings.OperatorRun) -> None:
+    """Finishes a run; an error says which node raised it, so that the others are not lost with that."""
+    try:
+        running.finish()
+    except Exception as error:
+        if not hasattr(error, "nodes"):
+            error.nodes = (running.position,)  # type: ignore[attr-defined]  # an attribute of our own
+        raise
 
 
 def _host() -> jax.Device:

@@ -285,7 +285,8 @@ void bind_graphs(py::module_& m) {
       .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
            py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
       .def("start", &OperatorRun::start)
-      .def("finish", &OperatorRun::finish);
+      .def("finish", &OperatorRun::finish)
+      .def_property_readonly("position", &OperatorRun::position);
   py::class_<Cut> cut(m, "Cut");
   py::enum_<Cut::Scope>(cut, "Scope")
       .value("NEEDED", Cut::Scope::kNeeded)

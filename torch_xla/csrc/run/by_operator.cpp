@@ -177,6 +177,8 @@ class OperatorRun::Run {
     }
   }
 
+  size_t position() const { return at_; }
+
   Vector<Arguments::Result> outputs() {
     Vector<Arguments::Result> results;
     for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -443,6 +445,8 @@ OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std:
   keep_clones_of_given(graph);
   run_ = std::make_shared<Run>(graph, rule_, leaves);
 }
+
+size_t OperatorRun::position() const { return run_->position(); }
 
 OperatorRun::~OperatorRun() {
   if (task_ != nullptr && !task_->lost()) {

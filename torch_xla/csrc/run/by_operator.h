@@ -29,6 +29,8 @@ class OperatorRun {
   bool start();
   // Computes what is left, and gives the results to their tensors. May be called again after an interrupt.
   void finish();
+  // The node that it has come to.
+  size_t position() const;
 
  private:
   class Run;
