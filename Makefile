@@ -85,8 +85,7 @@ test-sweep: $(STAMPS)/dev $(STAMPS)/build
 test-hot: $(STAMPS)/dev $(STAMPS)/build
 	XLA_COMPILE_WHEN_HOT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/run tests/tensor tests/record tests/ops $(PYTEST_ARGS)
 
-# On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`. Those fail that pin
-# what JAX's own CPU client has: its name, and one graph where an operator runs on the host.
+# On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`.
 PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions)
 test-plugin: $(STAMPS)/dev $(STAMPS)/build
 	@test -n "$$PLUGIN_LIBRARY" || $(BIN)/python -m pip install -q fastatomstruct-xla-cpu==2026.6.23

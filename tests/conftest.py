@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+import plugin
 import pytest
 import torch
 import turns
@@ -57,6 +58,12 @@ def _cpu_seconds() -> float:
     """Of this process and those it waited for, which depends less on what else runs than the time on the clock."""
     own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in own)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("own_client")
+    if marker is not None and os.environ["PJRT_DEVICE"] == plugin.NAME:
+        pytest.skip(marker.args[0])
 
 
 @pytest.hookimpl(wrapper=True)

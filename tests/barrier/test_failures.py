@@ -404,6 +404,7 @@ class TestWhatFailedIsFreed:
 
 class TestInterrupts:
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, MemoryError, Exit])
+    @pytest.mark.own_client("an operator of the host needs no fake kernel")
     def test_in_a_fake_kernel(self, interrupt: type[BaseException]) -> None:
         raises = True
 
@@ -422,6 +423,7 @@ class TestInterrupts:
             raises = False
             assert torch.ops.failing.faked(x).tolist() == [2, 2]
 
+    @pytest.mark.own_client("an operator of the host needs no fake kernel")
     def test_in_the_fake_kernel_of_an_operator_for_cpus(self) -> None:
         @torch.library.custom_op("failing::twice", mutates_args=(), device_types="cpu")
         def twice(x: torch.Tensor) -> torch.Tensor:
@@ -445,6 +447,7 @@ class TestInterrupts:
             assert torch.ops.failing.depends(torch.arange(4.0).to("xla")).tolist() == [2, 3]
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, Exit])
+    @pytest.mark.own_client("what has no lowering is not recorded")
     def test_in_a_rule(self, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
         def rule(ctx: Any, x: Any) -> Any:
             raise interrupt("now")

@@ -235,6 +235,7 @@ class TestFolder:
         with counted("PersistentCacheWriteFailed", 1):
             assert run() == EXPECTED
 
+    @pytest.mark.own_client("programs call the host")
     def test_programs_that_call_back_into_this_process_are_not_written(self, tmp_path: Path, counted: Counting) -> None:
         cache.initialize(str(tmp_path))
         with counted("UncachedCompile", 1):

@@ -62,6 +62,7 @@ class TestTheUsersJax:
         torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu() + torch.arange(8))
 
 
+@pytest.mark.own_client("programs call the host")
 def test_an_executable_knows_whether_it_must_be_waited_for() -> None:
     x = torch.linspace(0, 1, 6).to("xla")
     for y, waits in ((x.sin(), False), (torch.special.airy_ai(x), True)):

@@ -16,6 +16,7 @@ from torch_xla._internal import tpu
 
 
 class TestRuntime:
+    @pytest.mark.own_client("the kind is CPU")
     def test_one_process(self):
         assert xr.device_type() == "CPU"
         assert xr.world_size() == xr.process_count() == xr.local_process_count() == 1
@@ -24,6 +25,7 @@ class TestRuntime:
         assert xr.global_runtime_device_count() == xr.addressable_runtime_device_count() == 4
         assert xr.is_bf16_supported() and xr.get_master_ip() == "127.0.0.1"
 
+    @pytest.mark.own_client("the kind is CPU")
     def test_device_attributes(self):
         assert xr.runtime_device_attributes("xla:1")["name"] == "CPU:1"
         assert [found["name"] for found in xr.global_runtime_device_attributes()] == torch_xla.real_devices()
@@ -37,6 +39,7 @@ class TestRuntime:
             xr.use_spmd()
         assert not xr.is_spmd() and kept.is_xla
 
+    @pytest.mark.own_client("the kind is CPU")
     def test_the_device_type_is_fixed_once_in_use(self):
         torch.ones(1, device="xla").item()
         xr.set_device_type("CPU")
@@ -117,6 +120,7 @@ class TestTpuQuestions:
 
 
 class TestDeviceModule:
+    @pytest.mark.own_client("the kind is CPU")
     def test_registration(self):
         assert torch.get_device_module("xla") is torch.xla is sys.modules["torch.xla"]
         assert torch.xla.is_available() and torch.xla.device_count() == 4

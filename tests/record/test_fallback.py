@@ -114,6 +114,7 @@ class TestCallbacks:
         for mine, expected in zip(*((r,) if isinstance(r, Tensor) else r for r in (ours, theirs)), strict=True):
             torch.testing.assert_close(mine.cpu(), expected)
 
+    @pytest.mark.own_client("an operator of the host cuts the graph")
     def test_the_graph_stays_one(self, compiles: Counting) -> None:
         x = values(36)
         with compiles(1):
@@ -208,6 +209,7 @@ class TestCallbacks:
         assert x.grad is not None
         torch.testing.assert_close(computed(x.grad), 3 * values(6) ** 2)
 
+    @pytest.mark.own_client("programs call the host")
     def test_in_a_loop_with_a_wait_for_each_run(self) -> None:
         x = values(36).to("xla")
         assert compiler.lower(cut_of(torch.special.airy_ai(x)), "graph").has_callback
@@ -328,6 +330,7 @@ class TestReport:
         _fallbacks.forget()
         cache.clear()
 
+    @pytest.mark.own_client("programs call the host")
     def test_inside_a_program(self, capfd: pytest.CaptureFixture[str]) -> None:
         for size in (5, 7):
             y = torch.special.airy_ai(values(size).to("xla"))

@@ -214,6 +214,7 @@ def test_zero_size_tensors(op: object) -> None:
     assert_same(call(arange(0) * 1.0), call(torch.arange(0) * 1.0))  # type: ignore[operator]
 
 
+@pytest.mark.own_client("an operator of the host is not recorded")
 def test_the_functional_form_of_an_operator_may_come_later() -> None:
     x = arange() * 1.0
     x.add_(1.0)

@@ -60,6 +60,7 @@ print('end')
     assert "terminate" not in done.stderr
 
 
+@pytest.mark.own_client("JAX warns of a plugin that it does not know")
 def test_exit_waits_for_what_was_started() -> None:
     done = script("""
 import atexit
@@ -294,6 +295,7 @@ class TestFailures:
             new + 1
         assert (x + 1).tolist() == [1.0, 2.0, 3.0]
 
+    @pytest.mark.own_client("an operator of the host fails at its line")
     def test_a_failing_host_operator_names_itself_and_keeps_values(self) -> None:
         with torch.library._scoped_library("trap", "DEF") as library:
             library.define("explode(Tensor x) -> Tensor")

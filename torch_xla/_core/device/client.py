@@ -48,6 +48,11 @@ def device_type() -> str:
     name = _chosen or _config.PJRT_DEVICE.get()
     if name is not None:
         return name.upper() if name.upper() in _PLATFORMS else name
+    return _found()
+
+
+@functools.cache
+def _found() -> str:
     if _tpu_chips() and importlib.util.find_spec("libtpu") is not None:
         return "TPU"
     if glob("/dev/nvidia[0-9]*") and any("cuda" in p for p in _plugins()):
@@ -116,6 +121,7 @@ def is_own_cpu() -> bool:
     return _platform() == "cpu" and not (_started and _of_plugin(_devices()[0]))
 
 
+@functools.cache
 def _of_plugin(device: jax.Device) -> bool:
     return hasattr(device.client, "pjrt_c_api_major_version")  # what libraries say of themselves; it may be called cpu
 
