@@ -160,6 +160,7 @@ def cuts() -> int:
     return _metrics.counter("AutoBarrier") or 0
 
 
+@pytest.mark.own_client("on a plugin new graphs are compiled")
 @pytest.mark.parametrize("program", [generated, beams, listed, trained])
 def test_it_is_cut_in_each_turn(program: Program, compiles: Counting, counted: Counting) -> None:
     turns, before = 40, cuts()
@@ -171,6 +172,7 @@ def test_it_is_cut_in_each_turn(program: Program, compiles: Counting, counted: C
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+@pytest.mark.own_client("on a plugin new graphs are compiled")
 def test_so_it_is_when_it_comes_again(counted: Counting) -> None:
     """A whole one is no measure of what a graph between two barriers has."""
     made = []
@@ -181,6 +183,7 @@ def test_so_it_is_when_it_comes_again(counted: Counting) -> None:
     assert min(made) > 10
 
 
+@pytest.mark.own_client("on a plugin new graphs are compiled")
 def test_it_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     run(beams, "xla", 20)
     told = [line for line in capfd.readouterr().err.splitlines() if "a loop without a barrier" in line]
