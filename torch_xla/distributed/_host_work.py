@@ -26,21 +26,32 @@ class HostWork(Work):
     """What PyTorch's group for the host does; who waits for it is seen by the job, and leaves when the job stops.
 
     Args:
-        work: The work.
+        start: Starts the work and gives it.
         what: What it does, in words.
         ranks: The processes that take part.
         place: The group and the number of this collective in it; None where only those `ranks` are waited for.
     """
 
-    def __init__(self, work: Any, what: str, ranks: Sequence[int], place: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, start: Callable[[], Any], what: str, ranks: Sequence[int], place: tuple[str, int] | None = None
+    ) -> None:
         super().__init__()
-        self._work = work
         self._what = f"{what} of CPU tensors"
         self._ranks = session.as_ranks(ranks)
         self._place = place
         self._after: Callable[[], object] | None = None
         self._result: Any = None
         self._finished = False
+        connection = session.connected()
+        try:
+            self._work = start()
+        except RuntimeError as error:  # of a message, whose other end has gone already
+            if connection is None or place is not None:
+                raise
+            raise self._explained(connection, error) from error
+
+    def _explained(self, connection: Session, error: RuntimeError) -> JobError:
+        return JobError(watch.explain(connection, f"[collective] {self._what}: {error}"))
 
     def then(self, after: Callable[[], object] | None, result: Any) -> HostWork:
         """Has something done once it is there, and says what the result is."""
@@ -78,7 +89,7 @@ class HostWork(Work):
                 if turn():
                     return
             except RuntimeError as error:
-                raise JobError(watch.explain(connection, f"[collective] {self._what}: {error}")) from error
+                raise self._explained(connection, error) from error
             now = time.monotonic()
             if timeout > _FOREVER and now - start > timeout.total_seconds():
                 raise RuntimeError(f"[process group] {self._what} took more than {timeout}")

@@ -146,8 +146,8 @@ class ProcessGroupXla(ProcessGroup):
     def _on_host(self, name: str, *arguments: Any) -> HostWork:
         """Starts what the group on the host does itself."""
         self._count += 1
-        work = getattr(self._host(), name)(*arguments)
-        return HostWork(work, name, self._members, (self._name, self._count))
+        host = self._host()
+        return HostWork(lambda: getattr(host, name)(*arguments), name, self._members, (self._name, self._count))
 
     def _record(self, kind: str, tensors: Tensors, **how: Any) -> list[torch.Tensor]:
         if self.size() == 1 and session.rank_info().world == 1:
@@ -384,20 +384,21 @@ class ProcessGroupXla(ProcessGroup):
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> Any:
         """Sends to another process."""
         self._check_partner(dst_rank)
-        host = [t.detach().cpu() for t in tensors]
-        return HostWork(self._host().send(host, dst_rank, tag), "send", [self._members[dst_rank]]).then(None, host)
+        group, host = self._host(), [t.detach().cpu() for t in tensors]
+        work = HostWork(lambda: group.send(host, dst_rank, tag), "send", [self._members[dst_rank]])
+        return work.then(None, host)
 
     def recv(self, out_tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> Any:
         """Receives from another process."""
         self._check_partner(src_rank)
-        host = [torch.empty_like(t, device="cpu") for t in out_tensors]
-        work = HostWork(self._host().recv(host, src_rank, tag), "recv", [self._members[src_rank]])
+        group, host = self._host(), [torch.empty_like(t, device="cpu") for t in out_tensors]
+        work = HostWork(lambda: group.recv(host, src_rank, tag), "recv", [self._members[src_rank]])
         return work.then(lambda: self._fill(out_tensors, host), out_tensors)
 
     def recv_anysource(self, out_tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Receives from whichever process sends first."""
-        host = [torch.empty_like(t, device="cpu") for t in out_tensors]
-        work = HostWork(self._host().recv_anysource(host, tag), "recv", [])
+        group, host = self._host(), [torch.empty_like(t, device="cpu") for t in out_tensors]
+        work = HostWork(lambda: group.recv_anysource(host, tag), "recv", [])
         return work.then(lambda: self._fill(out_tensors, host), out_tensors)
 
     recvAnysource = recv_anysource
