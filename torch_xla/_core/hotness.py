@@ -65,12 +65,12 @@ def counts(device: int) -> bool:
 
 def knows(cut: _bindings.Graph) -> bool:
     """Whether a graph ran here without a program."""
-    return _key(cut) in _graphs
+    return key_of(cut) in _graphs
 
 
 def is_due(cut: _bindings.Graph) -> bool:
     """Whether a graph without a program is to be compiled now."""
-    key = _key(cut)
+    key = key_of(cut)
     found = _graphs.get(key)
     if found is None:
         return False
@@ -83,7 +83,7 @@ def note(cut: _bindings.Graph) -> None:
     Raises:
         GraphLimitError: The graph is a new one, and these are forbidden.
     """
-    key = _key(cut)
+    key = key_of(cut)
     found = _graphs.get(key)
     if found is None:
         place = _bindings.user_frame(), cut.device
@@ -108,5 +108,6 @@ def clear() -> None:
     _lines.clear()
 
 
-def _key(cut: _bindings.Graph) -> _Key:
+def key_of(cut: _bindings.Graph) -> _Key:
+    """What a program of a graph would be known by."""
     return cut.key, cache.settings_number()

@@ -39,7 +39,6 @@ class _Barrier:
         weighed: Whether it was asked what to run instead.
         divided: Whether the small parts of its graph are computed on the host, and the rest apart from them.
         waits: Whether the host waits for a graph that runs operator by operator.
-        compiled: Whether none does.
         failures: What to raise once all that can run has been started.
     """
 
@@ -50,7 +49,6 @@ class _Barrier:
     weighed: bool = False
     divided: bool = False
     waits: bool = False
-    compiled: bool = False
     failures: list[Exception] = field(default_factory=list)
 
 
@@ -110,9 +108,8 @@ def finish(device: int) -> None:
     try:
         by_operator.finish(found.run)
         left = []
-    except (by_operator.CannotRun, StaticNumbers, numbers.CutAgain) as refused:
+    except (StaticNumbers, numbers.CutAgain):
         found.cut.clear()
-        barrier.compiled = isinstance(refused, by_operator.CannotRun)
         barrier.cut.again = True
         left = [barrier.cut]
     except Exception as error:
@@ -299,7 +296,7 @@ def _run_by_stages(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> None
             if _runs_without(cut, barrier, ahead):
                 return
             try:
-                if known := _by_host.get(_key(cut)):
+                if known := _by_host.get(hotness.key_of(cut)):
                     raise fallback.NeedsHost(*known)
                 executable = _first_use(cut, cause, name)
             except fallback.NeedsHost as needed:
@@ -325,7 +322,7 @@ def _runs_without(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> bool:
         barrier: What it is for.
         ahead: Whether the host may record on meanwhile.
     """
-    if barrier.compiled or inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
+    if inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
         return False
     numbers.take_wanted()
     hotness.note(cut)
@@ -361,7 +358,7 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
     """
     if cut.has_fills:
         provide_fills(cut)
-    key = _key(cut)
+    key = hotness.key_of(cut)
     if session.connected() is not None or not by_operator.run(cut):
         what = f"got {needed.op}, which runs on the host ({needed.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
@@ -373,10 +370,6 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
     if len(_by_host) >= _REMEMBERED:
         _by_host.clear()
     _by_host[key] = needed.op, needed.reason
-
-
-def _key(cut: _bindings.Graph) -> tuple[str, int]:
-    return cut.key, cache.settings_number()
 
 
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
