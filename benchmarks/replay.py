@@ -107,7 +107,7 @@ def figures(name: str, steps: int) -> dict[str, float]:
     """Figures of one workload."""
     import torch_xla.debug.metrics as met
 
-    loops = {how: _Loop(name, how) for how in ("recorded", "replayed", *(["dynamo"] if name == "mlp" else []))}
+    loops = {how: _Loop(name, how) for how in ("recorded", "replayed", "dynamo")}
     hand = STEPS[name]()
     for loop in loops.values():
         loop.pipelined(12)

@@ -1,12 +1,15 @@
 """What `torch.compile(backend="openxla")` of PyTorch calls.
 
 A graph that Dynamo traced is recorded at each call, and the recorder finds the compiled program by its key. Recording
-costs about a microsecond per operation; the program is that of the same code without `torch.compile`.
+costs about a microsecond per operation; the program is that of the same code without `torch.compile`. A call is one
+program, except in training: forward and backward passes and what follows are one program up to the next forward pass,
+a barrier or a read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -17,28 +20,83 @@ from torch_xla._core import sync as _barrier
 from torch_xla._core.report import debug_level
 
 
+class _Part(Enum):
+    """What a traced graph is of a program."""
+
+    WHOLE = "whole"  # it gives values to the caller
+    FORWARD = "forward"  # it gives values that a backward pass wants
+    BACKWARD = "backward"  # it gives gradients
+    UPDATE = "update"  # it only writes to its arguments
+
+
+_LEAVES = (torch.Tensor, int, float)
+
+# For each device the node sequence at the end of the last backward pass.
+_passed: dict[int, int] = {}
+
+
 def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function that runs a traced graph as one program per call.
+    """A function that runs a traced graph, as one program per call or as a part of a training step.
 
     Args:
         xla_model: The graph.
         xla_args: Arguments of the first call; the function takes others of their shapes.
     """
     del xla_args
+    part = _part_of(xla_model)
 
     def run(*args: Any) -> Any:
-        # What the arguments wait for is no part of this program, which has one graph only then.
-        _barrier.evaluate(_tensors(args), cause=debug_level.DYNAMO_INPUTS)
+        own = None if part is _Part.WHOLE or _bindings.is_eager() else _device_of(args)
+        stays = own is not None and (part is not _Part.UPDATE or _is_in_step(own))
+        if not stays:
+            # What the arguments wait for is no part of this program, which has one graph only then.
+            _barrier.evaluate(_tensors(args), cause=debug_level.DYNAMO_INPUTS)
+        elif part is _Part.FORWARD and _is_in_step(own):
+            _barrier.sync(own, cause=debug_level.DYNAMO)
         _bindings.suspend_eager(True)  # one program also where all else runs at once
         try:
             results = xla_model(*args)
         finally:
             _bindings.suspend_eager(False)
-        _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
+        if not stays:
+            _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
+        elif part is _Part.BACKWARD and own is not None:
+            _passed[own] = _bindings.node_sequence()
         return results
 
     return run
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor) and x.device.type == "xla"]
+def _is_in_step(device: int | None) -> bool:
+    """Whether a backward pass is pending: what is recorded next belongs to its step, or begins another one."""
+    if device is None or device not in _passed:
+        return False
+    pending = _bindings.has_pending(device, _passed[device])
+    if not pending:
+        _passed.pop(device, None)
+    return pending
+
+
+def _part_of(module: torch.fx.GraphModule) -> _Part:
+    """By what AOTAutograd notes of the graph's outputs; a graph of another tracer has no notes."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    notes = [note for note in output.meta.get("desc") or () if note is not None]
+    if any(isinstance(note, (d.SavedForBackwardsAOTOutput, d.SavedForBackwardsNoVcCheckAOTOutput)) for note in notes):
+        return _Part.FORWARD
+    if any(isinstance(note, d.GradAOTOutput) for note in notes):
+        return _Part.BACKWARD
+    if notes and all(isinstance(note, d.InputMutationAOTOutput) for note in notes):
+        return _Part.UPDATE
+    return _Part.WHOLE
+
+
+def _device_of(values: tuple[Any, ...]) -> int | None:
+    """Index of the first tensor's device: graphs of training steps are of one."""
+    return next((x.device.index for x in values if isinstance(x, torch.Tensor) and x.device.type == "xla"), None)
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    flat = values if all(x is None or isinstance(x, _LEAVES) for x in values) else pytree.tree_leaves(values)
+    return [x for x in flat if isinstance(x, torch.Tensor) and x.device.type == "xla"]

@@ -308,7 +308,10 @@ void bind_graphs(py::module_& m) {
       .def_property_readonly("device", [](const Cut& c) { return static_cast<int>(c.device); })
       .def_readwrite("again", &Cut::again);
   m.def("node_sequence", &node_sequence);
-  m.def("has_pending", [](int device) { return has_pending(static_cast<c10::DeviceIndex>(device)); });
+  m.def(
+      "has_pending",
+      [](int device, uint64_t until) { return has_pending(static_cast<c10::DeviceIndex>(device), until); },
+      py::arg("device"), py::arg("until") = Cut::kNow);
   m.def("demote_numbers", [](const std::string& name, const std::string& overload, const std::vector<size_t>& places) {
     auto& info = op_info(name.c_str(), overload.c_str());
     bool changed = false;

@@ -202,12 +202,15 @@ bool is_lost(const at::Tensor& tensor) {
   return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->error != nullptr;
 }
 
-bool has_pending(c10::DeviceIndex device) {
+bool has_pending(c10::DeviceIndex device, uint64_t until) {
   const RecorderLock lock;
   if (last_cut[device] == node_sequence()) {
     return false;  // nothing at all was recorded since
   }
-  return any_storage(device, [](const Storage& s) { return !s.value.node->leaf() || s.value.node->unfilled(); });
+  return any_storage(device, [&](const Storage& s) {
+    const auto& node = *s.value.node;
+    return (!node.leaf() || node.unfilled()) && node.sequence < until;
+  });
 }
 
 PyObject* buffer_of(const at::Tensor& tensor) {

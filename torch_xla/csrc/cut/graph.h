@@ -116,8 +116,8 @@ std::vector<PyObject*> buffers_on(c10::DeviceIndex device);
 // As `Graph::abandon`, for all that depends on some of them, because what computed these failed.
 void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error);
 
-// Whether a barrier on the device would do anything.
-bool has_pending(c10::DeviceIndex device);
+// Whether a barrier on the device would do anything; of what was recorded before `until`, a node sequence.
+bool has_pending(c10::DeviceIndex device, uint64_t until);
 
 // The buffer of a tensor whose value is computed, as a new reference, else null.
 PyObject* buffer_of(const at::Tensor& tensor);

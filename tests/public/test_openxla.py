@@ -1,0 +1,170 @@
+"""Programs of `torch.compile(backend="openxla")`: how many a step runs, and that its values are those of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_xla
+import torch_xla.debug.metrics as met
+
+Counting = Callable[..., AbstractContextManager[Any]]
+
+
+@contextmanager
+def runs(expected: int) -> Iterator[None]:
+    """Fails unless so many programs are run in the block."""
+
+    def count() -> int:
+        data = met.metric_data("ExecuteTime")
+        return data[0] if data else 0
+
+    before = count()
+    yield
+    assert count() - before == expected
+
+
+def network(width: int, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 1)).to(device)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+
+def batches(width: int, count: int = 6) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(4, width) for _ in range(count)]
+
+
+Step = Callable[[Callable[..., torch.Tensor], torch.optim.Optimizer, torch.Tensor, int], Any]
+
+
+def plain(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+
+
+def zeroed(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def accumulating(
+    net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, turn: int
+) -> None:
+    net(x).square().mean().backward()
+    if turn % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def twice(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
+    optimizer.zero_grad()
+    (net(x) - net(x * 2)).square().mean().backward()
+    optimizer.step()
+
+
+def compare(step: Step, width: int, expected: int, barrier: bool) -> None:
+    """Trains on the CPU and, compiled, on the device: runs of a step in the steady state, and final values."""
+    results = []
+    for device in ("cpu", "xla"):
+        model, optimizer = network(width, device)
+        net = torch.compile(model, backend="openxla") if device == "xla" else model
+        data = [x.to(device) for x in batches(width)]
+        torch_xla.sync()
+        for turn, x in enumerate(data):
+            with runs(expected) if device == "xla" and turn >= 3 else runs_any():
+                step(net, optimizer, x, turn)
+                if barrier:
+                    torch_xla.sync()
+        results.append([value.cpu() for value in model.state_dict().values()])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def runs_any() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("step", [plain, zeroed, accumulating, twice])
+def test_a_training_step_is_one_program(step: Step, barrier: bool) -> None:
+    compare(step, 11, 1, barrier)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Dynamo's own while it traces
+def test_a_graph_break_does_not_end_it() -> None:
+    @torch.compiler.disable
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def step(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
+        optimizer.zero_grad()
+        loss = torch.compile(lambda x: net(outside(net(x) * x).square()).mean(), backend="openxla")(x)
+        loss.backward()
+        optimizer.step()
+
+    compare(step, 12, 1, False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_update_belongs_to_it() -> None:
+    def step(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
+        @torch.compile(backend="openxla")
+        def whole() -> None:
+            plain(net, optimizer, x, 0)
+
+        whole()
+
+    compare(step, 13, 1, False)
+
+
+def test_its_values_are_there_before_the_next() -> None:
+    model, optimizer = network(14, "xla")
+    own, _ = network(14, "cpu")
+    net = torch.compile(model, backend="openxla")
+    x = batches(14)[0]
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = net(x.to("xla")).square().mean()
+        loss.backward()
+    own.train()(x)
+    expected = own(x).square().mean()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    for ours, theirs in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_without_gradients_a_call_is_started_at_once(compiles: Counting) -> None:
+    model, _ = network(15, "xla")
+    net = torch.compile(model.eval(), backend="openxla")
+    x = batches(15)[0].to("xla")
+    with torch.no_grad():
+        net(x)
+        for _ in range(3):
+            with runs(1), compiles(0):
+                y = net(x)
+                assert not torch_xla._bindings.has_pending(0)
+    torch.testing.assert_close(y.cpu(), model.to("cpu")(x.cpu()), rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_between_steps(compiles: Counting) -> None:
+    model, optimizer = network(16, "xla")
+    net = torch.compile(model, backend="openxla")
+    x = batches(16)[0].to("xla")
+    for turn in range(4):
+        with compiles(None if turn < 2 else 0):
+            for _ in range(2):
+                plain(net, optimizer, x, turn)
+            with torch.no_grad():
+                model.eval()
+                assert net(x).isfinite().all()
+                model.train()
