@@ -8,12 +8,12 @@ project = "torch_xla"
 copyright = "the torch_xla authors"
 version = release = torch_xla.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px", "sidebar_width": "240px", "description": "PyTorch on XLA"}
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_theme = "furo"
+html_title = f"torch_xla {release}"
+copybutton_exclude = ".linenos, .gp, .go"  # of a shell or Python session what is typed, without what it prints
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]

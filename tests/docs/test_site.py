@@ -19,6 +19,9 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages
     assert "exported_program_to_stablehlo" in (tmp_path / "site" / "api.html").read_text()
+    found = (tmp_path / "site" / "searchindex.js").read_text()
+    assert all(f'"{name}"' in found or f"{name}:" in found for name in ("log_softmax", "cholesky_ex"))
+    assert "copybutton.js" in (tmp_path / "site" / "first-program.html").read_text()
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)

@@ -78,6 +78,15 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _on_the_device(results: Results) -> list[str]:
+    """Names of what never needed the host: what the site's search finds of them."""
+    statuses: dict[str, set[str]] = {}
+    for r in results:
+        statuses.setdefault(r["op"].split("|")[0], set()).add(r["status"])
+    names = sorted(name for name, found in statuses.items() if "pass" in found and found <= {"pass", "skip"})
+    return ["", "## On the device", "", ", ".join(f"`{name}`" for name in names) + "."]
+
+
 def text(results: Results) -> str:
     """The report as Markdown."""
     results = sorted(results, key=lambda r: (r["op"], r["kind"], r["dtype"]))
@@ -114,6 +123,7 @@ def text(results: Results) -> str:
             hosts.setdefault(f"{_cell(r['op'])} | {r['status']}", set()).update(r["host_ops"])
     rows = [[*name.rsplit(" | ", 1), ", ".join(f"`{o}`" for o in sorted(ops))] for name, ops in sorted(hosts.items())]
     lines += _table(["operator", "how", "on the host"], rows)
+    lines += _on_the_device(results)
     lines += ["", "## Values not compared one by one", ""]
     lines += _table(
         ["operators", "compared", "reason"],
