@@ -375,7 +375,7 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
     """A program that this process has not run yet, from the disk or compiled."""
     # Where programs span the job the first one makes the connection.
-    if session.connected() is None and not (client.spans_job() and session.rank_info().world > 1):
+    if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
         return cache.load(cut) or _compile(cut, cause, name)
     described = graph.describe(cut)
     agreement.prepare(described)

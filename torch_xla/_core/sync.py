@@ -21,7 +21,7 @@ from torch_xla._core.job import pending, same_program
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import raise_first
-from torch_xla.ops import checks
+from torch_xla.ops import checks, collective_call
 from torch_xla.ops.registry import Meta
 
 R = TypeVar("R")
@@ -390,6 +390,10 @@ class _Hooks:
     @untraced
     def needs_host(self, op: str) -> bool:
         """Whether an operator runs on the host between two programs, because those of this device cannot call it."""
+        if op == collective_call.NAME:
+            from torch_xla._core.run import host_collective
+
+            return host_collective.needed()
         # What is not asked imports no rules. Operators of this package are its own ways to say something to a program.
         return not (client.is_own_cpu() or op.startswith("xla.") or self.is_lowered(op) or client.has_callbacks())
 

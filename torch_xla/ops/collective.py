@@ -76,7 +76,7 @@ def compute(text: str, arrays: Sequence[jax.Array], rank: int, order: Order) -> 
     """
     call = parse(text)
     if order.by_host and host_kernel.in_use() and register():
-        return _on_host(call, arrays, rank, order)
+        return compute_by_host(call, arrays, rank, order)
     if order.before is not None:
         *arrays, _ = lax.optimization_barrier((*arrays, order.before))
     results = _LOWERED[call.kind](call, arrays, rank)
@@ -84,7 +84,11 @@ def compute(text: str, arrays: Sequence[jax.Array], rank: int, order: Order) -> 
     return (*results, order.before)
 
 
-def _on_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: Order) -> tuple[jax.Array, ...]:
+def compute_by_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: Order) -> tuple[jax.Array, ...]:
+    """Places a call of PyTorch's groups into a program of JAX's own CPU client, which `register` made them known to.
+
+    Args and what it returns are those of `compute`, with the parsed text.
+    """
     found: dict[int, jax.Array] = {}
     before = jnp.zeros((), np.uint8) if order.before is None else order.before
     numbered = list(enumerate(arrays))

@@ -129,13 +129,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
 
 def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:
     """Compiles a module of one device with a replica on each of a placement's."""
-    import numpy as np
-
-    options = xla_client.CompileOptions()
-    build = options.executable_build_options
-    options.num_replicas = build.num_replicas = len(place.devices)
-    options.num_partitions = build.num_partitions = 1
-    build.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id] for d in place.devices]))
+    options = _options_on(place)
     options.env_option_overrides = list(chosen.items())
     stage: Any = lowered.stage
     return place.local[0].client.compile_and_load(
@@ -146,11 +140,30 @@ def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chos
     )
 
 
+def _options_on(place: placement.Placement) -> Any:
+    """Options that say which devices run a program: its partitions on a mesh, its replicas elsewhere."""
+    import numpy as np
+
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    ids = np.array([[device.id for device in place.devices]])
+    ids = ids if place.mesh else ids.T
+    options.num_replicas = build.num_replicas = ids.shape[0]
+    options.num_partitions = build.num_partitions = ids.shape[1]
+    build.use_spmd_partitioning = place.mesh
+    build.device_assignment = xla_client.DeviceAssignment.create(ids)
+    return options
+
+
 def deserialize(payload: bytes, device: int) -> Any:
-    """XLA's executable for a device, of its serialized form.
+    """XLA's executable for a device, of its serialized form, which may have been made for another.
 
     Raises:
-        RuntimeError: It is none, or one of another machine.
+        RuntimeError: It is none, or one of another machine, or the client keeps it to the device it was made for.
     """
-    devices = placement.of(device).devices
-    return devices[0].client.deserialize_executable(payload, xla_client.DeviceList(devices))
+    place = placement.of(device)
+    client_of = place.local[0].client
+    loaded = client_of.deserialize_executable(payload, xla_client.DeviceList(place.devices), _options_on(place))
+    if set(loaded.local_devices()) != set(place.local):
+        raise RuntimeError(f"[compile] got a program of {loaded.local_devices()}, expected one of {place.local}")
+    return loaded

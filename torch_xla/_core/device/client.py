@@ -33,6 +33,7 @@ Meeting = tuple[str, int, int]
 
 _find_meeting: Callable[[], Meeting | None] | None = None
 _everyone: tuple[jax.Device, ...] = ()
+_met = 0  # how many processes JAX was told of
 _chosen: str | None = None
 _started = False
 _starting = threading.RLock()
@@ -196,10 +197,14 @@ def hardware_count() -> int:
     return len(_devices())
 
 
+def counts_without_client() -> bool:
+    """Whether the devices can be counted before the client is started."""
+    return _platform() in ("cpu", "cuda", "rocm", "tpu")
+
+
 def publish_count() -> None:
     """Tells the recorder how many devices there are, as PyTorch's autograd asks it without starting a client."""
-    platform = _platform()
-    if spmd() or platform in ("cpu", "cuda", "rocm", "tpu"):
+    if spmd() or counts_without_client():
         _bindings.set_device_count(max(device_count(), 1))
     else:
         # A plugin counts its devices only once started; the count may be too high, but not too low.
@@ -232,7 +237,7 @@ def _start() -> tuple[jax.Device, ...]:
                     f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX "
                     f"with {count} CPU device(s); create the first xla tensor before using JAX"
                 ) from None
-    meeting = _find_meeting() if _find_meeting is not None and spans_job() else None
+    meeting = _find_meeting() if _find_meeting is not None and _may_span() and not _met else None
     if meeting is not None:
         _meet(*meeting)
     try:
@@ -253,14 +258,21 @@ def _start() -> tuple[jax.Device, ...]:
         from torch_xla.ops import host_kernel
 
         host_kernel.register()  # a program from disk may call it
-    if meeting is not None:
+    if _met:
         global _everyone
-        if spmd():
-            _everyone = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
+        known = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
+        first = {device.process_index: device for device in reversed(known)}
+        if len(first) == _met:
+            devices = devices if spmd() else devices[:1]  # JAX may know more; a process of a job has one
+            _everyone = known if spmd() else tuple(first[rank] for rank in sorted(first))
+        elif spmd():
+            raise RuntimeError(
+                f"[spmd] got a job of {_met} processes, but the client of each knows the {len(devices)} device(s) of "
+                f"{device_type()} that it has itself, and no program spans them; start one process"
+            )
         else:
-            devices = devices[:1]  # JAX may know more; a process of a job has one
-            first = {device.process_index: device for device in reversed(jax.devices(platform))}
-            _everyone = tuple(first[rank] for rank in sorted(first))
+            own = _config.LOCAL_RANK.get()
+            devices = devices[own : own + 1] or devices[:1]
     _bindings.set_device_count(1 if spmd() else len(devices))
     _started = True
     os.register_at_fork(after_in_child=_note_fork)
@@ -276,9 +288,16 @@ def set_meeting(find: Callable[[], Meeting | None]) -> None:
     _find_meeting = find
 
 
-def spans_job() -> bool:
-    """Whether programs of a job span the devices of all its processes, as XLA's own collectives need."""
+def _may_span() -> bool:
     return spmd() or _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
+
+
+def spans_job() -> bool:
+    """Whether programs of a job span the devices of all its processes, as XLA's own collectives need.
+
+    The client is started where only it can tell.
+    """
+    return _may_span() and (spmd() or (bool(_devices()) and bool(_everyone)))
 
 
 def devices_of_job() -> tuple[jax.Device, ...]:
@@ -293,10 +312,12 @@ def local_index(array: jax.Array) -> int:
 
 
 def _meet(address: str, processes: int, rank: int) -> None:
+    global _met
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
-    several = _platform() != "cpu" and device_count() > 1  # of which this process has one, without SPMD
+    # Of several GPUs this process has one, without SPMD; JAX chooses among no other devices.
+    several = _platform() in ("cuda", "rocm") and device_count() > 1
     jax.distributed.initialize(
         address,
         processes,
@@ -306,11 +327,17 @@ def _meet(address: str, processes: int, rank: int) -> None:
         coordinator_bind_address=address,  # JAX's default is every address of the host
         shutdown_timeout_seconds=_LONG,  # who is done waits quietly
     )
+    _met = processes
+
+
+def met() -> bool:
+    """Whether JAX connects the processes of the job, and aborts the others when that of rank 0 is gone."""
+    return _met > 0
 
 
 def leave_job() -> None:
     """Has JAX not wait for the others at exit: they are told of this process's failure, and may never come."""
-    if not _everyone:
+    if not _met:
         return
     from torch_xla._jax_internals import job_state as state
 

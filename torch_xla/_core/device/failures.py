@@ -18,7 +18,7 @@ def add_explanation(explain: Callable[[str], str | None]) -> None:
     _explanations.append(explain)
 
 
-def _explained(error: Exception) -> str | None:
+def explained(error: Exception) -> str | None:
     """What a failure comes from, where somebody knows."""
     return next(filter(None, (explain(str(error)) for explain in _explanations)), None)
 
@@ -39,7 +39,7 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
     failure: Exception = error
     if isinstance(error, RefusedValue):
         failure = error.refusal
-    elif (reason := _explained(error)) is not None:
+    elif (reason := explained(error)) is not None:
         failure = JobError(reason)
         failure.__cause__ = error
     elif not nodes and not fills and (halves := cut.halves()):
@@ -66,7 +66,7 @@ def late(error: Exception, device: int) -> ExecutionError:
     """
     others = [found for token in _bindings.take_runs(device) if (found := _error_of(token))]
     failure: ExecutionError
-    if (reason := _explained(error)) is not None:
+    if (reason := explained(error)) is not None:
         failure = LateJobError(reason)
         others = []  # for the same reason
     elif memory.ran_out(error):

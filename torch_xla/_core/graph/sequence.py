@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla.ops import collective_call
@@ -21,8 +22,17 @@ def is_collective(node: Node) -> bool:
 
 def _described(graph: Graph, node: Node) -> str:
     metas = [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
-    types = [f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in metas if m is not None]
-    call = collective_call.parse(node.args[1])
+    return described(collective_call.parse(node.args[1]), [m for m in metas if m is not None])
+
+
+def described(call: collective_call.Call, inputs: Sequence[Any]) -> str:
+    """A collective in words.
+
+    Args:
+        call: What it does.
+        inputs: Its inputs, of which the shapes and dtypes are told.
+    """
+    types = [f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in inputs]
     extra = f" from place {call.root}" if call.kind == "broadcast" else f" {call.pairs}" if call.pairs else ""
     shown = types if len(types) <= 4 else [*types[:3], f"{len(types) - 3} more"]
     return f"{call}{extra} of {', '.join(shown)} among {[list(g) for g in call.groups]}"
@@ -31,6 +41,15 @@ def _described(graph: Graph, node: Node) -> str:
 def number_of(text: str) -> int:
     """A number for a text that is the same in all processes."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def numbered(text: str, line: str | None) -> int:
+    """The number of a collective, which is remembered with the line that recorded it."""
+    number = number_of(text)
+    if len(_known) >= _CAPACITY:
+        _known.clear()
+    _known[number] = (text, line or "an unknown line")
+    return number
 
 
 def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
@@ -43,11 +62,7 @@ def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
     found: dict[tuple[int, ...], list[int]] = {}
     for node in graph.nodes:
         if is_collective(node):
-            text = _described(graph, node)
-            number = number_of(text)
-            if len(_known) >= _CAPACITY:
-                _known.clear()
-            _known[number] = (text, node.frame or "an unknown line")
+            number = numbered(_described(graph, node), node.frame)
             found.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
     return found
 

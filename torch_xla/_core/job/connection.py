@@ -243,7 +243,7 @@ class Session:
             self.tell_programs()
             self.store.set(f"left/{self.rank_info.rank}", reason)
             self.store.add("news", 1)
-            if self.rank_info.rank == 0 and (not self.rank_info.served or client.devices_of_job()):
+            if self.rank_info.rank == 0 and (not self.rank_info.served or client.met()):
                 # It has the store, or JAX's: the others need it until they have ended too.
                 deadline = time.monotonic() + (10 if failure is not None else 86400)
                 while time.monotonic() < deadline and not all(

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -225,4 +226,17 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
 
 def processes_of_host() -> int:
     """How many processes a job has on this host, where nobody says: one per device."""
-    return _config.CPU_NUM_DEVICES.get() if client.device_type() == "CPU" else client.device_count()
+    if client.device_type() == "CPU":
+        return _config.CPU_NUM_DEVICES.get()
+    if client.client_started() or client.counts_without_client():
+        return client.device_count()
+    # Not by a client in this process: many devices can have but one, and the processes are to have them.
+    method = "forkserver" if sys.platform == "linux" else "spawn"
+    with _preloading([_PRELOADED]), ProcessPoolExecutor(1, multiprocessing.get_context(method)) as one:
+        return one.submit(_count, dict(os.environ)).result()
+
+
+def _count(environ: dict[str, str]) -> int:
+    os.environ.clear()
+    os.environ.update(environ | {"RANK": "0", "WORLD_SIZE": "1"})  # no process of a job, of hosts or others
+    return client.hardware_count()

@@ -70,7 +70,7 @@ class _Watch:
         main = threading.main_thread().ident or 0
         state: object = None
         since = time.monotonic()
-        while client.devices_of_job() and not self._session.over.wait(_TICK):
+        while client.met() and not self._session.over.wait(_TICK):
             frame = sys._current_frames().get(main)
             stuck = (frame, frame.f_lasti) if frame is not None and programs.under_way() is not None else None
             before, state = state, "orphaned" if self._is_orphaned() else stuck
