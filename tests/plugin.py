@@ -6,6 +6,7 @@ Run as a program it prints what `PJRT_NAMES_AND_LIBRARY_PATHS` is to be.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,21 @@ def library() -> Path | None:
     found = importlib.util.find_spec("fastatomstruct_xla_cpu")
     path = Path(found.origin).with_name("libpjrt_cpu.so") if found is not None and found.origin else None
     return path if path is not None and path.is_file() else None
+
+
+def environment(folder: Path, **options: int) -> dict[str, str]:
+    """Variables for a process that has the plugin's devices.
+
+    Args:
+        folder: Where a file may be written.
+        **options: What its client is created with, such as ``cpu_device_count``.
+    """
+    path = library()
+    assert path is not None
+    if options:
+        library_path, path = str(path), folder / "plugin.json"
+        path.write_text(json.dumps({"library_path": library_path, "create_options": options}))
+    return {"PJRT_DEVICE": NAME, "PJRT_NAMES_AND_LIBRARY_PATHS": f"{NAME}:{path}"}
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def seen(folder: Path, how: str) -> list[dict[str, int]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.own_client("on a plugin each step is two programs, before and after its collective")
 @pytest.mark.parametrize("how", ["equal", "unequal"])
 def test_equal_programs_are_compiled_by_one(how: str, tmp_path: Path) -> None:
     found = seen(tmp_path, how)
@@ -55,6 +56,7 @@ def test_equal_programs_are_compiled_by_one(how: str, tmp_path: Path) -> None:
     assert (compiled, loaded) == ((1, 1) if how == "equal" else (2, 0))
 
 
+@pytest.mark.own_client("on a plugin each step is two programs, before and after its collective")
 def test_the_next_job_finds_them_on_the_disk(tmp_path: Path) -> None:
     first = seen(tmp_path, "disk")
     again = seen(tmp_path, "disk")

@@ -89,6 +89,7 @@ SPANNING = {
 }
 
 
+@pytest.mark.own_client("a plugin for CPUs knows its own process only")
 @pytest.mark.parametrize("names", [list(SPANNING), pytest.param(list(faults.FAULTS), marks=pytest.mark.sweep)], ids=len)
 def test_in_programs_that_span_the_job(tmp_path, names):
     """Where nothing can be asked of a collective: a process that is stuck in one for ever is ended, and says why."""

@@ -14,6 +14,8 @@ import torch_xla.core.xla_model as xm
 from torch_xla._core.device import placement
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.own_client("a plugin for CPUs knows its own process only")
+
 
 @pytest.fixture(autouse=True)
 def own_collectives(monkeypatch: pytest.MonkeyPatch) -> None:

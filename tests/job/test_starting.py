@@ -25,11 +25,15 @@ def run(tmp_path: Path, text: str, devices: int, *arguments: str | Path) -> subp
     return python(script, *arguments, devices=devices)
 
 
+COUNTED = pytest.mark.own_client("it is told how many devices it has by CPU_NUM_DEVICES")
+
+
 def check(folder: Path, world: int, local_world: int | None = None) -> None:
     found = starts.read_places(folder)
     assert found == [starts.expected(rank, world, local_world or world) for rank in range(world)]
 
 
+@COUNTED
 def test_from_a_module_after_the_device_was_used(tmp_path: Path) -> None:
     run(tmp_path, """
 import torch, torch_xla, starts
@@ -56,6 +60,7 @@ if __name__ == "__main__":
     check(tmp_path, 2)
 
 
+@COUNTED
 def test_what_the_processes_return(tmp_path: Path) -> None:
     run(tmp_path, """
 import torch, torch.multiprocessing as mp, starts
@@ -73,6 +78,7 @@ if __name__ == "__main__":
 """, 2, tmp_path)  # fmt: skip
 
 
+@COUNTED
 def test_from_a_cell_of_a_notebook(tmp_path: Path) -> None:
     """Cells define functions that no new interpreter finds; wrapped models are the parent's."""
     run(tmp_path, """
@@ -172,6 +178,7 @@ def assert_ended(processes: list[subprocess.Popen[str]]) -> None:
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
 
 
+@COUNTED
 @pytest.mark.skipif(shutil.which("ip") is None, reason="no program ip, which makes network namespaces")
 def test_two_hosts_of_two_processes(tmp_path: Path) -> None:
     *names, bridge = hosts(2)
@@ -224,6 +231,7 @@ def test_a_host_that_is_cut_off() -> None:
     assert "lost the connection to 10.211.0.1:29512" in errors[1], errors[1]
 
 
+@COUNTED
 def test_hosts_by_hand_on_one_machine(tmp_path: Path) -> None:
     """Two launchers that stand for two hosts; the first has the store."""
     port = str(free_port())

@@ -12,6 +12,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import _XLAC
+from torch_xla._core.device import client
 
 spec_of = _XLAC._get_xla_sharding_spec
 
@@ -23,7 +24,7 @@ def mesh(*shape: int, names: tuple[str, ...] | None = None) -> xs.Mesh:
 def test_all_devices_are_one():
     assert xr.is_spmd() and xr.global_runtime_device_count() == 8 and xr.addressable_device_count() == 1
     assert torch_xla.device() == torch.device("xla:0")
-    assert [a["name"] for a in xr.global_runtime_device_attributes()] == [f"CPU:{i}" for i in range(8)]
+    assert [a["name"] for a in xr.global_runtime_device_attributes()] == [client.hardware(i) for i in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_devices_in_any_order():
     assert spec_of(a) == "{devices=[8]7,6,5,4,3,2,1,0}"
     torch.testing.assert_close((a * b).cpu(), torch.arange(16.0) ** 2)
     shards = xs.XLAShardedTensor(b).local_shards
-    assert shards[3].data.tolist() == [0, 1] and shards[3].shard_device == "CPU:3"
+    assert shards[3].data.tolist() == [0, 1] and shards[3].shard_device == client.hardware(3)
 
 
 def test_shards():

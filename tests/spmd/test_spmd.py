@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import plugin
 import pytest
 import torch
 import two_hosts
@@ -17,34 +18,39 @@ from torch_xla._core.job import launcher
 HERE = Path(__file__).parent
 
 
+ALONE = pytest.mark.own_client("a plugin for CPUs knows its own process only")
 NAMES = sorted(path.stem for path in HERE.glob("mesh_*.py"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_over_eight_devices(name: str) -> None:
-    run(name, "not sweep", 300)
+def test_over_eight_devices(name: str, tmp_path: Path) -> None:
+    run(name, "not sweep", 300, tmp_path)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", [name for name in NAMES if "pytest.mark.sweep" in (HERE / f"{name}.py").read_text()])
-def test_long_tables_over_eight_devices(name: str) -> None:
-    run(name, "sweep", 3000)
+def test_long_tables_over_eight_devices(name: str, tmp_path: Path) -> None:
+    run(name, "sweep", 3000, tmp_path)
 
 
-def run(name: str, marks: str, seconds: int) -> None:
+def run(name: str, marks: str, seconds: int, folder: Path) -> None:
     environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
+    if os.environ["PJRT_DEVICE"] == plugin.NAME:
+        environment |= plugin.environment(folder, cpu_device_count=8)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
     command.append(f"{name}.py")
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@ALONE
 @pytest.mark.slow
 def test_two_processes_with_four_devices_each() -> None:
     launcher.run(two_hosts.train, (two_hosts.reference(),), 2)
 
 
+@ALONE
 @pytest.mark.parametrize("how", ["values", "numbers", "operators"])
 def test_processes_that_differ(how: str) -> None:
     launcher.run(two_hosts.differ, (how,), 2)
@@ -54,10 +60,12 @@ READ = r"a read of float32\[8, 8\] in parts of \[1, 8\]"
 LINE = r"two_hosts\.py:\d+ in (read|right|<genexpr>)"
 
 
+@ALONE
 def test_reads_by_all_of_what_is_split_over_processes() -> None:
     launcher.run(two_hosts.read, ("by all",), 2)
 
 
+@ALONE
 @pytest.mark.parametrize(
     ("how", "told"),
     [

@@ -204,7 +204,7 @@ def counts_without_client() -> bool:
 
 def publish_count() -> None:
     """Tells the recorder how many devices there are, as PyTorch's autograd asks it without starting a client."""
-    if spmd() or counts_without_client():
+    if _started or spmd() or counts_without_client():
         _bindings.set_device_count(max(device_count(), 1))
     else:
         # A plugin counts its devices only once started; the count may be too high, but not too low.
