@@ -153,6 +153,10 @@ def _fractions(raw: str) -> tuple[float, ...]:
 
 # Device and processes.
 PJRT_DEVICE = _text("PJRT_DEVICE", None, "Kind of device to run on: CPU, CUDA, TPU or the name of an installed plugin.")
+PJRT_LIBRARY_PATH = _text("PJRT_LIBRARY_PATH", None, "Library of PJRT_DEVICE=LIBRARY, to try one without a package.")
+XLA_REGISTER_INSTALLED_PLUGINS = _bool(
+    "XLA_REGISTER_INSTALLED_PLUGINS", True, "Whether installed packages are looked through for torch_xla.plugins."
+)
 # PyTorch counts devices in eight bits, with a sign.
 CPU_NUM_DEVICES = _int("CPU_NUM_DEVICES", 1, "Number of CPU devices xla:0, xla:1, … in one process.", low=1, high=127)
 PJRT_LOCAL_PROCESS_COUNT = _int("PJRT_LOCAL_PROCESS_COUNT", 1, "Processes of the job on this host.", low=1)

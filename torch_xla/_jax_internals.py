@@ -6,9 +6,12 @@ first tensor is made.
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +19,7 @@ import jax
 from torch_xla._errors import message
 
 try:
-    from jax._src import config, distributed, profiler
+    from jax._src import config, distributed, profiler, xla_bridge
     from jax._src.compiler import _DISABLE_MOST_OPTIMIZATIONS
     from jax._src.interpreters.pxla import (
         JitGlobalCppCacheKeys,
@@ -33,6 +36,8 @@ try:
     ArrayImpl: Any = _jax.ArrayImpl
     mlir: Any = _jax.mlir
     HloPrintOptions: Any = _hlo.HloPrintOptions
+    _find_plugins: Callable[[], None] = xla_bridge._discover_and_register_pjrt_plugins
+    _platforms: dict[str, Any] = xla_bridge._backend_factories
     job_state: Any = distributed.global_state  # JAX's own connection between processes
 except (AttributeError, ImportError) as error:
     raise ImportError(
@@ -108,3 +113,68 @@ def compile_arguments(stage: jax.stages.Lowered) -> dict[str, Any]:
 def constants(stage: jax.stages.Lowered) -> Any:
     """The values of a lowered program that are not part of its module, as they are large."""
     return stage._lowering.const_args
+
+
+def find_plugins(module: str | None) -> BaseException | None:
+    """Lets JAX find its plugins, as it does before it starts its clients.
+
+    Args:
+        module: One of them.
+
+    Returns:
+        What that module raised, which JAX would only log.
+    """
+    raised: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        own = module is not None and isinstance(record.args, tuple) and module in record.args and record.exc_info
+        if own and record.exc_info and record.exc_info[1] is not None:
+            raised.append(record.exc_info[1])
+        return not own
+
+    xla_bridge.logger.addFilter(keep)
+    try:
+        _find_plugins()
+    finally:
+        xla_bridge.logger.removeFilter(keep)
+    return raised[0] if raised else None
+
+
+def register_plugin(name: str, library: str, options: dict[str, Any]) -> None:
+    """Registers a library's client with JAX, or gives options to one that JAX found itself.
+
+    Raises:
+        RuntimeError: JAX found another library under that name, or has started its clients.
+    """
+    if xla_bridge.backends_are_initialized():
+        raise RuntimeError("JAX has started its clients already: make the first xla tensor before you use JAX")
+    if name not in _platforms:
+        xla_bridge.register_plugin(name, library_path=library, options=options)
+        return
+    find = ctypes.CDLL(library).GetPjrtApi  # of a library that is loaded already, if it is the same
+    find.restype = ctypes.c_void_p
+    if find() != plugin_apis().get(name):
+        raise RuntimeError(f"JAX found another library under the name {name!r}")
+    _platforms[name].factory = partial(xla_bridge.make_pjrt_c_api_client, name, options=options)
+
+
+def refuse_plugin(name: str, error: Exception) -> None:
+    """Has JAX raise this where it would start the client of a plugin that it found."""
+
+    def client() -> None:
+        raise error
+
+    _platforms[name].factory = client
+
+
+def plugin_apis() -> dict[str, int]:
+    """The plugins that JAX knows, with the address of each one's `PJRT_Api`."""
+    return {name: _address(known.c_api) for name, known in _platforms.items() if known.c_api is not None}
+
+
+def _address(capsule: Any) -> int:
+    python = ctypes.pythonapi
+    python.PyCapsule_GetName.restype, python.PyCapsule_GetPointer.restype = ctypes.c_char_p, ctypes.c_void_p
+    label = ctypes.c_char_p(python.PyCapsule_GetName(ctypes.py_object(capsule)))
+    address: int = python.PyCapsule_GetPointer(ctypes.py_object(capsule), label)
+    return address

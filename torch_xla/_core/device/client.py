@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
 import os
+import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,14 +19,12 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import background
+from torch_xla._core.device import background, plugins
 
 if TYPE_CHECKING:
     import jax
 
 _LONG = 86400  # seconds
-_NAMED = "PJRT_NAMES_AND_LIBRARY_PATHS"
-_PLATFORMS = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}
 
 # Where the processes of a job meet for a client that knows all their devices, how many they are and which this is.
 Meeting = tuple[str, int, int]
@@ -48,15 +46,15 @@ def device_type() -> str:
     """
     name = _chosen or _config.PJRT_DEVICE.get()
     if name is not None:
-        return name.upper() if name.upper() in _PLATFORMS else name
+        return name.upper() if name.upper() in plugins.OWN else name
     return _found()
 
 
 @functools.cache
 def _found() -> str:
-    if _tpu_chips() and importlib.util.find_spec("libtpu") is not None:
+    if plugins.tpu_chips() and importlib.util.find_spec("libtpu") is not None:
         return "TPU"
-    if glob("/dev/nvidia[0-9]*") and any("cuda" in p for p in _plugins()):
+    if glob("/dev/nvidia[0-9]*") and plugins.has_cuda():
         return "CUDA"
     return "CPU"
 
@@ -79,42 +77,7 @@ def set_device_type(name: str) -> None:
 
 
 def _platform() -> str:
-    return _platform_of(device_type())
-
-
-@functools.cache
-def _platform_of(name: str) -> str:
-    if name.upper() in _PLATFORMS:
-        return _PLATFORMS[name.upper()]
-    return next((plugin for plugin in (*_libraries(), *_plugins()) if plugin.lower() == name.lower()), name.lower())
-
-
-def _libraries() -> dict[str, str]:
-    """Plugins that the environment names, with their libraries, as JAX reads them."""
-    pairs = (pair.partition(":") for pair in os.environ.get(_NAMED, "").split(",") if pair)
-    return {name: path for name, _, path in pairs}
-
-
-@functools.cache
-def _plugins() -> tuple[str, ...]:
-    """Names of the installed PJRT plugins, without loading them."""
-    names = {point.name for point in importlib.metadata.entry_points(group="jax_plugins")}
-    spec = importlib.util.find_spec("jax_plugins")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        names.update(os.path.basename(path) for path in glob(os.path.join(folder, "*")) if os.path.isdir(path))
-    return tuple(sorted(n for n in names if not n.startswith("_")))
-
-
-def _tpu_chips() -> int:
-    return len(glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"))
-
-
-def _available() -> str:
-    kinds = ["CPU", *("CUDA" if "cuda" in p else p for p in _plugins())]
-    kinds += [name for name, path in _libraries().items() if os.path.isfile(path)]
-    if _tpu_chips():
-        kinds.append("TPU")
-    return ", ".join(dict.fromkeys(kinds))
+    return plugins.platform_of(device_type())
 
 
 def is_own_cpu() -> bool:
@@ -193,7 +156,7 @@ def hardware_count() -> int:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return len([v for v in visible.split(",") if v]) if visible is not None else len(glob("/dev/nvidia[0-9]*"))
     if platform == "tpu":
-        return _tpu_chips()
+        return plugins.tpu_chips()
     return len(_devices())
 
 
@@ -240,25 +203,24 @@ def _start() -> tuple[jax.Device, ...]:
     meeting = _find_meeting() if _find_meeting is not None and _may_span() and not _met else None
     if meeting is not None:
         _meet(*meeting)
+    elif not _met and (plugin := plugins.find(device_type())) is not None and plugin.requires_xla_coordinator():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        _meet(f"127.0.0.1:{port}", 1, 0)
+    plugins.give_to_jax(device_type())
     try:
         devices = tuple(jax.local_devices(backend=platform))
-    except RuntimeError as error:
-        library = _libraries().get(platform)
-        if library is not None and not os.path.isfile(library):
-            raise RuntimeError(
-                f"[device] got {_NAMED}={platform}:{library}, expected the path of a file that is there; correct it, "
-                f"or set PJRT_DEVICE to what is available here: {_available()}"
-            ) from error
+    except Exception as error:  # a client's own, whatever it raises
         raise RuntimeError(
-            f"[device] got PJRT_DEVICE={device_type()}, available here: {_available()}; set PJRT_DEVICE to one of them"
-            f" ({error})"
+            f"[device] got PJRT_DEVICE={device_type()}, available here: {', '.join(plugins.available())}; set "
+            f"PJRT_DEVICE to one of them ({' '.join(str(error).split())})"
         ) from error
     if platform == "cpu" and not _of_plugin(devices[0]):
         devices = devices[: _config.CPU_NUM_DEVICES.get()]
         from torch_xla.ops import host_kernel
 
         host_kernel.register()  # a program from disk may call it
-    if _met:
+    if _met > 1:
         global _everyone
         known = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
         first = {device.process_index: device for device in reversed(known)}

@@ -22,7 +22,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from torch_xla import _config
-from torch_xla._core.device import client, environment
+from torch_xla._core.device import client, environment, plugins
 from torch_xla._core.job import connection, session
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
@@ -226,6 +226,9 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
 
 def processes_of_host() -> int:
     """How many processes a job has on this host, where nobody says: one per device."""
+    plugin = plugins.find(client.device_type())
+    if plugin is not None:
+        return plugin.physical_chip_count()
     if client.device_type() == "CPU":
         return _config.CPU_NUM_DEVICES.get()
     if client.client_started() or client.counts_without_client():

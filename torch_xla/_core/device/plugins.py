@@ -1,0 +1,323 @@
+"""PJRT plugins: which there are, without importing any, and how the chosen one is given to JAX, which starts clients.
+
+They are named by three sources: packages with an entry point `torch_xla.plugins` (a `DevicePlugin`, imported once it
+is chosen) or `jax_plugins` (JAX imports all of them when it starts), programs that call `register`, and the
+environment (`PJRT_NAMES_AND_LIBRARY_PATHS`, which JAX reads itself, and `PJRT_LIBRARY_PATH`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+from glob import glob
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
+
+from torch_xla import _config
+from torch_xla._core.device import environment
+from torch_xla._errors import message
+
+OWN = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}  # kinds that JAX has clients of
+NAMED = "PJRT_NAMES_AND_LIBRARY_PATHS"
+_GROUPS = ("torch_xla.plugins", "jax_plugins")
+_OPTION = "text, numbers, booleans or lists of whole numbers by name"
+
+
+class DevicePlugin:
+    """A kind of device that a PJRT library has; a subclass says at least where the library is.
+
+    An entry point of group ``torch_xla.plugins`` names the subclass, or `register_plugin` gets an instance. Its methods
+    are called by the process that uses the device, before the client starts; the number of chips by one that launches.
+    """
+
+    def library_path(self) -> str:
+        """Path of the shared library with ``GetPjrtApi``, or a name that the dynamic linker finds."""
+        raise NotImplementedError
+
+    def client_create_options(self) -> dict[str, Any]:
+        """Options for the library's client: values are text, numbers, booleans or lists of whole numbers."""
+        return {}
+
+    def requires_xla_coordinator(self) -> bool:
+        """Whether the client needs JAX's coordinator in a process alone too; in a job of several it always has it."""
+        return False
+
+    def configure_single_process(self) -> None:
+        """Called where a launch is asked for one process, before the client starts."""
+
+    def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
+        """Called in each process of a job that has several on this host, before the client starts.
+
+        Args:
+            local_rank: Number of this process on its host; it should use the device of that number.
+            local_world_size: How many processes the host has.
+        """
+
+    def physical_chip_count(self) -> int:
+        """Number of devices of this host, each of which a launched job has a process for."""
+        return 1
+
+    def host_index(self) -> int:
+        """Number of this host; by default what the job's launcher says."""
+        return environment.rank_info().host
+
+
+class _FromEnvironment(DevicePlugin):
+    def library_path(self) -> str:
+        return _config.PJRT_LIBRARY_PATH.get() or ""
+
+
+_registered: dict[str, DevicePlugin] = {}
+
+
+def register(name: str, plugin: DevicePlugin) -> None:
+    """Makes a plugin available as ``PJRT_DEVICE=name``, before one that is installed under that name.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: JAX has clients of that name.
+    """
+    if not isinstance(plugin, DevicePlugin):
+        raise TypeError(_unfit(name, f"is {plugin!r}"))
+    if name.upper() in OWN:
+        raise ValueError(
+            message("device", f"got a plugin named {name!r}, which is JAX's own", do="register it under another name")
+        )
+    _registered[name.lower()] = plugin
+
+
+def find(name: str) -> DevicePlugin | None:
+    """The `DevicePlugin` of a name, which is imported now if it is installed; None where there is none.
+
+    Raises:
+        RuntimeError: It cannot be imported or made, or two have that name.
+    """
+    key = name.lower()
+    if key not in _registered and name.upper() not in OWN:
+        point = _only(name, [point for point in _points()[0] if point.name.lower() == key])
+        if point is not None:
+            _registered[key] = _load(point)
+        elif key == "library" and _config.PJRT_LIBRARY_PATH.is_set():
+            _registered[key] = _FromEnvironment()
+    return _registered.get(key)
+
+
+def _load(point: EntryPoint) -> DevicePlugin:
+    named = f"entry point {point.value} of {_package(point)}"
+    try:
+        made = point.load()()
+    except Exception as error:  # what a package of somebody else's raises
+        raise RuntimeError(
+            message(
+                "device",
+                f"got {type(error).__name__} ({_line(error)}) from plugin {point.name!r}, {named}",
+                expected="a DevicePlugin",
+                do="mend or uninstall it",
+            )
+        ) from error
+    if not isinstance(made, DevicePlugin):
+        raise RuntimeError(_unfit(point.name, f"({named}) is {made!r}"))
+    return made
+
+
+def _unfit(name: str, got: str) -> str:
+    return message(
+        "device",
+        f"plugin {name!r} {got}",
+        expected="a torch_xla.experimental.plugins.DevicePlugin",
+        do="derive its class from that one",
+    )
+
+
+def _only(name: str, points: list[EntryPoint]) -> EntryPoint | None:
+    if len({point.value for point in points}) > 1:
+        both = " and ".join(f"{point.value} of {_package(point)}" for point in points)
+        raise RuntimeError(message("device", f"got several plugins named {name!r}: {both}", do="uninstall all but one"))
+    return points[0] if points else None
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown package"
+
+
+@functools.cache
+def _points() -> tuple[tuple[EntryPoint, ...], tuple[EntryPoint, ...]]:
+    """The entry points of both groups, which a reading of packages' metadata finds."""
+    own = _config.XLA_REGISTER_INSTALLED_PLUGINS.get()
+    own_group, jax_group = ((*entry_points(group=group),) for group in _GROUPS)
+    return own_group if own else (), jax_group
+
+
+@functools.cache
+def _of_jax() -> dict[str, str]:
+    """Modules of JAX's plugins by name."""
+    found = {point.name: point.value for point in _points()[1]}
+    spec = importlib.util.find_spec("jax_plugins")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        names = (os.path.basename(path) for path in glob(os.path.join(folder, "*")) if os.path.isdir(path))
+        found |= {name: f"jax_plugins.{name}" for name in names if not name.startswith("_")}
+    return found
+
+
+def libraries() -> dict[str, str]:
+    """Plugins that the environment names, with their libraries, as JAX reads them."""
+    pairs = (pair.partition(":") for pair in os.environ.get(NAMED, "").split(",") if pair)
+    return {name: path for name, _, path in pairs}
+
+
+def has_cuda() -> bool:
+    """Whether a plugin for NVIDIA's GPUs is installed."""
+    return any("cuda" in name for name in _of_jax())
+
+
+@functools.cache
+def platform_of(name: str) -> str:
+    """What JAX calls a kind of device."""
+    if name.upper() in OWN:
+        return OWN[name.upper()]
+    return next((known for known in (*libraries(), *_of_jax()) if known.lower() == name.lower()), name.lower())
+
+
+def tpu_chips() -> int:
+    """Number of TPU chips of this host."""
+    return len(glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"))
+
+
+def available() -> list[str]:
+    """The kinds of devices that may be chosen."""
+    found = ["CPU", *("CUDA" if "cuda" in name else name for name in sorted(_of_jax()))]
+    found += [name for name, path in libraries().items() if os.path.isfile(path)]
+    found += [*(point.name for point in _points()[0]), *(name for name in _registered if name != "library")]
+    if tpu_chips():
+        found.append("TPU")
+    return list(dict.fromkeys(found))
+
+
+def give_to_jax(name: str) -> None:
+    """Has JAX find its plugins, and know the chosen one, whose client is about to be started.
+
+    Raises:
+        RuntimeError: It does not fit.
+    """
+    from torch_xla import _jax_internals
+
+    own, platform = name.upper() in OWN, platform_of(name)
+    library, module = (None, None) if own else (libraries().get(platform), _of_jax().get(platform))
+    if library is not None and not os.path.isfile(library):
+        raise RuntimeError(
+            message(
+                "device",
+                f"got {NAMED}={platform}:{library}",
+                expected="the path of a file that is there",
+                do=f"correct it, or set PJRT_DEVICE to what is available here: {', '.join(available())}",
+            )
+        )
+    if module is not None:
+        _check_module(platform, module)
+    plugin = find(name)
+    where = library or module or "one that JAX found"
+    try:
+        raised = _jax_internals.find_plugins(module)
+    except Exception as error:  # a library that cannot be loaded, or what a package of somebody else's raises
+        raised = error
+    if raised is not None:
+        raise RuntimeError(_unusable(name, where, _line(raised))) from raised
+    if plugin is not None:
+        where = _register_with_jax(platform, plugin)
+    for known, address in _jax_internals.plugin_apis().items():  # JAX starts the clients of all
+        problem = _problem(_Api.from_address(address))
+        if problem is not None:
+            refusal = RuntimeError(_unusable(known, where if known == platform else "one that JAX found", problem))
+            _jax_internals.refuse_plugin(known, refusal)
+            if known == platform:
+                raise refusal
+
+
+def _check_module(name: str, module: str) -> None:
+    _only(name, [point for point in _points()[1] if point.name == name])
+    try:
+        found = importlib.import_module(module)  # JAX would log what this raises, and go on
+    except Exception as error:
+        raise RuntimeError(_unusable(name, module, f"{type(error).__name__}: {_line(error)}")) from error
+    if not callable(getattr(found, "initialize", None)):
+        raise RuntimeError(_unusable(name, module, "it has no function initialize(), by which JAX registers it"))
+
+
+def _register_with_jax(platform: str, plugin: DevicePlugin) -> str:
+    from torch_xla import _jax_internals
+
+    rank = environment.rank_info()
+    if rank.local_world > 1:
+        plugin.configure_multiprocess(rank.local_rank, rank.local_world)
+    name = type(plugin).__qualname__
+    try:
+        path = os.fspath(plugin.library_path())
+        options = plugin.client_create_options()
+    except Exception as error:
+        what = "it does not override library_path()" if isinstance(error, NotImplementedError) else _line(error)
+        raise RuntimeError(_unusable(platform, name, f"{type(error).__name__}: {what}")) from error
+    if not isinstance(options, dict) or not all(isinstance(key, str) and _is_option(options[key]) for key in options):
+        raise RuntimeError(
+            message(
+                "device",
+                f"got client_create_options()={options!r} of plugin {platform!r}",
+                expected=_OPTION,
+                do=f"correct {name}",
+            )
+        )
+    try:
+        _jax_internals.register_plugin(platform, path, options)
+    except Exception as error:
+        raise RuntimeError(_unusable(platform, path, _line(error))) from error
+    return path
+
+
+def _is_option(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, int) for item in value)
+    return isinstance(value, (str, int, float))
+
+
+class _Api(ctypes.Structure):
+    """The beginning of `PJRT_Api`: as much as the oldest version has that XLA accepts."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("version_size", ctypes.c_size_t),
+        ("version_extensions", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+        ("functions", ctypes.c_void_p * 92),  # to PJRT_Executable_OutputDimensions, of version 0.29
+    )
+
+
+_TO_CLIENT_CREATE = 11  # functions that every client is made with
+
+
+def _problem(api: Any) -> str | None:
+    """What keeps XLA from using a library, of which it takes the size and the functions for granted."""
+    found = f"version {api.major}.{api.minor} of PJRT's interface"
+    if api.major != 0:
+        return f"it has {found}"
+    if api.size < ctypes.sizeof(_Api):
+        return f"it has {found} in {api.size} bytes, where version 0.29 had {ctypes.sizeof(_Api)}"
+    if not all(api.functions[:_TO_CLIENT_CREATE]):
+        return f"it has {found} without functions up to PJRT_Client_Create"
+    return None
+
+
+def _unusable(name: str, where: str, why: str) -> str:
+    return message(
+        "device",
+        f"got plugin {name!r} ({where}), which JAX cannot use: {why}",
+        expected=f"one made for jaxlib {version('jaxlib')}",
+        do="install one that fits, or set PJRT_DEVICE to another",
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
