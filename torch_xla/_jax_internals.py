@@ -172,6 +172,12 @@ def plugin_apis() -> dict[str, int]:
     return {name: _address(known.c_api) for name, known in _platforms.items() if known.c_api is not None}
 
 
+def client_options(name: str) -> dict[str, Any]:
+    """What the client of a plugin is, or was, made with."""
+    given = getattr(_platforms[name].factory, "keywords", {}).get("options")
+    return {**((given() if callable(given) else given) or {}), **xla_bridge._options_from_jax_configs(name)}
+
+
 def _address(capsule: Any) -> int:
     python = ctypes.pythonapi
     python.PyCapsule_GetName.restype, python.PyCapsule_GetPointer.restype = ctypes.c_char_p, ctypes.c_void_p

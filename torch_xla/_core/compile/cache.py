@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Hashable
 from contextlib import suppress
@@ -231,7 +232,10 @@ def _save(cut: _bindings.Graph, executable: Executable) -> None:
         with _files.replacing(path) as draft:
             Path(draft).write_bytes(_MAGIC + hashlib.sha256(payload).digest() + payload)
         _keep_below_size_limit(path.parent)
-    except Exception:  # a full disk, or a plugin that cannot serialize: the program runs all the same
+    except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
+        if not _metrics.counter("PersistentCacheWriteFailed"):
+            text = " ".join(str(error).split()) or type(error).__name__
+            print(f"torch_xla: a compiled graph could not be kept in {path.parent}: {text}", file=sys.stderr)
         _metrics.count("PersistentCacheWriteFailed")
 
 

@@ -171,7 +171,7 @@ def publish_count() -> None:
         _bindings.set_device_count(max(device_count(), 1))
     else:
         # A plugin counts its devices only once started; the count may be too high, but not too low.
-        _bindings.set_device_count(8)
+        _bindings.set_device_count(32)
 
 
 def client_started() -> bool:
@@ -359,8 +359,12 @@ def hardware(index: int) -> str:
 
 
 def memory_stats(index: int) -> dict[str, int] | None:
-    """The client's memory statistics in bytes, or None where it keeps none (CPU)."""
-    return jax_device(index).memory_stats()
+    """The client's memory statistics in bytes, or None where it keeps none (CPU, some plugins)."""
+    device = jax_device(index)
+    try:
+        return device.memory_stats()
+    except Exception:  # a plugin's own
+        return None
 
 
 def x64() -> AbstractContextManager[Any]:

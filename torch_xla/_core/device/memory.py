@@ -6,16 +6,17 @@ import math
 import os
 import re
 import resource
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config
+from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.device import client
 from torch_xla._core.graph import graph
-from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError
+from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError, message
 
 ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothing
 
@@ -81,7 +82,9 @@ def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     limit = _config.XLA_MEMORY_LIMIT_MB.get() * _MIB
     if not limit:
         return
-    stats = loaded.get_compiled_memory_stats()
+    stats = compiled_stats(loaded)
+    if stats is None:
+        return
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
     held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
     if held + stats.temp_size_in_bytes + results <= limit:
@@ -90,6 +93,17 @@ def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     needs = f"{in_bytes(temporary)} for intermediate values and {in_bytes(results)} for results"
     over = f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}"
     raise OutOfMemoryError(f"{_words(asked)} {_text(over, cut, name)}")
+
+
+def compiled_stats(loaded: Any) -> Any | None:
+    """XLA's figures of what a program takes; None, which is told once, where a plugin has none."""
+    try:
+        return loaded.get_compiled_memory_stats()
+    except Exception as error:
+        if not _metrics.counter("MemoryUnknown"):
+            print(f"torch_xla: this device does not say what programs take: {error}", file=sys.stderr)
+        _metrics.count("MemoryUnknown")
+        return None
 
 
 def ran_out(error: Exception) -> bool:
@@ -206,12 +220,23 @@ def device_memory(index: int) -> dict[str, int]:
     """Memory of a device in bytes: ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``.
 
     For CPU devices, which have no memory of their own, the figures are those of this process and its host.
+
+    Raises:
+        RuntimeError: The device is a plugin's that has no figures.
     """
     stats = client.memory_stats(index)
     if stats:
         used = int(stats.get("bytes_in_use", stats.get("bytes_used", 0)))
         limit = int(stats.get("bytes_limit", 0))
         peak = int(stats.get("peak_bytes_in_use", stats.get("peak_bytes_used", used)))
+    elif not client.is_own_cpu():
+        raise RuntimeError(
+            message(
+                "memory",
+                f"got no statistics of memory from {client.hardware(index)}",
+                do="ask torch_xla.debug.memory.live_tensors() what tensors hold",
+            )
+        )
     else:
         page = os.sysconf("SC_PAGE_SIZE")
         limit = os.sysconf("SC_PHYS_PAGES") * page

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_xla._core.device import client, splits
+from torch_xla._core.device import client, plugins, splits
 
 if TYPE_CHECKING:
     import jax
@@ -62,7 +62,7 @@ class Placement:
         """All of the devices that a compiled program depends on."""
         features = _cpu_features() if self.platform == "cpu" else ""
         kind = "mesh" if self.mesh else ""
-        version = self.local[0].client.platform_version
+        version = f"{self.local[0].client.platform_version} {plugins.identity(client.device_type())}"
         return f"{client.device_type()} {self.platform} {version} {self.hardware} {len(self.devices)} {kind} {features}"
 
     def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:

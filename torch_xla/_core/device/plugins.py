@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -296,6 +297,33 @@ class _Api(ctypes.Structure):
 
 
 _TO_CLIENT_CREATE = 11  # functions that every client is made with
+
+
+@functools.cache
+def identity(name: str) -> str:
+    """What of a plugin decides its programs; libraries say of their version as much as they like, often nothing."""
+    platform = platform_of(name)
+    if name.upper() in OWN:
+        return ""  # their versions are jaxlib's, or in what the client says
+    from torch_xla import _jax_internals
+
+    path = _library_at(_jax_internals.plugin_apis().get(platform, 0))
+    if path is None:
+        return f"unknown {os.getpid()}"  # no other process takes what this one compiled
+    with open(path, "rb") as library:
+        content = hashlib.file_digest(library, "sha256").hexdigest()
+    return f"{content} {sorted(_jax_internals.client_options(platform).items())}"
+
+
+def _library_at(address: int) -> str | None:
+    class Found(ctypes.Structure):
+        _fields_ = (("file", ctypes.c_char_p), *((n, ctypes.c_void_p) for n in ("base", "symbol", "at")))
+
+    found = Found()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.file:
+        return None
+    path = os.fsdecode(found.file)
+    return path if os.path.isfile(path) else None
 
 
 def _problem(api: Any) -> str | None:

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from torch_xla import _bindings, _config, _files, _metrics
+from torch_xla._core.device import memory
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 
@@ -77,7 +78,9 @@ def after_compile(executable: Executable) -> None:
     """Tells how much memory a compiled graph takes."""
     if level() <= 0:
         return
-    stats = executable.loaded.get_compiled_memory_stats()
+    stats = memory.compiled_stats(executable.loaded)
+    if stats is None:
+        return
     sizes = {
         "Graph input size": stats.argument_size_in_bytes,
         "Graph output size": stats.output_size_in_bytes,

@@ -455,7 +455,9 @@ class _Account:
         lines = {run.key: run.line for run in reversed(self.runs)}
         found = []
         for key, loaded in self.collected.stats.items():
-            stats = loaded.get_compiled_memory_stats()
+            stats = memory.compiled_stats(loaded)
+            if stats is None:
+                continue
             results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
             arguments, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
             line, took = lines.get(key), float(seconds[key])
