@@ -165,6 +165,7 @@ def test_a_given_buffer_is_written_over_and_its_tensor_lost() -> None:
     assert torch.equal(x.cpu(), copy) and not _XLAC._is_placecholder(x)
 
 
+@pytest.mark.own_client("a plugin need not tell of its memory")
 def test_placeholders_are_traced_and_have_no_values(counted: Counting) -> None:
     held = xm.get_memory_info(torch.device("xla", 0))["bytes_used"]
     p, q = (xb.create_placeholder_tensor((1 << 14, 1 << 14), torch.bfloat16) for _ in range(2))

@@ -188,6 +188,7 @@ class TestDeviceModule:
         with pytest.raises(RuntimeError, match="enable_timing=True"):
             torch.xla.Event().elapsed_time(end)
 
+    @pytest.mark.own_client("a plugin need not tell of its memory")
     def test_memory_and_types(self):
         assert torch.xla.get_amp_supported_dtype() == [torch.bfloat16, torch.float16]
         assert torch.xla.is_bf16_supported()

@@ -59,6 +59,7 @@ class TestDevices:
     def test_is_xla_tensor(self):
         assert xm.is_xla_tensor(torch.ones(1, device="xla")) and not xm.is_xla_tensor(torch.ones(1))
 
+    @pytest.mark.own_client("a plugin need not tell of its memory")
     def test_memory_info(self):
         info = xm.get_memory_info()
         assert set(info) == {"bytes_used", "bytes_limit", "peak_bytes_used", "kb_free", "kb_total"}
