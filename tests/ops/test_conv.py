@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 import torch
 from harness import check, lower
+
+from torch_xla._core import sync
 
 A = torch.ops.aten
 # n, channels in, channels out, kernel, stride, padding, dilation, transposed, output padding, groups
@@ -42,6 +45,22 @@ def test_half_types():
     check(A.convolution.default, x, w, b, *rest, rtol=2e-2, atol=5e-2)
     grad = torch.randn_like(A.convolution.default(x, w, b, *rest))
     check(A.convolution_backward.default, grad, x, w, [8], *rest, [True] * 3, rtol=2e-2, atol=0.2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_integers_on_tpus_are_those_of_cpus(case, monkeypatch):
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, tpu, **others: tpu(*arrays))
+    x, w, b, rest = example(*case)
+    x, w, b = ((10 * t).long() for t in (x, w, b))
+    check(A.convolution.default, x * 2**40, w, b, *rest)
+
+
+@pytest.mark.parametrize(("platform", "convolutions"), [("cuda", 2), ("tpu", 0)])
+def test_tpus_get_no_convolutions_of_64_bit_integers(platform, convolutions):
+    x, w = (torch.ones(2, 2, size, size, dtype=torch.int64, device="xla") for size in (4, 2))
+    both = [torch.conv2d(x, w), torch.conv_transpose2d(x, w)]
+    text = sync.lowered(both, "graph", platform).stage.as_text()
+    assert text.count("stablehlo.convolution") == convolutions
 
 
 def test_empty_inputs():

@@ -118,3 +118,18 @@ def test_tpus_get_no_products_of_64_bit_integers(platform, products):
     a, b = (torch.ones(3, 3, dtype=torch.int64, device="xla") for _ in range(2))
     text = sync.lowered([a @ b], "graph", platform).stage.as_text()
     assert text.count("stablehlo.dot_general") == products
+    bilinear = torch.nn.functional.bilinear(a, b, torch.stack([a, b]))
+    text = sync.lowered([bilinear], "graph", platform).stage.as_text()
+    assert "stablehlo.dot_general" not in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (2, 4, 5)), ((2, 1, 3, 4), (2, 4, 5)), ((2, 3, 4), (4,))]
+)
+def test_matmul_of_integers(a, b):
+    check(A.matmul.default, normal(*a, dtype=torch.int64), normal(*b, dtype=torch.int64))
+
+
+def test_trilinear_of_integers():
+    x, y, w = (normal(*shape, dtype=torch.int64) for shape in ((3, 4), (3, 5), (2, 4, 5)))
+    check(A._trilinear.default, x, w, y, [1, 3], [0], [1, 2], [2, 3])

@@ -8,9 +8,11 @@ import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from torch_xla.ops import dtypes, precision
@@ -50,14 +52,53 @@ def _geometry(
 
 def _forward(x: jax.Array, weight: jax.Array, g: _Geometry) -> jax.Array:
     """Correlation of ``x [N, C, ...]`` with ``weight [O, C/groups, ...]``."""
-    return lax.conv_general_dilated(
-        x,
-        weight,
-        window_strides=g.stride,
-        padding=[(p, p) for p in g.padding],
-        rhs_dilation=g.dilation,
-        feature_group_count=g.groups,
+    return _correlation(x, weight, g.stride, [(p, p) for p in g.padding], (1,) * len(g.stride), g.dilation, g.groups)
+
+
+def _correlation(
+    x: jax.Array,
+    weight: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    spread: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """The same, of an image whose elements are spread out first."""
+    convolution = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=strides,
+        padding=padding,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
     )
+    if x.dtype != np.int64:
+        return convolution(x, weight)
+
+    def products(x: jax.Array, weight: jax.Array) -> jax.Array:
+        sides = [(0, 0, 0), (0, 0, 0), *((*sides, n - 1) for sides, n in zip(padding, spread, strict=True))]
+        return _by_position(lax.pad(x, jnp.zeros((), x.dtype), sides), weight, strides, dilation, groups)
+
+    # XLA has no convolutions of 64-bit integers for TPUs.
+    return lax.platform_dependent(x, weight, tpu=products, default=convolution)
+
+
+def _by_position(
+    x: jax.Array, weight: jax.Array, strides: Sequence[int], dilation: Sequence[int], groups: int
+) -> jax.Array:
+    """The correlation with an image that is padded, as a sum of products, one for each position of the kernel."""
+    kernel = weight.shape[2:]
+    weight = jnp.reshape(weight, (groups, weight.shape[0] // groups, *weight.shape[1:]))
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    extents = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, strides, strict=True)]
+    out: Any = 0
+    for position in itertools.product(*(range(k) for k in kernel)):
+        first = [i * d for i, d in zip(position, dilation, strict=True)]
+        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, extents, strides, strict=True)]
+        seen = _in_groups(lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *strides)), groups)
+        out += contract(weight[(..., *position)], seen, ((2,), (2,)), ((0,), (1,)))
+    return jnp.reshape(jnp.moveaxis(out, 2, 0), (x.shape[0], -1, *extents))
 
 
 def _swap_io(weight: jax.Array, groups: int) -> jax.Array:
@@ -76,15 +117,8 @@ def _input_grad(grad: jax.Array, weight: jax.Array, sizes: Sequence[int], g: _Ge
         spread = (grad.shape[d + 2] - 1) * g.stride[d] + 1
         before = reach - g.padding[d]
         padding.append((before, size + reach - spread - before))
-    return lax.conv_general_dilated(
-        grad,
-        _swap_io(weight, g.groups),
-        window_strides=(1,) * len(g.stride),
-        padding=padding,
-        lhs_dilation=g.stride,
-        rhs_dilation=g.dilation,
-        feature_group_count=g.groups,
-    )
+    flipped = _swap_io(weight, g.groups)
+    return _correlation(grad, flipped, (1,) * len(g.stride), padding, g.stride, g.dilation, g.groups)
 
 
 def _weight_grad(x: jax.Array, grad: jax.Array, kernel: Sequence[int], g: _Geometry) -> jax.Array:

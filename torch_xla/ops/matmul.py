@@ -174,6 +174,11 @@ def _weight_grad(grad: jax.Array, x: jax.Array, dtype: torch.dtype) -> jax.Array
 
 @lowers("aten.matmul.default")
 def _matmul_broadcast(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+    if a.dtype == jnp.int64:
+        a, b = jnp.atleast_2d(a), b if b.ndim > 1 else b[:, None]
+        batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+        return jnp.reshape(_matmul(a, b), ctx.meta.shape)
     return jnp.matmul(a, b, preferred_element_type=dtypes.numpy_dtype(ctx.meta.dtype))
 
 
@@ -190,6 +195,8 @@ def _trilinear(
     unroll_dim: int,
 ) -> jax.Array:
     a, b, c = (jnp.expand_dims(x, tuple(d)) for x, d in ((a, expand1), (b, expand2), (c, expand3)))
+    if a.dtype == jnp.int64:
+        return jnp.sum(a * b * c, tuple(sumdim))
     subscripts = list(range(a.ndim))
     shape = jnp.broadcast_shapes(a.shape, b.shape, c.shape)
     operands: list[Any] = []
