@@ -107,11 +107,11 @@ def splash_attention(
     if window is None and attn_logits_soft_cap is None:
         out = flash_attention(q, k, v, causal, ids, ids)
     else:
-        out = _by_scores(q, k, v, causal, ids, window, attn_logits_soft_cap)
+        out = _masked(q, k, v, causal, ids, window, attn_logits_soft_cap)
     return out if mesh is None else mark_sharding_with_gradients(out, mesh, spec)
 
 
-def _by_scores(
+def _masked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -120,9 +120,6 @@ def _by_scores(
     window: int | None,
     cap: float | None,
 ) -> torch.Tensor:
-    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
     ahead = torch.arange(k.shape[-2], device=q.device) - torch.arange(q.shape[-2], device=q.device)[:, None]
     hidden = torch.zeros_like(ahead, dtype=torch.bool)
     if causal:
@@ -131,4 +128,8 @@ def _by_scores(
         hidden = hidden | (ahead.abs() > window)
     if ids is not None:
         hidden = hidden | (ids[:, None, :, None] != ids[:, None, None, :])
+    if cap is None:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~hidden, scale=1.0)
+    scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
+    scores = cap * torch.tanh(scores / cap)
     return scores.masked_fill(hidden, float("-inf")).softmax(-1).to(q.dtype) @ v
