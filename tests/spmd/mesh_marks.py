@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import _XLAC
 from torch_xla._core.device import client
+from torch_xla.core.xla_builder import create_placeholder_tensor
 
 spec_of = _XLAC._get_xla_sharding_spec
 
@@ -139,3 +141,11 @@ def test_a_buffer_that_is_gone_is_said():
     del buffer
     with pytest.raises(RuntimeError, match="is gone"):
         (t + 1).cpu()
+
+
+def test_what_has_no_values_is_where_it_is_asked_to_be():
+    t = create_placeholder_tensor((8, 4), torch.float32)
+    xs.mark_sharding(t, mesh(8), (0, None))
+    assert spec_of(t) == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    text = _XLAC._get_stablehlo([t + 1]).decode()
+    assert re.search(r'tensor<8x4xf32> \{.*\[\{"', text.split("->")[0])

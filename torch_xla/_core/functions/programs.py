@@ -68,9 +68,10 @@ def _lowered_program(program: Any) -> Any:
 
     from torch_xla.ops import dtypes
 
+    platform = placement.of(_bindings.current_device()).platform  # a kernel for it may not be for others
     with client.x64():
         arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in program.inputs]
-        return jax.jit(program.function, keep_unused=True).lower(*arguments)
+        return jax.jit(program.function, keep_unused=True).trace(*arguments).lower(lowering_platforms=(platform,))
 
 
 def _digest(stage: Any, jaxpr: Any) -> str:

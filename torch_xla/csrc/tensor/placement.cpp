@@ -8,6 +8,7 @@
 #include "base/python_hooks.h"
 #include "device/device.h"
 #include "ir/op_info.h"
+#include "tensor/placeholder.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -27,8 +28,10 @@ Value marked(Value value, uint32_t placement) {
           0};
 }
 
+// Whether a leaf is nowhere yet, and so will be where it is asked to be.
 bool waits(const Node& leaf) {
-  return leaf.unfilled() || (leaf.buffer == nullptr && dynamic_cast<const Upload*>(leaf.source.get()) != nullptr);
+  const bool upload = leaf.buffer == nullptr && dynamic_cast<const Upload*>(leaf.source.get()) != nullptr;
+  return upload || leaf.unfilled() || is_placeholder(leaf);
 }
 
 std::atomic<bool> all_at_once{false};
