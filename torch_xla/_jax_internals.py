@@ -140,14 +140,17 @@ def find_plugins(module: str | None) -> BaseException | None:
     return raised[0] if raised else None
 
 
+def clients_run() -> bool:
+    """Whether JAX has started its clients: it takes no further plugins then."""
+    return xla_bridge.backends_are_initialized()
+
+
 def register_plugin(name: str, library: str, options: dict[str, Any]) -> None:
     """Registers a library's client with JAX, or gives options to one that JAX found itself.
 
     Raises:
-        RuntimeError: JAX found another library under that name, or has started its clients.
+        RuntimeError: JAX found another library under that name.
     """
-    if xla_bridge.backends_are_initialized():
-        raise RuntimeError("JAX has started its clients already: make the first xla tensor before you use JAX")
     if name not in _platforms:
         xla_bridge.register_plugin(name, library_path=library, options=options)
         return

@@ -152,6 +152,21 @@ assert jax.process_count() == 1 and jax.distributed.is_initialized()
 """
         self.ran(tmp_path / "none", program, PJRT_DEVICE="CPU", MAKER_DEVICES="4")
 
+    def test_after_jax_was_used(self, tmp_path: Path) -> None:
+        package(tmp_path, "maker", {"torch_xla.plugins": "maker = maker:Maker"}, maker=OURS)
+        program = """
+import jax
+jax.devices()
+try:
+    torch.ones(3, device="xla").tolist()
+except RuntimeError as error:
+    print(error)
+"""
+        assert self.ran(tmp_path, program) == (
+            "[device] got PJRT_DEVICE=maker, but this process already uses JAX, which takes no further plugins; create "
+            "the first xla tensor before using JAX\n"
+        )
+
     def test_options_from_the_environment(self, tmp_path: Path) -> None:
         (tmp_path / "maker.json").write_text(
             f'{{"library_path": "{plugin.library()}", "create_options": {{"cpu_device_count": 3}}}}'
@@ -236,7 +251,17 @@ for name in ("major", "small", "empty", "none", "text", "absent"):
         except RuntimeError as error:
             print(error)
 """
-        lines = python("-c", program, imported=True).stdout.splitlines()
+        program += """
+client._chosen = "cpu"  # which JAX cannot start either
+try:
+    torch.ones(3, device="xla").tolist()
+except RuntimeError as error:
+    print(error)
+"""
+        *lines, beside = python("-c", program, imported=True).stdout.splitlines()
+        assert beside.startswith(
+            "[device] got another plugin beside PJRT_DEVICE=CPU, and JAX starts all (Unable to ini"
+        )
         why = {
             "major": "it has version 7.106 of PJRT's interface",
             "small": "it has version 0.106 of PJRT's interface in 40 bytes, where version 0.29 had 776",
@@ -290,6 +315,13 @@ for name in ("major", "small", "empty", "none", "text", "absent"):
         public.register_plugin("maker", public.DevicePlugin())
         with pytest.raises(RuntimeError, match=r"'maker' \(DevicePlugin\), .* it does not override library_path\(\)"):
             plugins.give_to_jax("maker")
+
+    def test_one_that_jax_is_not_to_start(self, found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+        with pytest.raises(
+            RuntimeError, match=r"got JAX_PLATFORMS=cpu and PJRT_DEVICE=Maker, expected maker among the"
+        ):
+            plugins.give_to_jax("Maker")
 
     def test_what_is_registered(self, found: Path) -> None:
         with pytest.raises(TypeError, match=r"plugin 'maker' is 3, expected a torch_xla\.experimental\.plugins\.Devic"):

@@ -211,9 +211,16 @@ def _start() -> tuple[jax.Device, ...]:
     try:
         devices = tuple(jax.local_devices(backend=platform))
     except Exception as error:  # a client's own, whatever it raises
+        text = " ".join(str(error).split())
+        starting = "Unable to initialize backend "
+        if text.startswith(starting) and not text.startswith(f"{starting}'{platform}'"):
+            raise RuntimeError(
+                f"[device] got another plugin beside PJRT_DEVICE={device_type()}, and JAX starts all ({text}); "
+                f"uninstall it, take it out of {plugins.NAMED}, or name in JAX_PLATFORMS those to start, such as cpu"
+            ) from error
         raise RuntimeError(
             f"[device] got PJRT_DEVICE={device_type()}, available here: {', '.join(plugins.available())}; set "
-            f"PJRT_DEVICE to one of them ({' '.join(str(error).split())})"
+            f"PJRT_DEVICE to one of them ({text})"
         ) from error
     if platform == "cpu" and not _of_plugin(devices[0]):
         devices = devices[: _config.CPU_NUM_DEVICES.get()]

@@ -194,7 +194,7 @@ def available() -> list[str]:
     found += [*(point.name for point in _points()[0]), *(name for name in _registered if name != "library")]
     if tpu_chips():
         found.append("TPU")
-    return list(dict.fromkeys(found))
+    return list({name.lower(): name for name in reversed(found)}.values())[::-1]
 
 
 def give_to_jax(name: str) -> None:
@@ -219,6 +219,16 @@ def give_to_jax(name: str) -> None:
     if module is not None:
         _check_module(platform, module)
     plugin = find(name)
+    started = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
+    if not own and started != [""] and platform.lower() not in started:
+        raise RuntimeError(
+            message(
+                "device",
+                f"got JAX_PLATFORMS={os.environ['JAX_PLATFORMS']} and PJRT_DEVICE={name}",
+                expected=f"{platform} among the former",
+                do="unset it, or name both cpu and this one",
+            )
+        )
     where = library or module or "one that JAX found"
     try:
         raised = _jax_internals.find_plugins(module)
@@ -267,6 +277,14 @@ def _register_with_jax(platform: str, plugin: DevicePlugin) -> str:
                 f"got client_create_options()={options!r} of plugin {platform!r}",
                 expected=_OPTION,
                 do=f"correct {name}",
+            )
+        )
+    if _jax_internals.clients_run():
+        raise RuntimeError(
+            message(
+                "device",
+                f"got PJRT_DEVICE={platform}, but this process already uses JAX, which takes no further plugins",
+                do="create the first xla tensor before using JAX",
             )
         )
     try:
