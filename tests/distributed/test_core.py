@@ -17,6 +17,7 @@ def test_gradients_are_those_of_one_process() -> None:
     launcher.run(core_bodies.functions, (), 2)
 
 
+@pytest.mark.own_client("a collective runs at once")
 def test_a_read_that_needs_nobody_leaves_collectives_pending() -> None:
     launcher.run(core_bodies.reads, (), 2)
 

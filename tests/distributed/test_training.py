@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import training_bodies
 
 from torch_xla._core.job import launcher
@@ -17,6 +18,7 @@ def test_compiled_distributed_data_parallel() -> None:
     launcher.run(training_bodies.compiled_ddp, (), 2)
 
 
+@pytest.mark.own_client("a collective cuts the step there, which a replay refuses")
 def test_steps_that_are_replayed() -> None:
     launcher.run(training_bodies.replayed, (), 2)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from torch_xla import _bindings
 from torch_xla._core.graph.library import XLA_LIB
 from torch_xla._core.job import pending, session
 from torch_xla._errors import message
@@ -60,7 +61,8 @@ def record(
     text = _call(kind, groups, reduction, root, pairs)
     with torch.no_grad():
         *results, mark = torch.ops.xla.collective([t.detach() for t in tensors], text)
-    if not torch.compiler.is_compiling():  # whatever is compiled runs whole
+    # Whatever is compiled runs whole, and what the host computes has run.
+    if not torch.compiler.is_compiling() and _bindings.location_of(mark) is None:
         pending.add(mark)
     return results
 
