@@ -64,12 +64,6 @@ CASES = [
     (A._euclidean_dist.default, torch.randn(4, 3), torch.randn(5, 3)),
     (A._pdist_forward.default, torch.randn(5, 3), 2.0),
     (A._pdist_forward.default, torch.randn(5, 3), 0.0),
-    (A._fft_c2c.default, torch.randn(3, 5, 4, dtype=torch.complex64), [1, 2], 0, True),
-    (A._fft_c2c.default, torch.randn(3, 5, dtype=torch.complex64), [0], 2, False),
-    (A._fft_r2c.default, torch.randn(3, 5, 6), [0, 2], 1, True),
-    (A._fft_r2c.default, torch.randn(3, 5), [1], 0, False),
-    (A._fft_c2r.default, torch.randn(3, 4, dtype=torch.complex64), [1], 2, 7),
-    (A._fft_c2r.default, torch.randn(3, 4, dtype=torch.complex64), [0, 1], 1, 6),
 ]
 
 

@@ -28,6 +28,7 @@ _FAMILIES = (
     "custom_call",
     "elementwise",
     "embedding_bag",
+    "fft",
     "grouped",
     "indexing",
     "linalg",

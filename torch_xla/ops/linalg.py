@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -379,34 +378,3 @@ def _pdist_backward(ctx: Context, grad: jax.Array, x: jax.Array, p: float, dista
 @lowers("aten.linalg_householder_product.default")
 def _householder_product(ctx: Context, x: jax.Array, tau: jax.Array) -> jax.Array:
     return lax.linalg.householder_product(x, tau)
-
-
-def _normalization(values: jax.Array, sizes: Sequence[int], mode: int) -> jax.Array:
-    """PyTorch's FFT normalization: 0 none, 1 by the square root of the length, 2 by the length."""
-    length = math.prod(sizes)
-    return values if mode == 0 else values / (math.sqrt(length) if mode == 1 else length)
-
-
-def _transform(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
-    """Complex FFT over any number of dimensions, without normalization."""
-    for d in dims:
-        x = jnp.fft.fft(x, axis=d) if forward else jnp.fft.ifft(x, axis=d, norm="forward")
-    return x
-
-
-@lowers("aten._fft_c2c.default")
-def _fft_c2c(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int, forward: bool) -> jax.Array:
-    return _normalization(_transform(x, dims, forward), [x.shape[d] for d in dims], normalization)
-
-
-@lowers("aten._fft_r2c.default")
-def _fft_r2c(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int, onesided: bool) -> jax.Array:
-    out = jnp.fft.rfft(x, axis=dims[-1]) if onesided else jnp.fft.fft(x, axis=dims[-1])
-    return _normalization(_transform(out, dims[:-1], True), [x.shape[d] for d in dims], normalization)
-
-
-@lowers("aten._fft_c2r.default")
-def _fft_c2r(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int, size: int) -> jax.Array:
-    x = _transform(x, dims[:-1], False)
-    out = jnp.fft.irfft(x, n=size, axis=dims[-1], norm="forward")
-    return _normalization(out, [ctx.meta.shape[d] for d in dims], normalization)
