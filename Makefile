@@ -86,7 +86,7 @@ test-hot: $(STAMPS)/dev $(STAMPS)/build
 	XLA_COMPILE_WHEN_HOT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/run tests/tensor tests/record tests/ops $(PYTEST_ARGS)
 
 # On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`.
-PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions job spmd)
+PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions job distributed spmd)
 test-plugin: $(STAMPS)/dev $(STAMPS)/build
 	@test -n "$$PLUGIN_LIBRARY" || $(BIN)/python -m pip install -q fastatomstruct-xla-cpu==2026.6.23
 	named=$$($(BIN)/python tests/plugin.py) && PJRT_NAMES_AND_LIBRARY_PATHS=$$named PJRT_DEVICE=vendor \
