@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 import torch_xla
+from benchmarks import ahead
 from opdb import calls, samples, skips, tolerances
 from opdb.calls import Call
 from opdb.cases import DTYPES, Job
@@ -27,7 +28,7 @@ from torch_xla._core import sync
 from torch_xla._core.compile import cache
 from torch_xla._core.lower import lowering
 from torch_xla.debug import metrics
-from torch_xla.ops import host_kernel
+from torch_xla.ops import fallback, host_kernel
 
 PLATFORMS = ("cuda", "tpu")  # by JAX's names
 SLOW = 3.0  # seconds that the first use of an operator may take
@@ -267,6 +268,11 @@ def _check_platforms(job: Job, result: Result) -> None:
             # A program that calls back is lowered for this machine's devices only.
             if error is not None and _host_ops() == cuts:
                 result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")
+        if ahead.available():
+            error = attempt(lambda pending=pending: ahead.compiled(ahead.lowered(ahead.chips(), pending))).error
+            if error is not None and not isinstance(error, fallback.NeedsHost):
+                text = f"{type(error).__name__}: {str(error)[:300]}"
+                result.messages.append(f"tpu, compiled: {text} [{sample.text[:200]}]")
     callbacks = _host_ops() - cuts
     result.host_ops = sorted(_host_ops())
     result.status = "fail" if result.messages else "cut" if cuts else "callback" if callbacks else "pass"
