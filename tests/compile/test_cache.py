@@ -280,7 +280,11 @@ class TestFolder:
         assert kept.stat().st_mtime > 1
 
     def test_a_program_that_cannot_be_written_runs(
-        self, tmp_path: Path, counted: Counting, monkeypatch: pytest.MonkeyPatch
+        self,
+        tmp_path: Path,
+        counted: Counting,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         class Loaded:
             def serialize(self) -> bytes:
@@ -293,9 +297,13 @@ class TestFolder:
             save(cut, SimpleNamespace(loaded=Loaded()))  # type: ignore[arg-type]
 
         monkeypatch.setattr(cache, "_save", unable)
-        with counted("PersistentCacheWriteFailed", 1):
+        metrics.clear_all()
+        with counted("PersistentCacheWriteFailed", 2):
             assert run() == EXPECTED
+            run(size=5)
         assert files(tmp_path) == []
+        told = f"torch_xla: a compiled graph could not be kept in {tmp_path}: UNIMPLEMENTED"
+        assert capsys.readouterr().err.splitlines().count(told) == 1
 
     def test_a_folder_that_others_can_write_is_refused(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o777)

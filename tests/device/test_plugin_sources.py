@@ -54,8 +54,10 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         for cached in (plugins._points, plugins._of_jax, plugins.platform_of):
             cached.cache_clear()
 
+    client.hardware_devices()
     forget()
     monkeypatch.setattr(plugins, "_registered", {})
+    monkeypatch.delenv(plugins.NAMED, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("maker")]:
         monkeypatch.delitem(sys.modules, name)
@@ -86,6 +88,7 @@ def initialize():
 
 
 @NEEDS_LIBRARY
+@pytest.mark.own_client("each has an interpreter of its own, and a plugin")
 class TestOneThatRuns:
     """Interpreters of their own: a process has one client."""
 
@@ -93,7 +96,12 @@ class TestOneThatRuns:
         begin = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
         begin += "import torch, torch_xla, torch_xla.runtime as xr, torch_xla.core.xla_model as xm\n"
         begin += "from torch_xla.experimental import plugins\n"
-        env = {"PJRT_DEVICE": "Maker", "MAKER_LIBRARY": str(plugin.library()), "XLA_HOST_COMPUTE": "0"} | env
+        env = {
+            plugins.NAMED: "",
+            "PJRT_DEVICE": "Maker",
+            "MAKER_LIBRARY": str(plugin.library()),
+            "XLA_HOST_COMPUTE": "0",
+        } | env
         return python("-c", begin + program, imported=True, **env).stdout
 
     def test_of_both_groups(self, tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ end = threading.Thread(target=work)
 work()
 {ending}
 """
-        env = {"PJRT_DEVICE": "maker", "MAKER_LIBRARY": str(plugin.library())}
+        env = {plugins.NAMED: "", "PJRT_DEVICE": "maker", "MAKER_LIBRARY": str(plugin.library())}
         done = python("-c", program, imported=True, check=False, **env)
         assert done.returncode == status and ("ValueError: mine" in done.stderr) == (status == 1), done.stderr
 
@@ -258,7 +266,7 @@ try:
 except RuntimeError as error:
     print(error)
 """
-        *lines, beside = python("-c", program, imported=True).stdout.splitlines()
+        *lines, beside = python("-c", program, imported=True, **{plugins.NAMED: ""}).stdout.splitlines()
         assert beside.startswith(
             "[device] got another plugin beside PJRT_DEVICE=CPU, and JAX starts all (Unable to ini"
         )
@@ -326,8 +334,8 @@ except RuntimeError as error:
     def test_what_is_registered(self, found: Path) -> None:
         with pytest.raises(TypeError, match=r"plugin 'maker' is 3, expected a torch_xla\.experimental\.plugins\.Devic"):
             public.register_plugin("maker", 3)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"got a plugin named 'Cpu', which is JAX's own; register it under ano"):
-            public.register_plugin("Cpu", public.DevicePlugin())
+        with pytest.raises(ValueError, match=r"got a plugin named 'Tpu', which is JAX's own; register it under ano"):
+            public.register_plugin("Tpu", public.DevicePlugin())
 
     def test_a_name_that_nobody_knows(self, found: Path) -> None:
         package(found, "e", {"torch_xla.plugins": "one = e:One", "jax_plugins": "two = e"})
