@@ -98,12 +98,10 @@ def buffer_of(parts: Sequence[torch.Tensor], wanted: splits.Split | None, shape:
         shape: Shape of the whole; what the last parts have beyond is dropped.
         index: The xla device.
     """
-    from torch_xla.ops.fallback import to_numpy
-
     place = placement.of(index)
     number = splits.WHOLE if wanted is None else splits.number_of(wanted)
     if wanted is None or wanted.fits(shape):
-        return transfer.put_parts([to_numpy(part).copy() for part in parts], shape, index, number)
+        return transfer.put_parts([transfer.own_values(part) for part in parts], shape, index, number)
     whole = torch.zeros(tuple(shape), dtype=parts[0].dtype)
     local = [place.devices.index(device) for device in place.local]
     for device, where, _ in wanted.indices(shape):

@@ -48,8 +48,17 @@ def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False
             f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
         )
     with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
-        # On CPU the client keeps aligned host memory instead of copying it, so it gets memory of its own.
-        return put(to_numpy(tensor) if kept else to_numpy(tensor).copy(), index, number)
+        return put(to_numpy(tensor) if kept else own_values(tensor), index, number)
+
+
+def own_values(tensor: torch.Tensor) -> Any:
+    """A CPU tensor's values as a NumPy array that nobody else has.
+
+    On CPU the client keeps aligned host memory instead of copying it: PyTorch's is aligned, NumPy's mostly not.
+    """
+    from torch_xla.ops.fallback import to_numpy
+
+    return to_numpy(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def put(array: Any, index: int, number: int = 0) -> jax.Array:

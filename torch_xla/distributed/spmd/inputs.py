@@ -63,8 +63,6 @@ class ShardingSpec:
 
 def _send_rows(t: torch.Tensor, wanted: splits.Split, device: torch.device) -> torch.Tensor:
     """Sends a batch of which each process has those rows that its devices have, in their order."""
-    from torch_xla.ops.fallback import to_numpy
-
     place = placement.of(device.index or 0)
     local = {place.devices.index(found) for found in place.local}
     below = math.prod(wanted.tiles[1:]) * wanted.copies  # devices of one tile of rows
@@ -80,7 +78,7 @@ def _send_rows(t: torch.Tensor, wanted: splits.Split, device: torch.device) -> t
         )
     rows = t.shape[0] // len(own)
     shape = (rows * wanted.tiles[0], *t.shape[1:])
-    values = to_numpy(t).copy()
+    values = transfer.own_values(t)
     parts = []
     for found, where, _ in wanted.indices(shape):
         if found in local:
