@@ -173,6 +173,9 @@ TORCHELASTIC_USE_AGENT_STORE = _bool(
 XLA_CPU_COLLECTIVES = _choice(
     "XLA_CPU_COLLECTIVES", ("torch", "xla"), "torch", "Whose collectives CPU devices use: PyTorch's, or XLA's own."
 )
+XLA_CPU_KEEP_MEMORY = _bool(
+    "XLA_CPU_KEEP_MEMORY", True, "Whether memory that programs on a CPU free is kept for the next run, up to 1 GiB."
+)
 XLA_JOB_START_TIMEOUT = _float(
     "XLA_JOB_START_TIMEOUT", 300.0, "Seconds in which all processes of a job have to come.", 1.0, 86400.0
 )

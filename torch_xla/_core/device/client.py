@@ -19,7 +19,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import background, plugins
+from torch_xla._core.device import allocator, background, plugins
 
 if TYPE_CHECKING:
     import jax
@@ -208,6 +208,8 @@ def _start() -> tuple[jax.Device, ...]:
             port = free.getsockname()[1]
         _meet(f"127.0.0.1:{port}", 1, 0)
     plugins.give_to_jax(device_type())
+    if platform == "cpu":
+        allocator.keep_freed()
     try:
         devices = tuple(jax.local_devices(backend=platform))
     except Exception as error:  # a client's own, whatever it raises
