@@ -266,7 +266,8 @@ class TestFolder:
         os.utime(kept, (1, 1))  # used long ago
         (tmp_path / ".left.part").write_bytes(b"of a process that was killed")
         os.utime(tmp_path / ".left.part", (0, 0))
-        with setting(_config.XLA_PERSISTENT_CACHE_MAX_BYTES, kept.stat().st_size), counted("PersistentCacheRemoved", 2):
+        limit = kept.stat().st_size * 3 // 2  # two programs are not of the same size to the byte
+        with setting(_config.XLA_PERSISTENT_CACHE_MAX_BYTES, limit), counted("PersistentCacheRemoved", 2):
             run(size=5)
         assert kept.name not in files(tmp_path) and len(files(tmp_path)) == 1
 
