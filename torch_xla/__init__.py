@@ -27,9 +27,9 @@ from torch_xla._api import real_devices as real_devices
 from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
 from torch_xla._compile import step as step
-from torch_xla._core.torch import fused_optimizers as _optimizers
 from torch_xla._core.torch import install as _recording
 from torch_xla._core.torch import module_to as _modules
+from torch_xla._core.torch import optimizers as _optimizers
 from torch_xla._launch import launch as launch
 from torch_xla._legacy import xlac as _XLAC
 from torch_xla._version import __version__ as __version__

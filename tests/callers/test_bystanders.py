@@ -21,7 +21,8 @@ def state():
         "precision": torch.get_float32_matmul_precision(), "grad": torch.is_grad_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"), "random": torch.random.initial_seed(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "accelerator": torch.accelerator.is_available(),
-        "foreach": torch.utils._foreach_utils._get_foreach_kernels_supported_devices(),
+        # Of devices that another program may have; xla is added to them.
+        "foreach": {*torch.utils._foreach_utils._get_foreach_kernels_supported_devices()} - {"xla"},
     }
 """
 NO_CLIENT = """
