@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ def placed(*tensors: Tensor) -> bool:
     return TARGET in lowering.lower(cut_of(*tensors), to_run=True).stage.as_text()
 
 
+def several_threads(tensor: Tensor) -> bool:
+    """Whether the kernel in the program that computes a pending tensor is divided among PyTorch's threads."""
+    text = lowering.lower(cut_of(tensor), to_run=True).stage.as_text()
+    return "_parallel = true" in text
+
+
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
     torch_xla.sync()
@@ -187,12 +194,8 @@ class TestConvolutions:
         assert backward.rsplit("->", 1)[1].count("tensor<") == 1
 
     def test_large_ones_take_several_threads(self) -> None:
-        def threads(x: Tensor) -> str:
-            text = lowering.lower(cut_of(F.conv2d(x, WEIGHT.to("xla"))), to_run=True).stage.as_text()
-            return text[text.index("_parallel = ") :].split(",")[0].split(" = ")[1]
-
-        assert threads(IMAGE[:, :, :9, :9].to("xla")) == "false"
-        assert threads(IMAGE.repeat(12, 1, 1, 1).to("xla")) == "true"
+        assert not several_threads(F.conv2d(IMAGE[:, :, :9, :9].to("xla"), WEIGHT.to("xla")))
+        assert several_threads(F.conv2d(IMAGE.repeat(12, 1, 1, 1).to("xla"), WEIGHT.to("xla")))
 
     def test_several_at_once(self) -> None:
         x, weights = IMAGE.repeat(12, 1, 1, 1), [WEIGHT * i for i in range(1, 9)]
@@ -200,6 +203,38 @@ class TestConvolutions:
         torch_xla.sync()
         for w, have in zip(weights, got, strict=True):
             torch.testing.assert_close(have.cpu(), F.conv2d(x, w), atol=1e-4, rtol=1e-4)
+
+
+class TestGradientsOfWeights:
+    @staticmethod
+    def gradient(rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        w = torch.zeros(512, 1024, device="xla", dtype=dtype, requires_grad=True)
+        out = F.linear(torch.zeros(2, rows, 1024, device="xla", dtype=dtype), w)
+        return torch.autograd.grad(out, w, torch.zeros_like(out))[0]
+
+    def test_stay_beside_other_work_unless_very_large(self) -> None:
+        assert placed(self.gradient(64)) and not several_threads(self.gradient(64))
+        assert several_threads(self.gradient(512))
+
+    def test_of_half_types_sum_over_one_dimension(self) -> None:
+        grad = self.gradient(64, torch.bfloat16)
+        text = lowering.lower(cut_of(grad), to_run=True).stage.as_text()
+        assert not placed(grad) and "contracting_dims = [0] x [0]" in text  # over several, XLA:CPU would transpose
+
+
+@pytest.mark.parametrize("call", [torch.cos, torch.sin])
+def test_functions_of_the_c_library_are_computed_once(call: Callable[[Tensor], Tensor]) -> None:
+    angles, x = image(16, 8), image(4, 16, 8)
+
+    def rotated(angles: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return x * call(angles), (x + 1) * call(angles)[:, :4].repeat(1, 2)
+
+    got = rotated(angles.to("xla"), x.to("xla"))
+    torch_xla.sync()
+    (program,) = cache._executables.values()
+    assert len(re.findall(r" (?:co)?sine\(", program.loaded.hlo_modules()[0].to_string())) == 1
+    for have, want in zip(got, rotated(angles, x), strict=True):
+        torch.testing.assert_close(have.cpu(), want)
 
 
 def test_results_are_written_where_xla_wants_them() -> None:

@@ -28,6 +28,7 @@ from torch_xla.ops.registry import Meta, varied_arguments
 _TARGET = "torch_xla.host_kernel"
 # Multiplications below which a kernel stays in its thread: waking PyTorch's others takes longer.
 _PARALLEL = 20_000_000
+_ASIDE = 500_000_000  # the same for what nothing waits for: XLA computes other things beside it in its own threads
 _LEAST = 1 << 14  # values below which XLA's code is as fast
 _FUSED = 1 << 14  # values above which a normalization is better fused by XLA with what is around it
 _PER_VALUE = 64  # multiplications that other work on a value is worth
@@ -69,7 +70,11 @@ def in_use() -> bool:
 
 
 def attempt(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    out: Sequence[Meta | None],
+    aside: bool = False,
 ) -> tuple[Any, ...] | None:
     """Places PyTorch's kernel into the program, where XLA:CPU would be much slower.
 
@@ -78,6 +83,7 @@ def attempt(
         args: Positional arguments with arrays for tensors; no tensors in lists.
         kwargs: Keyword arguments, likewise.
         out: Promised results.
+        aside: Whether hardly anything waits for them, such as gradients of weights.
 
     Returns:
         One array per promised result, None where undefined; or None, with nothing done.
@@ -88,11 +94,11 @@ def attempt(
     if not work:
         return None
     with jax.named_scope(op.name().split("::")[-1]):
-        return _place(op, args, kwargs, out, work)
+        return _place(op, args, kwargs, out, work >= (_ASIDE if aside else _PARALLEL))
 
 
 def _place(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], work: int
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], parallel: bool
 ) -> tuple[Any, ...]:
     name = op._schema.name
     kernel = (_writing(op) if None not in out else None) or op
@@ -119,7 +125,7 @@ def _place(
         _name=name,
         _overload=kernel._schema.overload_name,
         _operands=_attribute(operands),
-        _parallel=work >= _PARALLEL,
+        _parallel=parallel,
         _results=_attribute([-1 if meta is None else next(counted) for meta in out]),
         **attributes,
     )

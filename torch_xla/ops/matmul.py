@@ -163,9 +163,10 @@ def _linear_backward(
 def _weight_grad(grad: jax.Array, x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """Sum over all rows of the outer products of the last dimensions."""
     if host_kernel.in_use():
+        # XLA:CPU transposes both for a product that sums over several dimensions, and neither where it is the first.
+        grad, x = (jnp.reshape(values, (-1, values.shape[-1])) for values in (grad, x))
         out = Meta((grad.shape[-1], x.shape[-1]), dtype)
-        flat = [jnp.reshape(values, (-1, values.shape[-1])) for values in (grad, x)]
-        found = host_kernel.attempt(torch.ops.aten.tensordot.default, (*flat, [0], [0]), {}, (out,))
+        found = host_kernel.attempt(torch.ops.aten.tensordot.default, (grad, x, [0], [0]), {}, (out,), aside=True)
         if found is not None:
             return found[0]
     rows = tuple(range(grad.ndim - 1))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, Rule, lowers
 
@@ -40,6 +40,11 @@ def _sinc(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, jnp.ones_like(x), jnp.sin(scaled) / jnp.where(x == 0, jnp.ones_like(x), scaled))
 
 
+def _called(fn: Unary) -> Unary:
+    """A function that XLA:CPU calls the C library for, value by value: once, and not again wherever one is read."""
+    return lambda x: lax.optimization_barrier(fn(x)) if host_kernel.in_use() else fn(x)
+
+
 # Operators whose result is floating point: one line each.
 _FLOATING: dict[str, Unary] = {
     "acos": jnp.arccos,
@@ -48,7 +53,7 @@ _FLOATING: dict[str, Unary] = {
     "asinh": jnp.arcsinh,
     "atan": jnp.arctan,
     "atanh": jnp.arctanh,
-    "cos": lax.cos,
+    "cos": _called(lax.cos),
     "cosh": lax.cosh,
     "deg2rad": lambda x: x * (math.pi / 180.0),
     "exp": lax.exp,
@@ -62,7 +67,7 @@ _FLOATING: dict[str, Unary] = {
     "reciprocal": lambda x: 1 / x,
     "rsqrt": lax.rsqrt,
     "sigmoid": lambda x: 1 / (1 + lax.exp(-x)) if dtypes.is_complex(x) else lax.logistic(x),
-    "sin": lax.sin,
+    "sin": _called(lax.sin),
     "sinc": _sinc,
     "sinh": lax.sinh,
     "sqrt": lax.sqrt,
