@@ -47,6 +47,29 @@ class Program:
     # Where it takes its leaves and gives its outputs, as the compiler had it.
     def set_places(self, inputs: Sequence[int], outputs: Sequence[int]) -> None: ...
 
+class Slot:
+    """Stands for a value of a traced graph among the arguments of a call."""
+
+    def __init__(self, number: int) -> None: ...
+
+class Calls:
+    """A traced graph as calls that are made one after the other, without Python between them.
+
+    Values are numbered: the inputs, and what each call gives, in the order of the calls.
+    """
+
+    def __init__(self, inputs: int) -> None: ...
+    # Adds a call of an operator; gives the number of its first result, which the others follow.
+    def add(self, name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int: ...
+    # Of a function of numbers.
+    def add_number(self, function: Callable[..., Any], args: tuple[Any, ...]) -> int: ...
+    # An element of a list.
+    def add_element(self, values: Slot, position: int) -> int: ...
+    # Ends the graph, with what it returns.
+    def finish(self, outputs: Sequence[Slot | None]) -> None: ...
+    # What it returns; or None, with nothing done, where an input is neither a tensor nor a number.
+    def run(self, given: tuple[Any, ...]) -> list[Any] | None: ...
+
 class Recording:
     """What a step that is recorded reads and leaves behind, told by the ids of storages; begins when it is made.
 

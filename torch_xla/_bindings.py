@@ -10,6 +10,8 @@ import torch_xla._C as _C  # noqa: E402
 
 Cut = _C.Cut
 Graph = _C.Graph
+Calls = _C.Calls
+Slot = _C.Slot
 OperatorRun = _C.OperatorRun
 Guards = _C.Guards
 Packing = _C.Packing

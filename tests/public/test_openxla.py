@@ -12,6 +12,7 @@ from torch import nn
 
 import torch_xla
 import torch_xla.debug.metrics as met
+from torch_xla._core.functions.calls import calls_of
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -168,3 +169,32 @@ def test_evaluation_between_steps(compiles: Counting) -> None:
                 model.eval()
                 assert net(x).isfinite().all()
                 model.train()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_call_of_a_graph_goes_through_python(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[bool] = []
+
+    def noted(module: torch.fx.GraphModule) -> Callable[..., Any]:
+        run = calls_of(module)
+        graphs.append(run is not module)
+        return run
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        parts = (x @ weight).view(rows * 2, -1).split(2, 1)
+        return torch.cat([part.sin() * rows for part in parts]).sum(0)
+
+    monkeypatch.setattr("torch_xla.core.dynamo_bridge.calls_of", noted)
+    run = torch.compile(function, backend="openxla", dynamic=dynamic)
+    for rows in (4, 6) if dynamic else (4,):
+        own, weight = torch.randn(rows, 5), torch.randn(5, 8)
+        moved = [x.to("xla").requires_grad_() for x in (own, weight)]
+        for x in (own, weight):
+            x.requires_grad_()
+        found, expected = run(*moved), function(own, weight)
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(moved[1].grad, weight.grad, check_device=False, rtol=1e-4, atol=1e-5)
+    assert graphs == [True, True]

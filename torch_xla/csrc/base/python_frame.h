@@ -34,6 +34,7 @@ class PythonFrame {
   }
   explicit operator bool() const { return frame_ != nullptr; }
   PythonFrame back() const { return PythonFrame(frame_->previous); }
+  const void* address() const { return frame_; }
   const void* instruction() const {
 #if PY_VERSION_HEX < 0x030D0000
     return frame_->prev_instr;
@@ -61,6 +62,7 @@ class PythonFrame {
   static PythonFrame top() { return {}; }
   explicit operator bool() const { return false; }
   PythonFrame back() const { return {}; }
+  const void* address() const { return nullptr; }
   const void* instruction() const { return nullptr; }
 };
 

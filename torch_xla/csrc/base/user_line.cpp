@@ -27,6 +27,8 @@ std::vector<std::string>& skipped() {
 
 std::atomic<int> depth{0};
 thread_local Frame current_frame = nullptr;
+// The interpreter's frame that a PlaceScope is in, which stays where it is, and its line.
+thread_local std::pair<const void*, Frame> place{nullptr, nullptr};
 
 // Changes when what `Lines` hold may be wrong.
 std::atomic<uint64_t> generation{0};
@@ -101,8 +103,8 @@ Code code_of(PyCodeObject* object) {
     return name.substr(0, prefix.size()) == prefix &&
            name.find("site-packages/", prefix.size()) == std::string_view::npos;
   };
-  const bool skip =
-      starts("<frozen") || starts("<eval_with_key") || std::any_of(skipped().begin(), skipped().end(), starts);
+  const bool skip = name.starts_with("<frozen") || name.starts_with("<eval_with_key") ||
+                    std::any_of(skipped().begin(), skipped().end(), starts);
   return known[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos, starts("<frozen importlib")};
 }
 
@@ -160,20 +162,30 @@ std::optional<Frame> known_frame() {
   return PythonFrame::readable() ? std::optional<Frame>(nullptr) : std::nullopt;
 }
 
+// What a call that is recorded here keeps of its lines.
+Frame kept_frame() {
+  const auto lines = depth.load(std::memory_order_relaxed);
+  // Where every operator is a graph of its own, the line that records it is the one that runs it.
+  if (lines == 1 && !eager()) {
+    return user_frame();
+  }
+  return lines > 1 ? user_frames(lines) : nullptr;
+}
+
+// Null where no Python runs.
+const void* top_frame() { return Py_IsInitialized() ? PythonFrame::top().address() : nullptr; }
+
 }  // namespace
 
 void set_frame_depth(int lines) { depth.store(lines, std::memory_order_relaxed); }
 
 FrameScope::FrameScope() {
-  const auto lines = depth.load(std::memory_order_relaxed);
-  // Where every operator is a graph of its own, the line that records it is the one that runs it.
-  if (lines == 1 && !eager()) {
-    current_frame = user_frame();
-  } else if (lines > 1) {
-    current_frame = user_frames(lines);
-  }
+  current_frame = place.first != nullptr && place.first == top_frame() ? place.second : kept_frame();
 }
 FrameScope::~FrameScope() { current_frame = nullptr; }
+
+PlaceScope::PlaceScope() : outer_(std::exchange(place, {top_frame(), kept_frame()})) {}
+PlaceScope::~PlaceScope() { place = outer_; }
 
 Frame recorded_frame() { return current_frame; }
 

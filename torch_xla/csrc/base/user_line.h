@@ -31,6 +31,18 @@ struct FrameScope {
 };
 Frame recorded_frame();
 
+// The scope of several calls that are recorded from one place in Python: its line is looked for once.
+class PlaceScope {
+ public:
+  PlaceScope();
+  ~PlaceScope();
+  PlaceScope(const PlaceScope&) = delete;
+  PlaceScope& operator=(const PlaceScope&) = delete;
+
+ private:
+  std::pair<const void*, Frame> outer_;
+};
+
 // Frames whose file starts with one of these are skipped.
 void add_skipped_prefix(std::string prefix);
 

@@ -13,5 +13,6 @@ void bind_recorder(py::module_& m);
 void bind_collectives(py::module_& m);
 void bind_loops(py::module_& m);
 void bind_imports(py::module_& m);
+void bind_calls(py::module_& m);
 
 }  // namespace torch_xla

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_C, m) {
   bind_collectives(m);
   bind_loops(m);
   bind_imports(m);
+  bind_calls(m);
 }
 
 }  // namespace torch_xla
