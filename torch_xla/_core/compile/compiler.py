@@ -22,6 +22,8 @@ from torch_xla.ops.registry import Meta
 
 # XLA:CPU drops barriers half-way through its passes, and then merges what they kept apart.
 _DISABLED, _EXPANDER = "xla_disable_hlo_passes", "cse_barrier_expander"
+# It makes a loop on a kilobyte one function, for which it has no barriers.
+_AS_FUNCTION, _NO_BARRIER = "small-while-loop-hoisting", "Unhandled opcode for elemental IR emission: opt-barrier"
 # XLA keeps half types in float32 between two operators, which PyTorch rounds, and drops what a program rounds itself.
 _EXCESS = "xla_allow_excess_precision"
 _LACKING = ("NOT_FOUND", "UNIMPLEMENTED")  # how an error begins where a client has not what a program wants
@@ -108,7 +110,13 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         with _metrics.timed(stage):
             label = f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}"
             try:
-                loaded, compiled = interruptible.call(compile, label)
+                try:
+                    loaded, compiled = interruptible.call(compile, label)
+                except jax.errors.JaxRuntimeError as error:
+                    if _NO_BARRIER not in str(error):
+                        raise
+                    chosen[_DISABLED] += f",{_AS_FUNCTION}"
+                    loaded, compiled = interruptible.call(compile, label)
             except jax.errors.JaxRuntimeError as error:
                 called = lowering.custom_calls(lowered.stage)
                 if called and str(error).startswith(_LACKING) and not client.is_own_cpu():
