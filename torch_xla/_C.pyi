@@ -12,7 +12,7 @@ _Meta = tuple[tuple[int, ...], torch.dtype]
 _Location = tuple[Any, int]
 
 class Packing:
-    """Which small buffers travel together: per pack its leaves, all donated or none, and its outputs."""
+    """Which buffers travel together: per pack its leaves, all donated where it has outputs, and its outputs."""
 
     def __init__(self, graph: Graph) -> None: ...
     @property
@@ -295,6 +295,11 @@ class Graph:
     def provide_fills(self, buffers: Sequence[Any], places: Sequence[int]) -> None: ...
     # (buffer, index of the first element in it, or -1 where it holds nothing else)
     def leaf_locations(self) -> list[_Location]: ...
+    # (leaves, outputs) of each array in which tensors of one type travel; the packs of such a graph begin with them.
+    stacks: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    # The leaves of each such array that rest in it.
+    @property
+    def resting(self) -> list[list[int]]: ...
     # For each number its index in the vector of its type; equal ones may travel as one.
     @property
     def number_places(self) -> tuple[int, ...]: ...

@@ -144,6 +144,13 @@ def _choice(name: str, choices: tuple[str, ...], default: str, doc: str) -> Opti
     return Option(name, listing(choices), default, doc, lambda raw: table[raw.lower()])
 
 
+def _layers(raw: str) -> int:
+    value = int(raw)
+    if value < 0:
+        raise ValueError(raw)
+    return value
+
+
 def _fractions(raw: str) -> tuple[float, ...]:
     values = tuple(float(part) for part in raw.split(":"))
     if not all(0.0 <= value < 1.0 for value in values):
@@ -245,6 +252,16 @@ XLA_SPMD_VERIFY = _bool(
     "XLA_SPMD_VERIFY",
     False,
     "Runs each program whose tensors are split without the splits too, and names the first value that differs.",
+)
+
+# Lowering.
+XLA_ROLL_LAYERS: Option[int | None] = Option(
+    "XLA_ROLL_LAYERS",
+    "0, 1 or a number of layers",
+    None,
+    "Makes layers that repeat a loop, which XLA compiles once: 1 from eight layers on, a larger number from as many, "
+    "0 never. Not set: on TPUs.",
+    _layers,
 )
 
 # What is told while it runs.

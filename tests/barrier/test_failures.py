@@ -547,7 +547,7 @@ class TestReferences:
         buffer = _bindings.buffer_of(large)
         held = sys.getrefcount(buffer)
 
-        def fail(self: Any, buffers: Any) -> Any:
+        def fail(self: Any, *_: Any) -> Any:
             raise RuntimeError("no pack")
 
         monkeypatch.setattr(sync._Hooks, "pack", fail)

@@ -10,10 +10,10 @@ from typing import Any
 from torch_xla import _bindings, _capture, _config, _fallbacks, _files, _metrics, _timeline
 from torch_xla._core import hotness, region
 from torch_xla._core.compile import cache, compiler, dispatch
-from torch_xla._core.device import client, failures, memory, splits, transfer
+from torch_xla._core.device import client, failures, memory, placement, splits, transfer
 from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.job import agreement, same_program, session
-from torch_xla._core.lower import lowering, numbers
+from torch_xla._core.lower import lowering, numbers, rolling
 from torch_xla._core.report import debug_level, loop_report, retrace
 from torch_xla._core.run import by_operator, executor, split_check, value_check
 from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, message, raise_first
@@ -374,23 +374,26 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
 
 def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
     """A program that this process has not run yet, from the disk or compiled."""
+    with lowering.uncollected():
+        described = rolling.decide(cut)
     # Where programs span the job the first one makes the connection.
     if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
-        return cache.load(cut) or _compile(cut, cause, name)
-    described = graph.describe(cut)
+        return cache.load(cut) or _compile(cut, described, cause, name)
+    described = described or graph.describe(cut)
     agreement.prepare(described)
-    executable = cache.load(cut) or _compile(cut, cause, name)
+    executable = cache.load(cut) or _compile(cut, described, cause, name)
     agreement.announce(executable.program, described)
     return executable
 
 
-def _compile(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
+def _compile(cut: _bindings.Graph, described: graph.Graph | None, cause: str, name: str | None) -> compiler.Executable:
     numbers.take_wanted()
-    described = graph.describe(cut)
-    if _config.XLA_VERIFY_GRAPHS.get():
-        verify.verify(described)
-    _dump(described)
-    lowered = compiler.lower(described, name or "graph")
+    with lowering.uncollected():
+        described = described or graph.describe(cut)
+        if _config.XLA_VERIFY_GRAPHS.get():
+            verify.verify(described)
+        _dump(described)
+        lowered = compiler.lower(described, name or "graph")
     retrace.note(described, _bindings.user_frame(), name, hotness.knows(cut))
     debug_level.before_compile(described, cause, name)
     executable = compiler.compile_lowered(cut, lowered, name or "graph")
@@ -451,6 +454,9 @@ def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> 
         The text, or bytes for the protobuf message and the bytecode.
     """
     if form == "text":
+        if client.client_started():
+            place = placement.of(described.device)
+            described = rolling.rolled(described, place.platform, place.mesh)
         return graph_text.text(described, computed)
     if form == "dot":
         return graph_text.dot(described)

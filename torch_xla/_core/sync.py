@@ -357,9 +357,14 @@ class _Hooks:
         return transfer.copies(buffers)
 
     @untraced
-    def pack(self, buffers: list[Any]) -> Any:
-        """Several device buffers end to end in one."""
-        return packing.pack(buffers)
+    def pack(self, buffers: list[Any], stacked: bool) -> Any:
+        """Several device buffers in one, end to end or as an array of them."""
+        return packing.stack(buffers) if stacked else packing.pack(buffers)
+
+    @untraced
+    def member(self, stack: Any, index: int) -> Any:
+        """One of an array's members as a buffer of its own."""
+        return transfer.member(stack, index)
 
     @untraced
     def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:

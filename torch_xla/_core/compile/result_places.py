@@ -21,8 +21,8 @@ def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[
     Returns:
         The placement number of each result, packs first and the token last.
     """
-    packs = program.packing.packs
-    packed_inputs = {leaf for leaves, _ in packs for leaf in leaves}
+    packs = [(leaves, outputs) for leaves, outputs in program.packing.packs if outputs]
+    packed_inputs = {leaf for leaves, _ in program.packing.packs for leaf in leaves}
     packed_results = {output for _, outputs in packs for output in outputs}
     to = list(cut.wanted_places) or [splits.WHOLE] * cut.num_outputs
     single = [i for i in range(cut.num_outputs) if i not in packed_results]

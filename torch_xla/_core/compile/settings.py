@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from operator import attrgetter
 
-from torch_xla import _bindings, _jax_internals
+from torch_xla import _bindings, _config, _jax_internals
 from torch_xla._core.device import client
 from torch_xla._core.lower import scopes
 from torch_xla.ops import dtypes, precision
@@ -34,6 +34,7 @@ def program_settings() -> tuple[Hashable, ...]:
         client.spmd(),
         scopes.on(),
         dtypes.shortens(),
+        _config.XLA_ROLL_LAYERS.get(),
         *map(_value, _COMPILING),
         _jax_internals.trace_context(),
     )

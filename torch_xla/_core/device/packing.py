@@ -31,6 +31,15 @@ def pack(buffers: Sequence[Any]) -> Any:
         return placement.with_others(_joined()(list(buffers)))
 
 
+def stack(buffers: Sequence[Any]) -> Any:
+    """Several device buffers of one shape and dtype as an array of them."""
+    if client.is_own_cpu():
+        return pack(buffers).reshape(len(buffers), *buffers[0].shape)
+    buffers = [placement.own_part(buffer) for buffer in buffers]
+    with client.x64():
+        return placement.with_others(_stacked()(list(buffers)))
+
+
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     """The parts of a device buffer, each as one of its own."""
     import numpy as np
@@ -80,6 +89,14 @@ def _joined() -> Any:
     import jax.numpy as jnp
 
     return jax.jit(lambda buffers: jnp.concatenate([buffer.reshape(-1) for buffer in buffers]))
+
+
+@functools.cache
+def _stacked() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.jit(jnp.stack)
 
 
 @functools.cache

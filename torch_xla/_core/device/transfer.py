@@ -191,6 +191,8 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     from torch_xla.ops.fallback import from_numpy
 
     buffer, start = location
+    if start >= 0 and buffer.ndim > 1 and not client.is_own_cpu():
+        buffer, start = copy(location, shape), -1  # not all of what travels with it
     asked = time.perf_counter()
     finish_to_read(buffer)
     _metrics.waited(asked)
@@ -200,7 +202,7 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
             values = values[0]
         _metrics.add_sample("InboundData", values.nbytes, "bytes")
         if start >= 0:
-            values = values[start : start + math.prod(shape)].reshape(shape)
+            values = values.reshape(-1)[start : start + math.prod(shape)].reshape(shape)
         return from_numpy(values, dtype)
 
 
@@ -272,8 +274,23 @@ def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
     buffer, start = location
     if start < 0:
         return copies([buffer])[0]
+    if buffer.ndim > 1:
+        return member(buffer, start // math.prod(shape))
     with client.x64():
         return placement.with_others(placement.own_part(buffer)[start : start + math.prod(shape)].reshape(shape))
+
+
+def member(stack: jax.Array, index: int) -> jax.Array:
+    """One of an array's members as a device buffer of its own."""
+    with client.x64():
+        return placement.with_others(_member()(placement.own_part(stack), index))
+
+
+@functools.cache
+def _member() -> Any:
+    import jax
+
+    return jax.jit(lambda stack, index: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False))
 
 
 def copies(buffers: Sequence[Any]) -> list[Any]:

@@ -113,6 +113,51 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """An input that is a result of the same layer."""
+
+    offset: int
+    result: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """An input that is a result of the layer before; the first layer has it from elsewhere."""
+
+    offset: int
+    result: int
+    first: Wire
+
+
+# What all layers take is a wire; what each takes from elsewhere, a wire per layer.
+Source = Inside | Carried | Wire | Wires
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """A run of layers.
+
+    Attributes:
+        slots: Their nodes, layer by layer.
+        period: How many nodes a layer has.
+        sources: Where the inputs of each node of a layer come from.
+    """
+
+    slots: tuple[int, ...]
+    period: int
+    sources: tuple[tuple[Source, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return len(self.slots) // self.period
+
+    def slot(self, layer: int, offset: int) -> int:
+        """Index of a node in the graph."""
+        return self.slots[layer * self.period + offset]
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """What is lowered.
 
@@ -125,11 +170,13 @@ class Graph:
         donated: Indices of the leaves whose buffers the program may overwrite.
         successors: For each of them the output that its tensor has instead, or -1.
         packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
+        stacks: So many of them, the first ones, are arrays of tensors of one type; some have no outputs.
         leaf_frames: The user's line that made each leaf, if known.
         numbers: For each number of the nodes, seed and offset included, its index in the vector of its type. Equal ones
             may have one place.
         leaf_places: Placement number of each leaf; none where buffers are never split.
         wanted_places: Likewise that which each output is to have.
+        layers: Runs of layers that are loops in its program, in order.
     """
 
     key: str
@@ -140,10 +187,12 @@ class Graph:
     donated: tuple[int, ...]
     successors: tuple[int, ...] = ()
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    stacks: int = 0
     leaf_frames: tuple[str | None, ...] = ()
     numbers: tuple[int, ...] = ()
     leaf_places: tuple[int, ...] = ()
     wanted_places: tuple[int, ...] = ()
+    layers: tuple[Layers, ...] = ()
 
 
 def describe(cut: _bindings.Graph) -> Graph:
@@ -158,6 +207,7 @@ def describe(cut: _bindings.Graph) -> Graph:
         donated=tuple(cut.donated),
         successors=tuple(cut.successors[leaf] for leaf in cut.donated),
         packs=tuple(packing.packs),
+        stacks=len(cut.stacks),
         leaf_frames=tuple(cut.leaf_frames),
         numbers=cut.number_places,
         leaf_places=tuple(cut.leaf_places) if cut.wanted_places else (),

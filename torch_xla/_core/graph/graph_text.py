@@ -28,7 +28,8 @@ def text(graph: Graph, computed: Sequence[Meta] = ()) -> str:
         donated = ", donated" if i in graph.donated else ""
         lines.append(f"  %p{i} = xla::device_data(), {meta_text(leaf)}{donated}")
     lines += [f"  %t{i} = xla::device_data(), {meta_text(meta)}" for i, meta in enumerate(computed)]
-    return "\n".join([*lines, *nodes, "}", ""])
+    loops = [f"  # a loop: {run.count} layers of {run.period} nodes from %{run.slots[0]}" for run in graph.layers]
+    return "\n".join([*lines, *loops, *nodes, "}", ""])
 
 
 def _node_line(graph: Graph, i: int, constants: dict[str, str]) -> str:

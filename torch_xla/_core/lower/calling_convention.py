@@ -1,9 +1,9 @@
 """The calling convention: which buffers a program takes and gives.
 
-It takes the leaves that travel alone, then a buffer per pack of small leaves, then one vector per type of number. It
-gives those packs again, then packs of new values, then the outputs that travel alone, and last, if it is to be started,
-a token to wait for: the others may be overwritten by the next program while someone waits. A client's cost per buffer
-is that of copying kilobytes.
+It takes the leaves that travel alone, then a buffer per pack of leaves, then one vector per type of number. It gives
+those packs again that it updates, then packs of new values, then the outputs that travel alone, and last, if it is to
+be started, a token to wait for: the others may be overwritten by the next program while someone waits. A client's cost
+per buffer is that of copying kilobytes, and loops read and write arrays of what all their layers have.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ class Convention:
         given: What is in each pack that it takes.
         wanted: What is in each pack that it gives.
         singles: Results that travel alone.
+        place: Gives the index of a part of a buffer as programs of the platform have it best.
     """
 
     def __init__(self, graph: Graph, token: bool = False, platform: str = "cpu") -> None:
         self._token = token
         # As a value, a layer's place is no part of the kernels that read from it: XLA:CPU compiles equal ones once.
         # Others read such a value back to the host, before each product of matrices that takes a part of a pack.
-        self._place: Callable[[int], Any] = _as_value if platform == "cpu" else int
+        self.place: Callable[[int], Any] = _as_value if platform == "cpu" else int
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
+        self._stacks = {leaves for leaves, _ in graph.packs[: graph.stacks]}
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
         self.given = [tuple(Wire(True, leaf, 0) for leaf in leaves) for leaves in self._packs]
@@ -57,7 +59,9 @@ class Convention:
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
         single = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
         wires = [Wire(False, *output) for output in graph.outputs]
-        self.wanted = [tuple(wires[i] for i in outputs) for _, outputs in graph.packs]
+        self.wanted = [tuple(wires[i] for i in outputs) for _, outputs in graph.packs if outputs]
+        stacked = [outputs for _, outputs in graph.packs[: graph.stacks] if outputs]
+        self._shapes = [(len(outputs), *_shape(graph, outputs[0])) for outputs in stacked]  # of the first it gives
         self.singles = [wires[i] for i in single]
         self._sizes = _vector_sizes(graph)
 
@@ -65,8 +69,11 @@ class Convention:
             (graph.leaves[i].shape, dtypes.numpy_dtype(graph.leaves[i].dtype)) for i in self._singles
         ]
         for leaves in self._packs:
-            size = sum(math.prod(graph.leaves[i].shape) for i in leaves)
-            self.buffers.append(((size,), dtypes.numpy_dtype(graph.leaves[leaves[0]].dtype)))
+            first = graph.leaves[leaves[0]]
+            shape: tuple[int, ...] = (sum(math.prod(graph.leaves[i].shape) for i in leaves),)
+            if leaves in self._stacks:
+                shape = (len(leaves), *first.shape)
+            self.buffers.append((shape, dtypes.numpy_dtype(first.dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
         at = graph.leaf_places or (splits.WHOLE,) * len(graph.leaves)
@@ -94,22 +101,32 @@ class Convention:
         for leaf, output in zip(graph.donated, graph.successors, strict=True):
             if leaf in inputs:  # several may have one successor, which takes the place of the first
                 aliases[inputs[leaf]] = results.pop(output, None) if _fits(graph, leaf, output) else None
-        donated = set(graph.donated)
-        aliases |= {len(inputs) + k: k for k, leaves in enumerate(self._packs) if donated & set(leaves)}
+        updated = [leaves for leaves, outputs in graph.packs if outputs]
+        aliases |= {len(inputs) + k: updated.index(leaves) for k, leaves in enumerate(self._packs) if leaves in updated}
         return aliases
 
     def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
         given = iter(inputs)
-        leaves = _Leaves(((leaf, next(given)) for leaf in self._singles), self._place)
+        leaves = _Leaves(((leaf, next(given)) for leaf in self._singles), self.place)
         for members in self._packs:
-            leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
+            if members in self._stacks:
+                leaves.unstack(next(given), members)
+            else:
+                leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
         floats, ints, complexes = (next(given) if n else None for n in self._sizes)
         return leaves, (floats, ints, complexes)
 
     def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
         """Those of the inputs that are packs, by what is in them."""
-        return dict(zip(self.given, inputs[len(self._singles) :], strict=False))
+        given = dict(zip(self.given, inputs[len(self._singles) :], strict=False))
+        return {wires: pack.reshape(-1) for wires, pack in given.items()}
+
+    def stacks(self, inputs: Sequence[Any]) -> dict[int, tuple[Any, int]]:
+        """For each leaf in a stack the array, and the leaf's index there."""
+        given = zip(self._packs, inputs[len(self._singles) :], strict=False)
+        stacks = [(leaves, array) for leaves, array in given if leaves in self._stacks]
+        return {leaf: (array, i) for leaves, array in stacks for i, leaf in enumerate(leaves)}
 
     def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
         """What the program returns.
@@ -118,7 +135,9 @@ class Convention:
             value: Gives the value of a wire.
             packs: The packs.
         """
-        results = (*(packs[wires] for wires in self.wanted), *map(value, self.singles))
+        flat = [packs[wires] for wires in self.wanted]
+        stacked = [pack.reshape(shape) for pack, shape in zip(flat, self._shapes, strict=False)]
+        results = (*stacked, *flat[len(stacked) :], *map(value, self.singles))
         return (*results, jnp.zeros((), bool)) if self._token else results
 
 
@@ -140,6 +159,11 @@ class _Leaves(dict[int, Any]):
                 place = functools.cache(functools.partial(self._place, first))
             self._packed[leaf] = functools.partial(_part, pack, place, starts[i] - first, shape)
 
+    def unstack(self, array: Any, members: Sequence[int]) -> None:
+        """Adds the members of an array of them."""
+        for i, leaf in enumerate(members):
+            self._packed[leaf] = functools.partial(_member, array, functools.partial(self._place, i))
+
     def __missing__(self, leaf: int) -> Any:
         value = self[leaf] = self._packed[leaf]()
         return value
@@ -147,6 +171,10 @@ class _Leaves(dict[int, Any]):
 
 def _as_value(start: int) -> Any:
     return jax.lax.optimization_barrier(jnp.int32(start))
+
+
+def _member(array: Any, place: Callable[[], Any]) -> Any:
+    return jax.lax.dynamic_index_in_dim(array, place(), keepdims=False, allow_negative_indices=False)
 
 
 def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from torch_xla._core.graph.graph import Graph, Node, Wire, Wires
-from torch_xla.ops.call import find_overload
+from torch_xla._core.graph.layers import elementwise
 from torch_xla.ops.registry import Meta
 
 Place = tuple[int, int]  # of a number: vector and index
@@ -83,6 +82,7 @@ class Plan:
         value: Callable[[Wire], jax.Array],
         number: Callable[[Place], jax.Array],
         apply: Callable[[Node, list[Any], list[Any]], tuple[jax.Array, ...]],
+        flat: Callable[[Wires], list[jax.Array]],
     ) -> dict[Wires, jax.Array]:
         """The flat arrays.
 
@@ -91,12 +91,11 @@ class Plan:
             value: Gives the value of a wire.
             number: Gives the number at a place.
             apply: Gives the results of a node for given tensors and numbers.
+            flat: Gives the values of wires end to end, in pieces.
         """
         flats = dict(given)
 
-        def part(piece: _Piece) -> jax.Array:
-            if isinstance(piece, Wire):
-                return value(piece).reshape(-1)
+        def part(piece: _Stretch | _Alike) -> jax.Array:
             if isinstance(piece, _Stretch):
                 return jax.lax.slice(flats[piece.whole], (piece.start,), (piece.start + piece.size,))
             tensors = [value(o) if isinstance(o, Wire) else flats[o] for o in piece.operands]
@@ -104,9 +103,20 @@ class Plan:
             return apply(piece.node, tensors, numbers)[0]
 
         for wires, pieces in self._flats.items():
-            parts = [part(piece) for piece in pieces]
+            parts: list[jax.Array] = []
+            together: list[Wire] = []
+            alone = 0  # parts that are computed one by one
+            for piece in [*pieces, None]:
+                if isinstance(piece, Wire):
+                    together.append(piece)
+                    continue
+                if together:
+                    own = flat(tuple(together))
+                    parts, alone, together = parts + own, alone + len(own), []
+                if piece is not None:
+                    parts.append(part(piece))
             # Else XLA computes what is single here, each in a branch of one kernel that takes long to compile.
-            if sum(isinstance(piece, Wire) for piece in pieces) > _LEAST:
+            if alone > _LEAST:
                 parts = jax.lax.optimization_barrier(parts)
             flats[wires] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
         return flats
@@ -175,7 +185,7 @@ class Plan:
         if a.leaf or b.leaf or b in self._found:
             return False
         one, other = self._graph.nodes[a.slot], self._graph.nodes[b.slot]
-        if one.call != other.call or one.seeded or len(one.outs) != 1 or not _elementwise(one.op):
+        if one.call != other.call or one.seeded or len(one.outs) != 1 or not elementwise(one.op):
             return False
         if len(one.inputs) != len(other.inputs):
             return False
@@ -207,8 +217,3 @@ def _spread(numbers: list[Any], sizes: Sequence[int]) -> Any:
     if all(number is numbers[0] for number in numbers):
         return numbers[0]
     return jnp.stack(numbers)[np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)]
-
-
-@functools.cache
-def _elementwise(op: str) -> bool:
-    return torch.Tag.pointwise in find_overload(op).tags

@@ -26,7 +26,7 @@ from torch_xla import _config, _fallbacks, _jax_internals, _metrics
 from torch_xla._core.device import client, environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
-from torch_xla._core.lower import convolutions, manual, placing, scopes
+from torch_xla._core.lower import convolutions, manual, placing, rolling, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
@@ -52,7 +52,7 @@ FUNCTION = "function"
 _rules: dict[Any, Callable[..., Any]] = {}
 
 Numbers = tuple[list[Any], Any]  # of a node: its numbers, and its seed and offset if it draws
-Results = dict[int, tuple[Any, ...]]
+Results = dict[int, Any]  # of each node, by index
 
 if scopes.on():
     # The line of an operator is the user's, not that of the rule.
@@ -100,6 +100,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         LoweringError: A node could not be lowered.
     """
     load_rules()  # not part of what is timed
+    place = placement.of(graph.device)
+    graph = rolling.rolled(graph, platform or place.platform, place.mesh)
     order = steps(graph)
     places = number_places(graph)
     rank = environment.rank_info().rank if any(map(sequence.is_collective, graph.nodes)) else 0
@@ -119,9 +121,18 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         for node, own in zip(graph.nodes, places, strict=True):
             found = [numbers[place] for place in own]
             given.append((found[:-2], (found[-2], found[-1])) if node.seeded else (found, None))
+
+        def value(wire: Wire) -> Any:
+            return values[wire.slot] if wire.leaf else results[wire.slot][wire.result]
+
+        stacks = convention.stacks(taken)
+        loops = rolling.Loops(rolled, places, vectors, stacks, convention.place, value, _compute_on)
         for step in order:
             if not isinstance(step, int):
                 results.update(_composite(graph, step, values, results, given))
+            elif step in rolled.owner:
+                if step not in results:
+                    results.update(loops.run(rolled.owner[step][0]))
             elif sequence.is_collective(graph.nodes[step]):
                 node = graph.nodes[step]
                 results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, turns)
@@ -130,22 +141,21 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
             elif step in needed:
                 results[step] = _compute(graph.nodes[step], values, results, given[step])
 
-        def value(wire: Wire) -> Any:
-            return values[wire.slot] if wire.leaf else results[wire.slot][wire.result]
-
-        packs = together.compute(convention.packs(taken), value, numbers.__getitem__, _compute_on)
+        given_packs = convention.packs(taken)
+        packs = together.compute(given_packs, value, numbers.__getitem__, _compute_on, loops.flat)
         return convention.results(value, packs)
 
     program.__name__ = name
-    place = placement.of(graph.device)
     wants = _as_rules_want(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with wants, mesh, _uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with wants, mesh, uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
-        needed = _needed(graph, {*convention.singles, *together.singles, *shared})
+        wanted = {*convention.singles, *together.singles, *shared}
+        needed = _needed(graph, wanted)
+        rolled = rolling.Plan(graph, needed, wanted)
         to = tuple(place.in_module(number, shape) for shape, number in convention.given_back)
         jitted = jax.jit(program, keep_unused=True, out_shardings=to)
         types = [
@@ -200,7 +210,7 @@ def compute_alone(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """A scope without garbage collections: most of what tracing makes dies soon, and a full one takes 0.3 s."""
     enabled = gc.isenabled()
     gc.disable()

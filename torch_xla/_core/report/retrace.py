@@ -176,7 +176,8 @@ def note(graph: Graph, line: str | None, name: str | None, known_before: bool = 
         found = Retrace(line, name, graph.key, nearest.key, known.count + 1, tuple(compare(graph, nearest)))
     if _guards and not known_before:
         _refuse(str(found) if found else f"compiling a graph at {line}, which is like none that ran from there")
-    _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count)
+    loops = tuple((run.count, run.period) for run in graph.layers)
+    _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count, loops)
     known.count += 1
     known.graphs.append(graph)
     _lines.move_to_end(place)

@@ -57,9 +57,14 @@ std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {
   return references(call("copy", as_list(buffers)));
 }
 
-PyObject* pack(const std::vector<PyObject*>& buffers) {
+PyObject* pack(const std::vector<PyObject*>& buffers, bool stacked) {
   const py::gil_scoped_acquire gil;
-  return call("pack", as_list(buffers)).release().ptr();
+  return call("pack", as_list(buffers), stacked).release().ptr();
+}
+
+PyObject* member(PyObject* stack, size_t place) {
+  const py::gil_scoped_acquire gil;
+  return call("member", py::handle(stack), place).release().ptr();
 }
 
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {

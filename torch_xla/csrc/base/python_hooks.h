@@ -19,7 +19,8 @@ PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placem
 // Copies of buffers, each on its own device; new references.
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.
-PyObject* pack(const std::vector<PyObject*>& buffers);
+PyObject* pack(const std::vector<PyObject*>& buffers, bool stacked);
+PyObject* member(PyObject* stack, size_t place);
 std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes);
 // Copies a NumPy array of a graph's numbers to a device; returns a new reference to its buffer.
 PyObject* put(PyObject* numbers, c10::DeviceIndex device);

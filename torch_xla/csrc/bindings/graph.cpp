@@ -170,31 +170,38 @@ void provide_fills(const Graph& graph, const std::vector<py::object>& buffers, c
   }
 }
 
+py::list describe_members(const std::vector<Members>& packs) {
+  py::list found;
+  for (const auto& [leaves, outputs] : packs) {
+    found.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_graphs(py::module_& m) {
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
-      .def_property_readonly(
-          "packs",
-          [](const Packing& packing) {
-            py::list packs;
-            for (const auto& [leaves, outputs] : packing.packs) {
-              packs.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
-            }
-            return packs;
-          })
+      .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); })
       .def("result_metas", [](const Packing& packing, const Graph& g) {
         py::list metas;
         const auto meta = [&](uint32_t output) -> const Meta& {
           return g.outputs[output].node->meta(g.outputs[output].index);
         };
-        for (const auto& pack : packing.packs) {
-          int64_t size = 0;
-          for (const auto output : pack.outputs) {
-            size += meta(output).numel();
+        for (size_t k = 0; k < packing.packs.size(); ++k) {
+          const auto& outputs = packing.packs[k].outputs;
+          if (outputs.empty()) {
+            continue;
           }
-          metas.append(py::make_tuple(py::make_tuple(size), dtype_object(meta(pack.outputs[0]).dtype)));
+          std::vector<int64_t> sizes(1);
+          for (const auto output : outputs) {
+            sizes[0] += packing.layouts[k]->stacked ? 1 : meta(output).numel();
+          }
+          if (packing.layouts[k]->stacked) {
+            sizes.insert(sizes.end(), meta(outputs[0]).sizes.begin(), meta(outputs[0]).sizes.end());
+          }
+          metas.append(py::make_tuple(py::tuple(py::cast(sizes)), dtype_object(meta(outputs[0]).dtype)));
         }
         for (uint32_t i = 0; i < packing.results.size(); ++i) {
           if (packing.results[i].pack < 0) {
@@ -253,6 +260,15 @@ void bind_graphs(py::module_& m) {
                                return places;
                              })
       .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
+      .def_property_readonly("resting", &Graph::resting)
+      .def_property(
+          "stacks", [](const Graph& g) { return describe_members(g.stacks); },
+          [](Graph& g, const std::vector<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>>& stacks) {
+            g.stacks.clear();
+            for (const auto& [leaves, outputs] : stacks) {
+              g.stacks.push_back({leaves, outputs});
+            }
+          })
       .def("describe_nodes", &describe_nodes)
       .def("describe_node", &describe_one)
       .def("leaf_locations", &leaf_locations)

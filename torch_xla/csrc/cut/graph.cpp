@@ -187,6 +187,27 @@ Value Graph::version_of(const Storage& storage) const {
   return value;
 }
 
+std::vector<std::vector<uint32_t>> Graph::resting() const {
+  std::vector<std::vector<uint32_t>> found;
+  std::unordered_map<const Pack*, size_t> known;
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    auto* const pack = leaves[i]->source.defined() ? leaves[i]->source->pack() : nullptr;
+    if (pack == nullptr || !pack->layout->stacked) {
+      continue;
+    }
+    const auto [place, is_new] = known.emplace(pack, found.size());
+    if (is_new) {
+      found.emplace_back(pack->layout->shapes.size(), i);
+    }
+    found[place->second].at(leaves[i]->place) = i;
+  }
+  const auto lacks = [&](const std::vector<uint32_t>& slots) {
+    return !leaves[slots[0]]->source->pack()->holds(leaves, slots);
+  };
+  found.erase(std::remove_if(found.begin(), found.end(), lacks), found.end());
+  return found;
+}
+
 void Graph::clear() {
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
@@ -195,6 +216,7 @@ void Graph::clear() {
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();
+  stacks.clear();
 }
 
 bool is_lost(const at::Tensor& tensor) {

@@ -14,6 +14,13 @@
 
 namespace torch_xla {
 
+// Leaves and outputs that travel in one buffer: the outputs take the leaves' places, or there are only leaves, which
+// are read, or only outputs.
+struct Members {
+  std::vector<uint32_t> leaves;
+  std::vector<uint32_t> outputs;
+};
+
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
@@ -40,6 +47,12 @@ class Graph final : public Structure, public Arguments {
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
   ~Graph() override = default;
+
+  // Tensors of one type that its program takes and gives as one array, whatever their size: what it computes in loops.
+  // To be decided before it is compiled, or its program is loaded.
+  std::vector<Members> stacks;
+  // The leaves of each such array that rest in it now, all of them.
+  std::vector<std::vector<uint32_t>> resting() const;
 
   // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
   // hold.

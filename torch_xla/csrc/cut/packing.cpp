@@ -28,6 +28,12 @@ bool small(const Meta& meta) {
   return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
 }
 
+PyObject* own_buffer(const NodePtr& leaf, uint32_t slot) {
+  fetch_buffer(leaf);
+  TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
+  return leaf->buffer;
+}
+
 }  // namespace
 
 Packing::Packing(const Graph& graph)
@@ -48,6 +54,9 @@ Packing::Packing(const Graph& graph)
 }
 
 void Packing::form(const Graph& graph) {
+  for (auto stack : graph.stacks) {
+    close(graph, stack, 1, /*stacked=*/true);
+  }
   std::vector<int64_t> predecessors(graph.outputs.size(), -1);
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     if (graph.donated[i] && graph.successors[i] >= 0) {
@@ -59,7 +68,7 @@ void Packing::form(const Graph& graph) {
   std::unordered_map<Hash, size_t, HashHasher> found;  // group by role and dtype
   std::unordered_set<Hash, HashHasher> shapes;         // of what is updated
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
-    if (predecessors[i] < 0) {
+    if (predecessors[i] < 0 || results[i].pack >= 0) {
       continue;
     }
     const auto& [node, index] = graph.outputs[i];
@@ -103,7 +112,7 @@ void Packing::form(const Graph& graph) {
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
     const bool whole = graph.wanted.empty() || is_whole(graph.wanted[i]);
-    if (predecessors[i] < 0 && whole && meta.numel() > 1 && shapes.count(meta.value) > 0) {
+    if (predecessors[i] < 0 && results[i].pack < 0 && whole && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];
       pack.outputs.push_back(i);
       close(graph, pack, kMembers);
@@ -114,20 +123,24 @@ void Packing::form(const Graph& graph) {
   }
 }
 
-void Packing::close(const Graph& graph, Members& pack, size_t least) {
-  if (pack.outputs.size() < least) {
+void Packing::close(const Graph& graph, Members& pack, size_t least, bool stacked) {
+  const auto count = std::max(pack.outputs.size(), pack.leaves.size());
+  if (count < least) {
     return;
   }
   const auto number = static_cast<int32_t>(packs.size());
   auto layout = std::make_shared<Pack::Layout>();
   int64_t start = 0;
-  for (uint32_t k = 0; k < pack.outputs.size(); ++k) {
-    const auto& value = graph.outputs[pack.outputs[k]];
+  layout->stacked = stacked;
+  for (uint32_t k = 0; k < count; ++k) {
+    const auto& value = pack.outputs.empty() ? Value{graph.leaves[pack.leaves[k]], 0} : graph.outputs[pack.outputs[k]];
     const auto& meta = value.node->meta(value.index);
     layout->shapes.emplace_back(meta.sizes.begin(), meta.sizes.end());
     layout->starts.push_back(start);
     start += meta.numel();
-    results[pack.outputs[k]] = {number, k};
+    if (!pack.outputs.empty()) {
+      results[pack.outputs[k]] = {number, k};
+    }
     if (!pack.leaves.empty()) {
       leaves[pack.leaves[k]] = {number, k};
     }
@@ -159,8 +172,14 @@ void Packing::keep_held(std::vector<py::object>& buffers) const {
     }
     ++place;
   }
-  for (; place < buffers.size(); ++place) {
-    look_at(place);  // a pack's members are all donated
+  for (const auto& pack : packs) {
+    if (pack.leaves.empty()) {
+      continue;
+    }
+    if (!pack.outputs.empty()) {
+      look_at(place);  // its members are all donated
+    }
+    ++place;
   }
   if (held.empty()) {
     return;
@@ -173,22 +192,38 @@ void Packing::keep_held(std::vector<py::object>& buffers) const {
   }
 }
 
+py::object Packing::put_together(size_t number, const Arguments& arguments) const {
+  const auto& [members, outputs] = packs[number];
+  std::vector<PyObject*> parts;
+  for (const auto slot : members) {
+    parts.push_back(own_buffer(arguments.leaves[slot], slot));
+  }
+  auto made = py::reinterpret_steal<py::object>(pack(parts, layouts[number]->stacked));
+  if (outputs.empty()) {  // the run leaves them as they are: they rest together from now on
+    auto rest = c10::make_intrusive<Pack>(made.inc_ref().ptr(), layouts[number]);
+    std::vector<c10::intrusive_ptr<Source>> before;  // destroyed after the lock is gone
+    const RecorderLock lock;
+    for (uint32_t k = 0; k < members.size(); ++k) {
+      auto& leaf = *arguments.leaves[members[k]];
+      before.push_back(std::exchange(leaf.source, rest));
+      leaf.place = k;
+      release_object(std::exchange(leaf.buffer, nullptr));
+    }
+  }
+  return made;
+}
+
 std::vector<py::object> Packing::gather(const Arguments& arguments) const {
   fetch_clones(clones_to_fetch(arguments.leaves, donated));
   std::vector<py::object> buffers;
   buffers.reserve(leaves.size());
-  const auto own = [&](uint32_t slot) {
-    const auto& leaf = arguments.leaves[slot];
-    fetch_buffer(leaf);
-    TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
-    return leaf->buffer;
-  };
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     if (leaves[i].pack < 0) {
-      buffers.push_back(py::reinterpret_borrow<py::object>(own(i)));
+      buffers.push_back(py::reinterpret_borrow<py::object>(own_buffer(arguments.leaves[i], i)));
     }
   }
-  for (const auto& [members, unused] : packs) {
+  for (size_t k = 0; k < packs.size(); ++k) {
+    const auto& members = packs[k].leaves;
     if (members.empty()) {
       continue;
     }
@@ -196,13 +231,9 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
     const auto* held = source.defined() ? source->pack() : nullptr;
     if (held != nullptr && held->holds(arguments.leaves, members)) {
       buffers.push_back(py::reinterpret_borrow<py::object>(held->buffer));
-      continue;
+    } else {
+      buffers.push_back(put_together(k, arguments));
     }
-    std::vector<PyObject*> parts;
-    for (const auto slot : members) {
-      parts.push_back(own(slot));
-    }
-    buffers.push_back(py::reinterpret_steal<py::object>(pack(parts)));
   }
   keep_held(buffers);
   return buffers;
@@ -211,8 +242,9 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
 Vector<Arguments::Result> Packing::results_of(const py::tuple& given) const {
   const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))); };
   std::vector<c10::intrusive_ptr<Pack>> made;
+  size_t given_packs = 0;
   for (size_t k = 0; k < packs.size(); ++k) {
-    made.push_back(c10::make_intrusive<Pack>(array(k), layouts[k]));
+    made.push_back(packs[k].outputs.empty() ? nullptr : c10::make_intrusive<Pack>(array(given_packs++), layouts[k]));
   }
   Vector<Arguments::Result> found;
   found.reserve(results.size());
@@ -220,7 +252,7 @@ Vector<Arguments::Result> Packing::results_of(const py::tuple& given) const {
     if (place.pack >= 0) {
       found.push_back({nullptr, made[place.pack], place.index});
     } else {
-      found.push_back({array(made.size() + place.index)});
+      found.push_back({array(given_packs + place.index)});
     }
   }
   return found;

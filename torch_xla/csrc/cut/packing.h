@@ -8,20 +8,16 @@
 
 namespace torch_xla {
 
-// A function of the graph alone, so that every step of a loop has the same. Most packs are of leaves that the graph
-// overwrites, and come back with what takes their place: the next step's input as it is. The others have no leaves, and
-// come last.
+// A function of the graph and its stacks alone, so that every step of a loop has the same. Most packs are of leaves
+// that the graph overwrites, and come back with what takes their place: the next step's input as it is. Stacks come
+// first: they are arrays of their members, and those without outputs stay as they are; the leaves rest in them from
+// then on.
 class Packing {
  public:
   struct Place {
     int32_t pack = -1;   // none
     uint32_t index = 0;  // among the members of the pack, or among the single ones
   };
-  struct Members {
-    std::vector<uint32_t> leaves;
-    std::vector<uint32_t> outputs;
-  };
-
   explicit Packing(const Graph& graph);
 
   std::vector<Members> packs;
@@ -38,8 +34,9 @@ class Packing {
  private:
   void form(const Graph& graph);
   // Makes a pack of what was collected, if it is `least` or more.
-  void close(const Graph& graph, Members& pack, size_t least);
+  void close(const Graph& graph, Members& pack, size_t least, bool stacked = false);
   void keep_held(std::vector<py::object>& buffers) const;
+  py::object put_together(size_t pack, const Arguments& arguments) const;
 };
 
 }  // namespace torch_xla

@@ -16,6 +16,16 @@ void Pack::let_go() {
 }
 
 void Pack::fetch(const NodePtr& leaf) {
+  if (layout->stacked) {  // of large ones, so that only what is wanted is taken out
+    auto* const own = member(buffer, leaf->place);
+    const RecorderLock lock;
+    if (leaf->buffer == nullptr) {
+      leaf->buffer = own;
+    } else {
+      release_object(own);  // another thread was here first
+    }
+    return;
+  }
   auto parts = parts_.empty() ? unpack(buffer, layout->shapes) : std::vector<PyObject*>();
   {
     const RecorderLock lock;

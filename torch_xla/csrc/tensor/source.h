@@ -13,6 +13,7 @@ struct Pack final : Source {
   struct Layout {
     std::vector<std::vector<int64_t>> shapes;  // of the members
     std::vector<int64_t> starts;               // their first elements
+    bool stacked = false;                      // the buffer is an array of members of one shape
   };
   Pack(PyObject* stolen_buffer, std::shared_ptr<const Layout> l) : buffer(stolen_buffer), layout(std::move(l)) {}
   ~Pack() override { let_go(); }
@@ -25,7 +26,7 @@ struct Pack final : Source {
   // Index of a member's first element in the buffer.
   int64_t start_of(const Node& leaf) const { return layout->starts.at(leaf.place); }
 
-  PyObject* buffer;  // one-dimensional, the members end to end
+  PyObject* buffer;  // the members end to end, of one dimension where it is no stack
   const std::shared_ptr<const Layout> layout;
 
  private:

@@ -404,7 +404,7 @@ class _Account:
         found = []
         stages = [s for s in self.main if s.stage.endswith(("LoweringTime", "CompileTime"))]
         for mark in (m for m in self.collected.marks if m.kind == "compile"):
-            key, operators, line, name, retrace, count = mark.detail
+            key, operators, line, name, retrace, count, loops = mark.detail
             mine = [s for s in stages if s.thread == mark.thread]
             at = bisect_right(mine, mark.time, key=lambda s: s.end)
             lowered = next((s for s in reversed(mine[:at]) if s.stage.endswith("LoweringTime")), None)
@@ -424,6 +424,7 @@ class _Account:
                     again=retrace is not None,
                     reason=retrace.reason if retrace is not None else reason,
                     differences=tuple(map(str, retrace.differences)) if retrace is not None else (),
+                    loops=loops,
                 )
             )
         return tuple(found)

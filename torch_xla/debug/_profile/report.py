@@ -134,6 +134,7 @@ class Compile:
         again: Whether a similar graph was known from that line.
         reason: What differs from it first, or why there is none.
         differences: All that is known to differ, the first cause first.
+        loops: For each run of layers that was made a loop how many there are, and a layer's operators.
     """
 
     start: float
@@ -147,6 +148,7 @@ class Compile:
     again: bool
     reason: str
     differences: tuple[str, ...] = ()
+    loops: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

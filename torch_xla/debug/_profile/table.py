@@ -52,7 +52,7 @@ def _parts(report: Report) -> Iterable[Any]:
         [
             words.seconds(c.start),
             words.seconds(c.lower + c.compile),
-            str(c.operators),
+            f"{c.operators}, {words.count(len(c.loops), 'loop')}" if c.loops else str(c.operators),
             words.short(c.line or ""),
             words.short(c.reason),
         ]

@@ -1,0 +1,332 @@
+"""Rolling up: a run of layers becomes one loop, which XLA compiles once.
+
+A layer of the loop reads its weights out of arrays of all layers' and writes what is wanted of it into such arrays:
+what the forward pass saves is such an array, of which the backward pass takes the layers in its own order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_xla import _bindings, _config
+from torch_xla._core.device import placement
+from torch_xla._core.graph import layers
+from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Wire, Wires, describe
+from torch_xla._core.lower import manual, stacks
+from torch_xla._core.lower.composites import MARKS
+from torch_xla.ops import dtypes
+
+_LEAST = 8  # layers that are worth a loop
+_BY_DEFAULT = frozenset({"tpu"})  # where it was measured to pay
+
+Key = tuple[int, int]  # of a value in a layer: the node's offset and its result
+Place = tuple[int, int]  # of a number: vector and index
+
+
+def least(platform: str, mesh: bool) -> int | None:
+    """How many layers at least become a loop in programs for a platform, or a mesh there; None where none do."""
+    asked = _config.XLA_ROLL_LAYERS.get()
+    if asked is None:
+        asked = int(platform in _BY_DEFAULT and not mesh)  # weights that are split are put together in each run
+    return None if asked == 0 else _LEAST if asked == 1 else asked
+
+
+def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
+    """A graph with the runs of layers that become loops in its program: none where it has composites.
+
+    Args:
+        graph: The graph.
+        platform: JAX's name of the kind of device that the program is for.
+        mesh: Whether it is for a mesh of them.
+    """
+    fewest = least(platform, mesh)
+    if fewest is None or graph.layers or any(node.op in MARKS for node in graph.nodes):
+        return graph
+    parts = manual.find(graph)
+    excluded = {slot for slot, node in enumerate(graph.nodes) if node.op == manual.LEAVE or slot in parts}
+    return replace(graph, layers=layers.find(graph, fewest, excluded))
+
+
+def decide(cut: _bindings.Graph) -> Graph | None:
+    """Decides how a graph is rolled up whose program is about to be compiled, or loaded.
+
+    Args:
+        cut: The graph. It knows which of its tensors travel as one array from now on.
+
+    Returns:
+        Its description with the runs that become loops; None where programs have none.
+    """
+    place = placement.of(cut.device)
+    if least(place.platform, place.mesh) is None:
+        return None
+    graph = rolled(describe(cut), place.platform, place.mesh)
+    cut.stacks = stacks.find(graph, cut.resting)
+    return replace(describe(cut), layers=graph.layers) if cut.stacks else graph
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A value of each layer in one array, that of layer `i` at index `start + i * step`."""
+
+    array: Any
+    start: int
+    step: int
+
+    def __getitem__(self, layer: Any) -> Any:
+        index = layer * np.int32(self.step) + np.int32(self.start)
+        return jax.lax.dynamic_index_in_dim(self.array, index, keepdims=False, allow_negative_indices=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Wires that are one result of a run's layers, one step apart."""
+
+    run: Layers
+    key: Key
+    start: int
+    step: int
+
+
+class Plan:
+    """The runs of layers of a graph, and what is wanted of each.
+
+    Args:
+        graph: The graph, with its runs of layers.
+        needed: The nodes that are computed.
+        singles: Wires that are wanted beside their operands.
+    """
+
+    def __init__(self, graph: Graph, needed: set[int], singles: set[Wire]) -> None:
+        runs, self.graph = graph.layers, graph
+        self.owner = {slot: (run, *divmod(i, run.period)) for run in runs for i, slot in enumerate(run.slots)}
+        self._first: dict[tuple[Layers, Key], set[Wire]] = defaultdict(set)
+        for run in runs:
+            for source in _sources(run, Carried):
+                self._first[run, (source.offset, source.result)].add(source.first)
+        self._layers: dict[tuple[Layers, Key], set[int]] = defaultdict(set)
+        self._before: set[tuple[Layers, Carried]] = set()
+        for run in runs:
+            for column in _sources(run, tuple):
+                found = self.before(column)
+                if found is None:
+                    self._note(column)
+                else:
+                    self._before.add(found[:2])
+            self._note(source.first for source in _sources(run, Carried))
+            self._note(_sources(run, Wire))
+        for slot in needed - self.owner.keys():
+            self._note(graph.nodes[slot].inputs)
+        self._note(singles)
+
+    def _note(self, wires: Iterable[Wire]) -> None:
+        for wire in wires:
+            if not wire.leaf and wire.slot in self.owner:
+                run, layer, offset = self.owner[wire.slot]
+                self._layers[run, (offset, wire.result)].add(layer)
+
+    def column(self, wires: Wires) -> _Column | None:
+        """What these wires are together, if they are results of one run."""
+        if any(wire.leaf or wire.slot not in self.owner for wire in wires):
+            return None
+        found = [(*self.owner[wire.slot], wire.result) for wire in wires]
+        run, start, offset, result = found[0]
+        steps = {b[1] - a[1] for a, b in zip(found, found[1:], strict=False)}
+        if len(steps) != 1 or any((f[0], f[2], f[3]) != (run, offset, result) for f in found):
+            return None
+        return _Column(run, (offset, result), start, steps.pop())
+
+    def before(self, wires: Wires) -> tuple[Layers, Carried, bool] | None:
+        """The value carried into each of a run's layers that these wires are, if they are; whether backwards."""
+        for turned in (False, True):
+            first, *rest = reversed(wires) if turned else wires
+            column = self.column(tuple(rest))
+            if column is None or (column.start, column.step) != (0, 1) or len(wires) != column.run.count:
+                continue
+            if first in self._first[column.run, column.key]:
+                return column.run, Carried(*column.key, first), turned
+        return None
+
+    def wanted(self, run: Layers) -> tuple[list[Key], list[Key], list[Carried]]:
+        """Results that are wanted of several layers, of the last alone, and carried values that are."""
+        several: list[Key] = []
+        last: list[Key] = []
+        for (of, key), wanted in self._layers.items():
+            if of is run:
+                (last if wanted == {run.count - 1} else several).append(key)
+        before = [carried for of, carried in self._before if of is run]
+        return sorted(several), sorted(last), sorted(before, key=_order)
+
+
+def common(nodes: Sequence[Node]) -> Node:
+    """The first of a node of each layer, named after the modules of all."""
+    paths = [node.scope.split("/") for node in nodes if node.scope]
+    if len(paths) < len(nodes) or len({*map(len, paths)}) > 1:
+        return nodes[0]
+    names = [own[0] if len({*own}) == 1 else "*" for own in zip(*paths, strict=True)]
+    return replace(nodes[0], scope="/".join(names))
+
+
+class Loops:
+    """The loops of a program.
+
+    Args:
+        plan: What they are.
+        places: Per node of the graph where its numbers are.
+        vectors: The vectors of numbers.
+        stacks: Leaves that are parts of an array of their kind, with their index.
+        place: Gives an index as programs have it that read one member of an array.
+        value: Gives the value of a wire.
+        apply: Gives the results of a node for given tensors, numbers, and seed and offset.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        places: Sequence[Sequence[Place]],
+        vectors: Sequence[Any],
+        stacks: Mapping[int, tuple[Any, int]],
+        place: Callable[[int], Any],
+        value: Callable[[Wire], Any],
+        apply: Callable[[Node, list[Any], list[Any], Any], tuple[Any, ...]],
+    ) -> None:
+        self._plan, self._places, self._vectors = plan, places, vectors
+        self._leaves, self._place, self._value, self._apply = stacks, place, value, apply
+        self._stacked: dict[Wires, Any] = {}
+        self._results: dict[tuple[Layers, Key], Stack] = {}  # of all layers
+        self._before: dict[tuple[Layers, Carried], Stack] = {}
+        self._last: dict[tuple[Layers, Key], Any] = {}
+
+    def run(self, run: Layers) -> dict[int, _Layer]:
+        """Computes a run; gives the results of each of its nodes."""
+        arrays = {column: self.stack(column) for column in _sources(run, tuple)}
+        same = {wire: self._value(wire) for wire in _sources(run, Wire)}
+        carried = sorted(_sources(run, Carried), key=_order)
+        several, last, before = self._plan.wanted(run)
+        last_alone = [key for key in last if key not in {(c.offset, c.result) for c in carried}]
+        all_nodes = [self._plan.graph.nodes[slot] for slot in run.slots]
+        nodes = [common(all_nodes[offset :: run.period]) for offset in range(run.period)]
+        numbers = [self._numbers(run, offset) for offset in range(run.period)]
+
+        def layer(state: list[Any], i: Any) -> tuple[list[Any], list[Any]]:
+            values: dict[Any, Any] = {source: array[i] for source, array in arrays.items()} | same
+            values |= zip(carried, state, strict=False)
+            found: list[tuple[Any, ...]] = []
+            for node, sources, own in zip(nodes, run.sources, numbers, strict=True):
+                tensors = [found[s.offset][s.result] if isinstance(s, Inside) else values[s] for s in sources]
+                given = [number[i] if isinstance(number, Stack) else number for number in own]
+                seed = (given.pop(-2), given.pop()) if node.seeded else None
+                found.append(self._apply(node, tensors, given, seed))
+            after = [found[c.offset][c.result] for c in carried] + [found[o][r] for o, r in last_alone]
+            return after, [found[o][r] for o, r in several] + [values[c] for c in before]
+
+        # Arrays are in the order of those that are read, so that a gradient is where its parameter is.
+        backwards = sum(array.step for array in arrays.values()) < 0
+        start = [self._value(c.first) for c in carried] + [self._zeros(run, key) for key in last_alone]
+        indices = np.arange(run.count, dtype=np.int32)
+        end, given = jax.lax.scan(layer, start, indices[::-1] if backwards else indices, reverse=backwards)
+        place = (run.count - 1, -1) if backwards else (0, 1)
+        for key, array in zip(several, given, strict=False):
+            self._results[run, key] = Stack(array, *place)
+        for source, array in zip(before, given[len(several) :], strict=True):
+            self._before[run, source] = Stack(array, *place)
+        keys = [(c.offset, c.result) for c in carried] + last_alone
+        self._last |= {(run, key): value for key, value in zip(keys, end, strict=True)}
+        return {slot: _Layer(self, run, *divmod(i, run.period)) for i, slot in enumerate(run.slots)}
+
+    def stack(self, wires: Wires) -> Stack:
+        """These wires' values in one array."""
+        column, before = self._plan.column(wires), self._plan.before(wires)
+        if before is not None:
+            run, source, turned = before
+            return _part(self._before[run, source], *((run.count - 1, -1) if turned else (0, 1)))
+        if column is not None:
+            return _part(self._results[column.run, column.key], column.start, column.step)
+        found = [self._leaves.get(wire.slot) if wire.leaf else None for wire in wires]
+        known = [place for place in found if place is not None]
+        steps = {b - a for (_, a), (_, b) in zip(known, known[1:], strict=False)}
+        if len(known) == len(wires) and len(steps) == 1 and all(array is known[0][0] for array, _ in known):
+            return Stack(known[0][0], known[0][1], steps.pop())
+        for ordered, start, step in ((wires, 0, 1), (wires[::-1], len(wires) - 1, -1)):
+            if ordered in self._stacked:
+                return Stack(self._stacked[ordered], start, step)
+        array = self._stacked[wires] = jnp.stack([self._value(wire) for wire in wires])
+        return Stack(array, 0, 1)
+
+    def flat(self, wires: Wires) -> list[Any]:
+        """The values of wires end to end, those of neighbouring layers as one."""
+        parts = []
+        start = 0
+        while start < len(wires):
+            end = start + 1
+            column = pair = self._plan.column(wires[start : start + 2])
+            while pair and column and abs(pair.step) == 1 and pair == replace(column, start=pair.start):
+                end += 1
+                pair = self._plan.column(wires[end - 1 : end + 1])
+            if end == start + 1:
+                parts.append(self._value(wires[start]).reshape(-1))
+            else:
+                assert column is not None
+                stack = _part(self._results[column.run, column.key], column.start, column.step)
+                last = stack.start + (end - start - 1) * stack.step
+                part = stack.array[min(stack.start, last) : max(stack.start, last) + 1]
+                parts.append((jnp.flip(part, 0) if stack.step < 0 else part).reshape(-1))
+            start = end
+        return parts
+
+    def result(self, run: Layers, layer: int, key: Key) -> Any:
+        """A result of one layer."""
+        if layer == run.count - 1 and (run, key) in self._last:
+            return self._last[run, key]
+        stack = self._results[run, key]
+        index = self._place(stack.start + layer * stack.step)
+        return jax.lax.dynamic_index_in_dim(stack.array, index, keepdims=False, allow_negative_indices=False)
+
+    def _numbers(self, run: Layers, offset: int) -> list[Any]:
+        """The numbers of a node of all layers, where they differ one per layer."""
+        columns = zip(*(self._places[slot] for slot in run.slots[offset :: run.period]), strict=True)
+        found: list[Any] = []
+        for places in columns:
+            vector, index = self._vectors[places[0][0]], np.array([index for _, index in places], np.int32)
+            same = (index == index[0]).all()
+            one = functools.partial(jax.lax.index_in_dim, vector, int(index[0]), keepdims=False)
+            found.append(one() if same else Stack(vector[index], 0, 1))
+        return found
+
+    def _zeros(self, run: Layers, key: Key) -> Any:
+        meta = self._plan.graph.nodes[run.slots[key[0]]].outs[key[1]]
+        assert meta is not None
+        return jnp.zeros(meta.shape, dtypes.numpy_dtype(meta.dtype))
+
+
+class _Layer:
+    """The results of one node of a layer, taken out of the arrays when asked for."""
+
+    def __init__(self, loops: Loops, run: Layers, layer: int, offset: int) -> None:
+        self._loops, self._run, self._layer, self._offset = loops, run, layer, offset
+        self._found: dict[int, Any] = {}
+
+    def __getitem__(self, result: int) -> Any:
+        if result not in self._found:
+            self._found[result] = self._loops.result(self._run, self._layer, (self._offset, result))
+        return self._found[result]
+
+
+def _part(stack: Stack, start: int, step: int) -> Stack:
+    return Stack(stack.array, stack.start + start * stack.step, step * stack.step)
+
+
+def _sources(run: Layers, kind: Any) -> list[Any]:
+    """Those sources of its inputs that are of a kind, each once."""
+    return list(dict.fromkeys(s for own in run.sources for s in own if isinstance(s, kind)))
+
+
+def _order(source: Carried) -> tuple[int, ...]:
+    return source.offset, source.result, source.first.leaf, source.first.slot, source.first.result
