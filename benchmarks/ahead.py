@@ -70,12 +70,13 @@ def lowered(devices: Sequence[Any], tensors: Sequence[torch.Tensor] | None = Non
     from torch_xla import _bindings
     from torch_xla._core.compile import compiler
     from torch_xla._core.graph import graph
-    from torch_xla._core.lower import numbers
+    from torch_xla._core.lower import numbers, rolling
 
     def attempt() -> Any:
         cuts = _bindings.Cut
         what = cuts.of_device(0) if tensors is None else cuts.of_tensors(list(tensors))
-        return compiler.lower(graph.describe(what.preview()), "step")
+        cut = what.preview()
+        return compiler.lower(rolling.decide(cut) or graph.describe(cut), "step")
 
     with standing_in(devices):
         return numbers.settled(attempt).stage, compiler._options_for(0)

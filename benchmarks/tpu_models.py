@@ -99,7 +99,7 @@ def _by_rows(out: Any, over: Any) -> None:
     mark(out if isinstance(out, torch.Tensor) else out.logits, over, "fsdp", None, None)
 
 
-def _stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Gives an optimizer the state that it has after its first step."""
     for param in model.parameters():
         moments = {name: empty(param.shape, param.dtype) for name in ("exp_avg", "exp_avg_sq")}
@@ -136,7 +136,7 @@ def train_llama(split: str, width: int, inner: int, tied: bool, layers: int = 2,
     if split:
         mark(tokens, over, "fsdp", None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    _stepped(model, optimizer)
+    stepped(model, optimizer)
     logits = model(input_ids=tokens, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
     del logits
