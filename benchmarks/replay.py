@@ -1,5 +1,7 @@
 """What a replayed step costs: beside hand-jitted JAX, beside a recorded step, and that of `torch.compile`'s graphs.
 
+Of `torch.compile` calls that only infer, too.
+
 `python -m benchmarks.replay` prints figures as JSON; they are taken in turns, each a median.
 """
 
@@ -127,6 +129,38 @@ def figures(name: str, steps: int) -> dict[str, float]:
     return found
 
 
+def inference(name: str, calls: int) -> dict[str, float]:
+    """Figures of calls that only infer, recorded and by `torch.compile`."""
+    import torch_xla
+
+    model = workloads.mlp_model().to("xla").eval() if name == "mlp" else workloads.build(name, "xla").model
+    latents = torch.randn(1, 4, 16, 16), torch.tensor(10), torch.randn(1, 8, 32)
+    inputs: tuple[Tensor, ...] = (torch.randn(16, 32),) if name == "mlp" else latents
+    moved = [x.to("xla") for x in inputs]
+    compiled = torch.compile(model, backend="openxla")
+
+    def timed(net: Callable[..., Any]) -> tuple[float, float]:
+        start, own_start = perf_counter(), thread_time()
+        for _ in range(calls):
+            found = net(*moved)
+            if net is model:
+                torch_xla.sync()
+        own = thread_time() - own_start
+        torch_xla.sync(wait=True)
+        del found
+        return (perf_counter() - start) / calls * 1e3, own / calls * 1e3
+
+    with torch.no_grad():
+        rounds = [[timed(net) for net in (model, compiled)] for _ in range(ROUNDS + 1)][1:]
+    found = {}
+    for i, how in enumerate(("recorded", "dynamo")):
+        found[f"{name}_inference_{how}_ms"] = median(r[i][0] for r in rounds)
+        found[f"{name}_inference_{how}_host_processor_ms"] = median(r[i][1] for r in rounds)
+        found[f"{name}_inference_{how}_host_ratio"] = median(r[i][1] / r[0][1] for r in rounds)
+    return found
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({**figures("mlp", 100), **figures("gpt2", 5)}, indent=1))
+    inferred = inference("mlp", 200) | inference("unet", 15)
+    print(json.dumps({**figures("mlp", 100), **figures("gpt2", 5), **inferred}, indent=1))

@@ -154,6 +154,11 @@ def test_without_gradients_a_call_is_started_at_once(compiles: Counting) -> None
             with runs(1), compiles(0):
                 y = net(x)
                 assert not torch_xla._bindings.has_pending(0)
+        with runs(1), compiles(0):
+            net(batches(15)[1].to("xla"))  # what waits on the host needs no program of its own
+        for expected in (None, 0):
+            with runs(2), compiles(expected):
+                net(x * 2)  # what is recorded does: else a call's program would depend on it
     torch.testing.assert_close(y.cpu(), model.to("cpu")(x.cpu()), rtol=1e-4, atol=1e-5)
 
 
