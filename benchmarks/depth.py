@@ -1,7 +1,7 @@
 """How the time to compile a step grows with a model's layers, with layers rolled up into loops and without.
 
 `python -m benchmarks.depth` compiles steps of AdamW for a TPU v5e, without having one (package ``libtpu``).
-`python -m benchmarks.depth --cpu` compiles and runs them here. A process each.
+`python -m benchmarks.depth --cpu` compiles and runs them here. A process each; lowering and XLA in CPU seconds.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ def ahead_of_time(name: str, layers: int) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tpu_models.stepped(model, optimizer)
     loss = step(model, optimizer, tpu_models.empty((4, 128), torch.int64))
-    began = time.monotonic()
-    program = ahead.lowered(ahead.chips())
-    lowered = time.monotonic()
+    chips = ahead.chips()
+    began = time.process_time()
+    program = ahead.lowered(chips)
+    lowered = time.process_time()
     compiled = ahead.compiled(program)
     memory = compiled.memory_analysis()
     del loss
     return {
         "lowering": lowered - began,
-        "XLA": time.monotonic() - lowered,
+        "XLA": time.process_time() - lowered,
         "code": memory.generated_code_size_in_bytes / MIB,
         "temporaries": memory.temp_size_in_bytes / MIB,
     }

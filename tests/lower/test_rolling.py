@@ -257,6 +257,23 @@ class TestAsUnrolled:
 
         assert_as_on_cpu(blocks(), averaged)
 
+    def test_updates_within_the_backward_pass(self) -> None:
+        def hooked(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+            decayed = {p: p.detach() * 0.9 for p in model.parameters()}
+
+            def update(p: torch.Tensor) -> None:
+                p.data.copy_(decayed[p] - p.grad * 0.1)
+                p.grad = None
+
+            hooks = [p.register_post_accumulate_grad_hook(update) for p in decayed]
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            for hook in hooks:
+                hook.remove()
+            return loss.detach()
+
+        assert_as_on_cpu(blocks(), hooked)
+
     def test_dropout_draws_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = []
         for setting in ("3", "0"):

@@ -154,7 +154,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         together = Plan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
         wanted = {*convention.singles, *together.singles, *shared}
-        needed = _needed(graph, wanted)
+        looped = {wire for run in graph.layers for slot in run.slots for wire in graph.nodes[slot].inputs}
+        needed = _needed(graph, wanted | looped)
         rolled = rolling.Plan(graph, needed, wanted)
         to = tuple(place.in_module(number, shape) for shape, number in convention.given_back)
         jitted = jax.jit(program, keep_unused=True, out_shardings=to)
