@@ -274,6 +274,11 @@ class TestAttention:
         q = HEADS.to("xla")
         assert not placed(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
 
+    def test_narrow_heads_take_several_threads_for_their_exponentials(self) -> None:
+        q = torch.zeros(2, 8, 256, 4, device="xla")
+        assert several_threads(F.scaled_dot_product_attention(q, q, q))
+        assert not several_threads(F.scaled_dot_product_attention(q[:, :1], q[:, :1], q[:, :1]))
+
     @pytest.mark.parametrize("heads", [1, 2])
     @pytest.mark.parametrize(
         "options", [{"is_causal": True}, {"attn_mask": torch.ones(64, 64, dtype=torch.bool).tril()}]

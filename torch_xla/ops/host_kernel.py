@@ -193,7 +193,8 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, *rest: object, attn_mas
     masked = attn_mask is None or attn_mask.ndim in (2, 4) and attn_mask.dtype == q.dtype
     if not plain or not masked or q.dtype.name not in ("float32", *_HALF):
         return 0
-    return _enough(2 * q.size * k.shape[2])
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    return _enough(scores * (2 * q.shape[3] + _PER_VALUE))  # each is an exponential beside the products
 
 
 def _attention_backward(grad: jax.Array, *arguments: Any, **keywords: Any) -> int:
