@@ -434,3 +434,19 @@ def test_modules_are_named_by_what_is_common(monkeypatch: pytest.MonkeyPatch) ->
     nodes += [graph.Node("aten.neg.default", (), (), (), False, None, (1, 1), None) for _ in range(3)]
     assert rolling.common(nodes[:3]).scope == "Model/h/*/attn"
     assert rolling.common(nodes[3:]).scope is None
+
+
+def test_what_is_elementwise_of_what_was_saved_is_not_saved() -> None:
+    """Of `x`, `x * 3`, its tanh and `1 - tanh²` a backward pass is given the first, for all layers at once."""
+    torch.manual_seed(0)
+    weights = [torch.randn(WIDTH, WIDTH).to("xla").requires_grad_() for _ in range(LAYERS)]
+    x = torch.ones(64, WIDTH).to("xla")
+    for weight in weights:
+        x = torch.tanh((x @ weight) * 3).exp().sigmoid()
+    x.sum().backward()
+    found = pending()
+    assert len(found.layers) == 2
+    text = lowering.lower(found, to_run=True).stage.as_text()
+    # Written once per layer: the product, and nothing else of that size but what is carried into each layer.
+    assert len(set(re.findall(rf"%iterArg\w* = %\S+ : tensor<{LAYERS}x64x{WIDTH}xf32>", text))) <= 2
+    assert text.count(f"tensor<{LAYERS}x64x{WIDTH}xf32>") > 0

@@ -1,7 +1,8 @@
 """Rolling up: a run of layers becomes one loop, which XLA compiles once.
 
 A layer of the loop reads its weights out of arrays of all layers' and writes what is wanted of it into such arrays:
-what the forward pass saves is such an array, of which the backward pass takes the layers in its own order.
+what the forward pass saves is such an array, of which the backward pass takes the layers in its own order. What it can
+compute elementwise from others of these it does, as XLA would where layers are apart.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import numpy as np
 from torch_xla import _bindings, _config
 from torch_xla._core.device import placement
 from torch_xla._core.graph import layers
-from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Wire, Wires, describe
+from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Source, Wire, Wires, describe
+from torch_xla._core.graph.layers import elementwise
 from torch_xla._core.lower import manual, stacks
 from torch_xla._core.lower.composites import MARKS
 from torch_xla.ops import dtypes
+from torch_xla.ops.call import find_overload
 
 _LEAST = 8  # layers that are worth a loop
 _BY_DEFAULT = frozenset({"tpu"})  # where it was measured to pay
@@ -113,28 +116,38 @@ class Plan:
                 self._first[run, (source.offset, source.result)].add(source.first)
         self._layers: dict[tuple[Layers, Key], set[int]] = defaultdict(set)
         self._before: set[tuple[Layers, Carried]] = set()
+        in_columns: dict[Layers, set[Key]] = defaultdict(set)
         for run in runs:
-            for column in _sources(run, tuple):
-                found = self.before(column)
-                if found is None:
-                    self._note(column)
+            for wires in _sources(run, tuple):
+                before, column = self.before(wires), self.column(wires)
+                if before is not None:
+                    self._before.add(before[:2])
+                elif column is not None:
+                    in_columns[column.run].add(column.key)
                 else:
-                    self._before.add(found[:2])
+                    self._note(wires)
             self._note(source.first for source in _sources(run, Carried))
             self._note(_sources(run, Wire))
         for slot in needed - self.owner.keys():
             self._note(graph.nodes[slot].inputs)
         self._note(singles)
+        given = {(self.owner[w.slot][0], (self.owner[w.slot][2], w.result)) for w in singles if self._is_ours(w)}
+        self._again: set[tuple[Layers, Key]] = set()
+        for run in runs:
+            self._spare(run, in_columns[run], {key for of, key in given if of is run})
 
     def _note(self, wires: Iterable[Wire]) -> None:
         for wire in wires:
-            if not wire.leaf and wire.slot in self.owner:
+            if self._is_ours(wire):
                 run, layer, offset = self.owner[wire.slot]
                 self._layers[run, (offset, wire.result)].add(layer)
 
+    def _is_ours(self, wire: Wire) -> bool:
+        return not wire.leaf and wire.slot in self.owner
+
     def column(self, wires: Wires) -> _Column | None:
         """What these wires are together, if they are results of one run."""
-        if any(wire.leaf or wire.slot not in self.owner for wire in wires):
+        if not all(map(self._is_ours, wires)):
             return None
         found = [(*self.owner[wire.slot], wire.result) for wire in wires]
         run, start, offset, result = found[0]
@@ -153,6 +166,42 @@ class Plan:
             if first in self._first[column.run, column.key]:
                 return column.run, Carried(*column.key, first), turned
         return None
+
+    def _spare(self, run: Layers, keys: set[Key], given: set[Key]) -> None:
+        """Decides which of a run's results those that read them compute again, from others that are there anyway.
+
+        Args:
+            run: The run.
+            keys: Results that other runs read.
+            given: Results that the program gives.
+        """
+        last = {run.count - 1}
+        kept = keys | {key for (of, key), wanted in self._layers.items() if of is run and wanted != last}
+        for key in sorted(keys - given, reverse=True):
+            if self._follows(run, key, kept - {key}):
+                kept.remove(key)
+                self._again.add((run, key))
+                self._layers.pop((run, key), None)
+        for key in keys & kept:
+            self._layers[run, key].update(range(run.count))
+
+    def _follows(self, run: Layers, key: Key, kept: set[Key]) -> bool:
+        """Whether a result of a layer is computed cheaply from these, and from what the layer was given."""
+        node = self.graph.nodes[run.slots[key[0]]]
+        return not node.seeded and cheap(node.op) and all(self._is_there(run, s, kept) for s in run.sources[key[0]])
+
+    def _is_there(self, run: Layers, source: Source, kept: set[Key]) -> bool:
+        if isinstance(source, Inside):
+            key = source.offset, source.result
+            return key in kept or self._follows(run, key, kept)
+        if isinstance(source, Carried):
+            return (run, source) in self._before
+        column = self.column(source) if isinstance(source, tuple) else None
+        return column is None or not self.again(column.run, column.key)
+
+    def again(self, run: Layers, key: Key) -> bool:
+        """Whether a result is computed again by those that read it."""
+        return (run, key) in self._again
 
     def wanted(self, run: Layers) -> tuple[list[Key], list[Key], list[Carried]]:
         """Results that are wanted of several layers, of the last alone, and carried values that are."""
@@ -203,43 +252,71 @@ class Loops:
         self._results: dict[tuple[Layers, Key], Stack] = {}  # of all layers
         self._before: dict[tuple[Layers, Carried], Stack] = {}
         self._last: dict[tuple[Layers, Key], Any] = {}
+        self._given: dict[Layers, dict[Any, Any]] = {}  # what a run was given: of all layers, or of each
 
     def run(self, run: Layers) -> dict[int, _Layer]:
         """Computes a run; gives the results of each of its nodes."""
-        arrays = {column: self.stack(column) for column in _sources(run, tuple)}
-        same = {wire: self._value(wire) for wire in _sources(run, Wire)}
+        columns = _sources(run, tuple)
+        aligned = ((wires, self._plan.column(wires)) for wires in columns)
+        again = {wires: column for wires, column in aligned if column and self._plan.again(column.run, column.key)}
+        taken = {wires: self.stack(wires) for wires in columns if wires not in again}
+        given = self._given[run] = taken | {wire: self._value(wire) for wire in _sources(run, Wire)}
         carried = sorted(_sources(run, Carried), key=_order)
         several, last, before = self._plan.wanted(run)
         last_alone = [key for key in last if key not in {(c.offset, c.result) for c in carried}]
-        all_nodes = [self._plan.graph.nodes[slot] for slot in run.slots]
-        nodes = [common(all_nodes[offset :: run.period]) for offset in range(run.period)]
-        numbers = [self._numbers(run, offset) for offset in range(run.period)]
+        for offset in range(run.period):
+            given[offset] = self._numbers(run, offset)
 
         def layer(state: list[Any], i: Any) -> tuple[list[Any], list[Any]]:
-            values: dict[Any, Any] = {source: array[i] for source, array in arrays.items()} | same
+            values = {source: _at(given[source], i) for source in given if not isinstance(source, int)}
             values |= zip(carried, state, strict=False)
+            known: dict[Any, Any] = {}
+            for wires, column in again.items():
+                of_layer = known.setdefault((column.run, column.start, column.step), {})
+                index = column.start + i * column.step
+                values[wires] = self._computed_again(column.run, column.key, index, of_layer)
             found: list[tuple[Any, ...]] = []
-            for node, sources, own in zip(nodes, run.sources, numbers, strict=True):
+            for offset, sources in enumerate(run.sources):
                 tensors = [found[s.offset][s.result] if isinstance(s, Inside) else values[s] for s in sources]
-                given = [number[i] if isinstance(number, Stack) else number for number in own]
-                seed = (given.pop(-2), given.pop()) if node.seeded else None
-                found.append(self._apply(node, tensors, given, seed))
+                found.append(self._results_of(run, offset, tensors, i))
             after = [found[c.offset][c.result] for c in carried] + [found[o][r] for o, r in last_alone]
             return after, [found[o][r] for o, r in several] + [values[c] for c in before]
 
         # Arrays are in the order of those that are read, so that a gradient is where its parameter is.
-        backwards = sum(array.step for array in arrays.values()) < 0
+        backwards = sum(stack.step for stack in taken.values()) < 0
         start = [self._value(c.first) for c in carried] + [self._zeros(run, key) for key in last_alone]
         indices = np.arange(run.count, dtype=np.int32)
-        end, given = jax.lax.scan(layer, start, indices[::-1] if backwards else indices, reverse=backwards)
+        end, arrays = jax.lax.scan(layer, start, indices[::-1] if backwards else indices, reverse=backwards)
         place = (run.count - 1, -1) if backwards else (0, 1)
-        for key, array in zip(several, given, strict=False):
+        for key, array in zip(several, arrays, strict=False):
             self._results[run, key] = Stack(array, *place)
-        for source, array in zip(before, given[len(several) :], strict=True):
+        for source, array in zip(before, arrays[len(several) :], strict=True):
             self._before[run, source] = Stack(array, *place)
         keys = [(c.offset, c.result) for c in carried] + last_alone
         self._last |= {(run, key): value for key, value in zip(keys, end, strict=True)}
         return {slot: _Layer(self, run, *divmod(i, run.period)) for i, slot in enumerate(run.slots)}
+
+    def _results_of(self, run: Layers, offset: int, tensors: list[Any], layer: Any) -> tuple[Any, ...]:
+        node = common([self._plan.graph.nodes[slot] for slot in run.slots[offset :: run.period]])
+        numbers = [_at(number, layer) for number in self._given[run][offset]]
+        seed = (numbers.pop(-2), numbers.pop()) if node.seeded else None
+        return self._apply(node, tensors, numbers, seed)
+
+    def _computed_again(self, run: Layers, key: Key, layer: Any, known: dict[int, Any]) -> Any:
+        """A result of an earlier run's layer, from those that it gave and what it was given."""
+        if key[0] not in known:
+            tensors = []
+            for source in run.sources[key[0]]:
+                if isinstance(source, Inside):
+                    own = source.offset, source.result
+                    there = self._results.get((run, own))
+                    tensors.append(self._computed_again(run, own, layer, known) if there is None else there[layer])
+                elif isinstance(source, Carried):
+                    tensors.append(self._before[run, source][layer])
+                else:
+                    tensors.append(_at(self._given[run][source], layer))
+            known[key[0]] = self._results_of(run, key[0], tensors, layer)
+        return known[key[0]][key[1]]
 
     def stack(self, wires: Wires) -> Stack:
         """These wires' values in one array."""
@@ -285,6 +362,8 @@ class Loops:
         """A result of one layer."""
         if layer == run.count - 1 and (run, key) in self._last:
             return self._last[run, key]
+        if self._plan.again(run, key):
+            return self._computed_again(run, key, self._place(layer), {})
         stack = self._results[run, key]
         index = self._place(stack.start + layer * stack.step)
         return jax.lax.dynamic_index_in_dim(stack.array, index, keepdims=False, allow_negative_indices=False)
@@ -317,6 +396,18 @@ class _Layer:
         if result not in self._found:
             self._found[result] = self._loops.result(self._run, self._layer, (self._offset, result))
         return self._found[result]
+
+
+@functools.cache
+def cheap(op: str) -> bool:
+    """Whether an operator is elementwise or a view, which XLA fuses with what reads its result."""
+    return elementwise(op) or any(
+        a.alias_info and not a.alias_info.is_write for a in find_overload(op)._schema.arguments
+    )
+
+
+def _at(given: Any, layer: Any) -> Any:
+    return given[layer] if isinstance(given, Stack) else given
 
 
 def _part(stack: Stack, start: int, step: int) -> Stack:
