@@ -90,8 +90,8 @@ class _Search:
         found: list[_Found] = []
         for period in self._periods():
             equal = (self._kinds[:-period] == self._kinds[period:]).astype(np.int8)
-            edges = np.flatnonzero(np.diff(equal, prepend=0, append=0))
-            for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            edges = np.flatnonzero(np.diff(equal, prepend=0, append=0)).reshape(-1, 2)
+            for start, end in edges[edges[:, 1] - edges[:, 0] >= (self._least - 1) * period].tolist():
                 known = any(f.base <= start and end <= f.end and period % f.period == 0 for f in found)
                 if not known:
                     found += self._within(start, end + period, period)
