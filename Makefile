@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -22,6 +22,7 @@ help:
 	@echo "make test       all tests (13 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-sweep the long tables of which the tests have a sample"
+	@echo "make test-rolled   models of eight layers, rolled up into loops and not"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
 	@echo "make lint       ruff, clang-format, mypy"
@@ -95,6 +96,7 @@ test-plugin: $(STAMPS)/dev $(STAMPS)/build
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
 	HOT_PROGRAMS=10000 $(BIN)/python -m pytest tests/barrier/test_hot_programs.py --timeout=7200 $(PYTEST_ARGS)
+	ROLLED_PROGRAMS=1000 $(BIN)/python -m pytest tests/lower/test_rolled_programs.py --timeout=7200 $(PYTEST_ARGS)
 
 # The extension with its memory accesses and undefined behaviour checked, in a folder of its own, in the tests of graphs,
 # traps, threads and forks, and for a minute in threads that record while the process forks. Leaks are not looked for:
@@ -123,6 +125,10 @@ test-overloads: $(STAMPS)/dev $(STAMPS)/build
 # Small models of transformers and samplers of diffusers; NAMES="mixtral euler" takes some of them.
 test-models: $(STAMPS)/dev $(STAMPS)/build
 	PYTHONPATH=tests:tests/callers $(BIN)/python -m models $(NAMES)
+
+# The same models with eight layers, which are loops, against the same where they are none; NAMES=... takes some.
+test-rolled: $(STAMPS)/dev $(STAMPS)/build
+	PYTHONPATH=tests:tests/callers $(BIN)/python -m models --deep $(NAMES)
 
 # The own tests of torch_xla 2.9, from a clone of them; FILES="test_fp8.py" takes some of them.
 conformance: $(STAMPS)/dev $(STAMPS)/build

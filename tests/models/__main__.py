@@ -1,9 +1,10 @@
 """Trains small models of many architectures, and draws with many samplers, on xla and on the CPU; writes a table.
 
-    PYTHONPATH=tests:tests/callers python -m models [NAME ...]
+    PYTHONPATH=tests:tests/callers python -m models [--deep] [NAME ...]
 
 A name takes those that have it in theirs, and then the table is printed only. It ends with 1 where a value differs, or
-a graph is compiled after the first step.
+a graph is compiled after the first step. `--deep` trains models of many layers on xla alone, rolled up into loops and
+not, and prints how many of a step's operators are in loops.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ from tqdm import tqdm
 import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
-from models.zoo import ARCHITECTURES, Architecture
+from models.zoo import ARCHITECTURES, DEEP, Architecture
+from torch_xla import debug
 
 REPORT = Path(__file__).parents[2] / "docs" / "models.md"
 STEPS, RATE = 6, 1e-3
 TOLERANCE = 1e-3  # of a loss, relative, and of an image
 HALF_TOLERANCE = 0.05  # of a loss in 16 bits, relative to the largest
+DEEP_STEPS = {torch.float32: STEPS, torch.float64: 20}
+DEEP_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # of a loss, relative
+IN_FLOAT64 = ("GPT2", "Llama", "ViT", "T5", "Mixtral", "MLP")
 SAMPLERS = """
 DDIM DDPM PNDM LMSDiscrete EulerDiscrete EulerAncestralDiscrete HeunDiscrete KDPM2Discrete KDPM2AncestralDiscrete
 DPMSolverMultistep DPMSolverSinglestep UniPCMultistep DEISMultistep SASolver IPNDM LCM TCD EDMEuler
@@ -54,6 +59,7 @@ class Outcome:
         compiles: Graphs compiled in the first step, and in all later ones.
         seconds: The first step on xla, and the last.
         on_host: Operators that ran on the host.
+        loops: What of a step's operators is in loops.
         error: What was raised, if anything.
     """
 
@@ -62,6 +68,7 @@ class Outcome:
     compiles: tuple[int, int] = (0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
     on_host: list[str] = field(default_factory=list)
+    loops: str = ""
     error: str = ""
 
     def passes(self) -> bool:
@@ -73,7 +80,7 @@ class Outcome:
         first, later = self.seconds
         return (
             f"| {name} | {self.difference:.0e} | {self.compiles[0]} + {self.compiles[1]} | {first:.1f} s, then "
-            f"{later * 1e3:.0f} ms | {', '.join(self.on_host) or '—'} |"
+            f"{later * 1e3:.0f} ms | {self.loops or ', '.join(self.on_host) or '—'} |"
         )
 
 
@@ -122,6 +129,44 @@ def train(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Out
     return Outcome(difference, tolerance, (counts[1], counts[-1] - counts[1]), seconds, on_host())
 
 
+def train_deep(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Outcome:
+    """Some steps on xla, rolled up and not."""
+    model = architecture.build().to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    batches = [architecture.batch(generator) for _ in range(DEEP_STEPS[dtype])]
+    batches = [{key: value.to(dtype) if _floats(value) else value for key, value in b.items()} for b in batches]
+    expected, *_ = _deep_losses(model, batches, "0")
+    found, counts, times, loops = _deep_losses(model, batches, os.environ.get("XLA_ROLL_LAYERS", "1"))
+    difference = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    compiles, seconds = (counts[0], counts[-1] - counts[0]), (times[0], times[-1] - times[-2])
+    return Outcome(difference, DEEP_TOLERANCE[dtype], compiles, seconds, loops=loops)
+
+
+def _deep_losses(
+    model: torch.nn.Module, batches: list[dict[str, Any]], setting: str
+) -> tuple[list[float], list[int], list[float], str]:
+    """Losses, how many graphs were compiled and the seconds after each, and what is in loops."""
+    on_xla = copy.deepcopy(model).to("xla")
+    torch_xla.sync()
+    met.clear_all()
+    found, counts, times, start = [], [], [], perf_counter()
+    before, os.environ["XLA_ROLL_LAYERS"] = os.environ.get("XLA_ROLL_LAYERS"), setting
+    try:
+        with debug.profile() as profile:
+            for loss in losses(on_xla, (moved(batch, "xla") for batch in batches)):
+                found.append(loss)
+                counts.append(compiled())
+                times.append(perf_counter() - start)
+    finally:
+        os.environ.pop("XLA_ROLL_LAYERS")
+        if before is not None:
+            os.environ["XLA_ROLL_LAYERS"] = before
+    step = max(profile.report.compiles, key=lambda c: c.operators)
+    inside = sum(count * size for count, size in step.loops)
+    runs = ", ".join(f"{count} × {size}" for count, size in step.loops)
+    return found, counts, times, f"{inside} of {step.operators} ({inside / step.operators:.0%}): {runs or 'none'}"
+
+
 def _floats(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -165,10 +210,29 @@ def table(title: str, step: str, outcomes: dict[str, Outcome]) -> str:
     return f"## {title}: {passing} of {len(outcomes)}\n\n{head}{rows}"
 
 
+def sweep_deep(wanted: Callable[[str], bool]) -> int:
+    """Prints the table of models of many layers as it grows; gives 1 where one fails."""
+    os.environ.update(XLA_COMPILE_WHEN_HOT="0", XLA_HOST_COMPUTE="0")  # each graph is compiled
+    failing = []
+    for dtype, chosen in ((torch.float32, None), (torch.float64, IN_FLOAT64)):
+        title = f"{'some' if chosen else 'all'} in {dtype}: difference, compiles, time, operators in loops"
+        print(f"\n{title}", flush=True)
+        for architecture in DEEP:
+            name = architecture.model
+            if wanted(name) and (chosen is None or name.startswith(chosen)):
+                outcome = attempt(partial(train_deep, dtype=dtype), architecture)
+                failing += [] if outcome.passes() else [f"{name} in {dtype}"]
+                print(outcome.row(name), flush=True)
+    print(f"{len(failing)} failing{': ' if failing else ''}{', '.join(failing)}")
+    return int(bool(failing))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="models", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    names = [name.lower() for name in parser.parse_args().names]
+    parser.add_argument("--deep", action="store_true", help="models of many layers, rolled up and not")
+    arguments = parser.parse_args()
+    names = [name.lower() for name in arguments.names]
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     diffusers.utils.logging.set_verbosity_error()
@@ -176,6 +240,8 @@ def main() -> int:
     def wanted(name: str) -> bool:
         return not names or any(part in name.lower() for part in names)
 
+    if arguments.deep:
+        return sweep_deep(wanted)
     models = {a.model: a for a in ARCHITECTURES if wanted(a.model)}
     samplers = [name for name in SAMPLERS if wanted(name)]
     with tqdm(total=2 * len(models) + len(samplers), disable=None) as progress:

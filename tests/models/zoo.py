@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -232,3 +233,49 @@ ARCHITECTURES = [
     _of("PatchTST", {}, "ForPrediction", series, num_input_channels=2, context_length=32, prediction_length=4,
         patch_length=8, patch_stride=8, d_model=16, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32),
 ]  # fmt: skip
+
+LAYERS = 8  # of deep models
+_DEPTH = re.compile(r"(num_hidden|decoder_num_hidden|encoder|decoder|num|n)_layers?|depths|block_sizes")
+
+
+def _deeper(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that ask for eight layers wherever they ask for a number of them."""
+
+    def more(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return _deeper(value)
+        if name == "attention_types":
+            return [[kinds, LAYERS // len(kinds)] for kinds, _ in value]
+        if not _DEPTH.fullmatch(name):
+            return value
+        return [LAYERS] * len(value) if isinstance(value, list) else LAYERS
+
+    return {name: more(name, value) for name, value in options.items()}
+
+
+class _Perceptron(torch.nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        parts = [part for _ in range(layers) for part in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+        self.layers = torch.nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": ((self.layers(x) - x) ** 2).mean()}
+
+
+@dataclass(frozen=True)
+class _Perceptrons(Architecture):
+    def build(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return _Perceptron(**self.options)
+
+
+def numbers(generator: torch.Generator) -> dict[str, Any]:
+    return {"x": torch.randn(4, 16, generator=generator)}
+
+
+DEEP = [
+    *(_Perceptrons("", f"MLP of {layers}", {"layers": layers}, numbers) for layers in (20, 100)),
+    _of("GPT2", GPT, "LMHeadModel", n_embd=32, n_positions=64, n_layer=LAYERS),
+    *(replace(architecture, options=_deeper(architecture.options)) for architecture in ARCHITECTURES),
+]
