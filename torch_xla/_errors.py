@@ -86,6 +86,11 @@ def listing(values: Iterable[object]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def raise_first(failures: list[Exception]) -> None:
     """Raises the first of some failures, if there are any; it has the others as notes. Leaves the list empty.
 

@@ -21,7 +21,7 @@ from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
 from torch_xla._core.graph import graph
 from torch_xla._core.job import agreement, session
-from torch_xla._errors import message
+from torch_xla._errors import message, one_line
 
 _CAPACITY = 1024
 # XLA:CPU maps some 60 regions of memory per executable. At the kernel's limit, 65530 by default, LLVM does not get one
@@ -234,8 +234,8 @@ def _save(cut: _bindings.Graph, executable: Executable) -> None:
         _keep_below_size_limit(path.parent)
     except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
         if not _metrics.counter("PersistentCacheWriteFailed"):
-            text = " ".join(str(error).split()) or type(error).__name__
-            print(f"torch_xla: a compiled graph could not be kept in {path.parent}: {text}", file=sys.stderr)
+            where = f"a compiled graph could not be kept in {path.parent}"
+            print(f"torch_xla: {where}: {one_line(error)}", file=sys.stderr)
         _metrics.count("PersistentCacheWriteFailed")
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
 from torch_xla._core.device import allocator, background, plugins
+from torch_xla._errors import one_line
 
 if TYPE_CHECKING:
     import jax
@@ -213,7 +214,7 @@ def _start() -> tuple[jax.Device, ...]:
     try:
         devices = tuple(jax.local_devices(backend=platform))
     except Exception as error:  # a client's own, whatever it raises
-        text = " ".join(str(error).split())
+        text = one_line(error)
         starting = "Unable to initialize backend "
         if text.startswith(starting) and not text.startswith(f"{starting}'{platform}'"):
             raise RuntimeError(

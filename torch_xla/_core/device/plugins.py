@@ -19,7 +19,7 @@ from typing import Any
 
 from torch_xla import _config
 from torch_xla._core.device import environment
-from torch_xla._errors import message
+from torch_xla._errors import message, one_line
 
 OWN = {"CPU": "cpu", "CUDA": "cuda", "GPU": "cuda", "ROCM": "rocm", "TPU": "tpu"}  # kinds that JAX has clients of
 NAMED = "PJRT_NAMES_AND_LIBRARY_PATHS"
@@ -114,7 +114,7 @@ def _load(point: EntryPoint) -> DevicePlugin:
         raise RuntimeError(
             message(
                 "device",
-                f"got {type(error).__name__} ({_line(error)}) from plugin {point.name!r}, {named}",
+                f"got {type(error).__name__} ({one_line(error)}) from plugin {point.name!r}, {named}",
                 expected="a DevicePlugin",
                 do="mend or uninstall it",
             )
@@ -235,7 +235,7 @@ def give_to_jax(name: str) -> None:
     except Exception as error:  # a library that cannot be loaded, or what a package of somebody else's raises
         raised = error
     if raised is not None:
-        raise RuntimeError(_unusable(name, where, _line(raised))) from raised
+        raise RuntimeError(_unusable(name, where, one_line(raised))) from raised
     if plugin is not None:
         where = _register_with_jax(platform, plugin)
     for known, address in _jax_internals.plugin_apis().items():  # JAX starts the clients of all
@@ -252,7 +252,7 @@ def _check_module(name: str, module: str) -> None:
     try:
         found = importlib.import_module(module)  # JAX would log what this raises, and go on
     except Exception as error:
-        raise RuntimeError(_unusable(name, module, f"{type(error).__name__}: {_line(error)}")) from error
+        raise RuntimeError(_unusable(name, module, f"{type(error).__name__}: {one_line(error)}")) from error
     if not callable(getattr(found, "initialize", None)):
         raise RuntimeError(_unusable(name, module, "it has no function initialize(), by which JAX registers it"))
 
@@ -268,7 +268,7 @@ def _register_with_jax(platform: str, plugin: DevicePlugin) -> str:
         path = os.fspath(plugin.library_path())
         options = plugin.client_create_options()
     except Exception as error:
-        what = "it does not override library_path()" if isinstance(error, NotImplementedError) else _line(error)
+        what = "it does not override library_path()" if isinstance(error, NotImplementedError) else one_line(error)
         raise RuntimeError(_unusable(platform, name, f"{type(error).__name__}: {what}")) from error
     if not isinstance(options, dict) or not all(isinstance(key, str) and _is_option(options[key]) for key in options):
         raise RuntimeError(
@@ -290,7 +290,7 @@ def _register_with_jax(platform: str, plugin: DevicePlugin) -> str:
     try:
         _jax_internals.register_plugin(platform, path, options)
     except Exception as error:
-        raise RuntimeError(_unusable(platform, path, _line(error))) from error
+        raise RuntimeError(_unusable(platform, path, one_line(error))) from error
     return path
 
 
@@ -363,7 +363,3 @@ def _unusable(name: str, where: str, why: str) -> str:
         expected=f"one made for jaxlib {version('jaxlib')}",
         do="install one that fits, or set PJRT_DEVICE to another",
     )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
