@@ -234,7 +234,7 @@ ARCHITECTURES = [
         patch_length=8, patch_stride=8, d_model=16, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32),
 ]  # fmt: skip
 
-LAYERS = 8  # of deep models
+LAYERS = 10  # of deep models
 _DEPTH = re.compile(r"(num_hidden|decoder_num_hidden|encoder|decoder|num|n)_layers?|depths|block_sizes")
 
 
