@@ -91,7 +91,7 @@ def two_steps() -> Events:
         events.span("ExecuteTime", at + 8, at + 9)
     events.span("LoweringTime", 4, 5)
     events.span("CompileTime", 5, 8)
-    events.mark("compile", 5, "k", 12, "train.py:9 in step", None, None, 0)
+    events.mark("compile", 5, "k", 12, "train.py:9 in step", None, None, 0, ())
     events.run(8, 12)
     events.run(28, 33)
     events.span("read", 30, 34, "train.py:11 in step")
