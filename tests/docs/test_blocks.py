@@ -26,6 +26,10 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FILE = re.compile(r"# file: (\S+)\n")
+PRINTED = re.compile(
+    r"^```python\n(?P<code># file: (?P<name>\S+)\n.*?)^```\n\n```\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+TIMING = re.compile(r"\d+\\\.\d+(?:\\ [mµ]?s\b)?|\d+\\ [mµ]?s\b|\d+%")
 HERE = Path(__file__)
 
 
@@ -45,6 +49,19 @@ def blocks(page: str) -> Iterator[Block]:
         code = textwrap.dedent(found["shown"] if found["shown"] is not None else found["hidden"])
         name = FILE.match(code)
         yield Block(page, text.count("\n", 0, found.start()) + 2, code, name[1] if name else None)
+
+
+def printed() -> dict[str, tuple[str, str]]:
+    """Programs that a page shows with what they print, by their names."""
+    found = [match for page in PAGES for match in PRINTED.finditer((ROOT / page).read_text())]
+    return {match["name"]: (match["code"], match["text"]) for match in found}
+
+
+def pattern(text: str) -> str:
+    """What a page says that a program prints: timings are other ones, and findings of a profile come and go by them."""
+    lines = re.sub(r"(?m)(^  - .*\n)+", "FINDINGS\n", text)
+    timed = TIMING.sub(r"[\\d.]+(?:%|\\ [mµ]?s)?", re.escape(" ".join(lines.split())))
+    return timed.replace("FINDINGS", r"(?:-\ the\ device\ waited\ for\ .*)?")
 
 
 def starts_processes(block: Block) -> bool:
@@ -72,14 +89,28 @@ def test_every_page_with_code_is_run() -> None:
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path: Path) -> None:
-    done = python(HERE, cwd=tmp_path, devices=1, timeout=250, imported=True, MPLBACKEND="Agg", XLA_HOST_COMPUTE="1")
+    done = python(HERE, cwd=tmp_path, devices=1, timeout=250, imported=True, MPLBACKEND="Agg")
     assert sum(line.startswith("ran ") for line in done.stdout.splitlines()) == len(PAGES), done.stdout
 
 
 @pytest.mark.slow
 def test_blocks_over_a_mesh_run(tmp_path: Path) -> None:
-    done = python(HERE, SPLIT, cwd=tmp_path, devices=8, timeout=250, imported=True, XLA_HOST_COMPUTE="1")
+    done = python(HERE, SPLIT, cwd=tmp_path, devices=8, timeout=250, imported=True)
     assert f"ran {SPLIT}" in done.stdout.splitlines(), done.stdout
+
+
+def test_programs_with_their_output_are_found() -> None:
+    assert {"ragged.py", "guarded.py", "metrics.py", "reads.py", "profiled.py"} <= set(printed())
+
+
+@pytest.mark.by_default("what users read is what they get")
+@pytest.mark.parametrize("name", printed())
+def test_the_page_says_what_the_program_prints(name: str, tmp_path: Path) -> None:
+    code, text = printed()[name]
+    (tmp_path / name).write_text(code)
+    done = python(name, cwd=tmp_path, devices=1, imported=True)
+    found = " ".join((done.stdout + done.stderr).replace(f"{tmp_path}/", "").split())
+    assert re.fullmatch(pattern(text), found), f"docs say:\n{text}\nprinted:\n{done.stdout}{done.stderr}"
 
 
 def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
