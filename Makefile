@@ -13,13 +13,14 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
 	@echo "make test       all tests (13 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make test-changed   what a change touches: since the last commit, or SINCE=main"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-sweep the long tables of which the tests have a sample"
 	@echo "make test-rolled   models of eight layers, rolled up into loops and not"
@@ -73,6 +74,12 @@ test-cost: $(STAMPS)/dev $(STAMPS)/build
 
 test-fast: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PYTEST_ARGS)
+
+# What a change touches (tests/affected.py): since the last commit, or since SINCE=main.
+SINCE ?= HEAD
+test-changed: $(STAMPS)/dev $(STAMPS)/build
+	@tests=$$($(BIN)/python tests/affected.py $(SINCE)) && if test -z "$$tests"; then echo "no tests for this"; else \
+	set -x; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $$tests $(PYTEST_ARGS); fi
 
 # What several processes do together and how they fail, also with four of them.
 test-jobs: $(STAMPS)/dev $(STAMPS)/build
