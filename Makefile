@@ -13,7 +13,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-hot test-plugin conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -88,10 +88,6 @@ test-jobs: $(STAMPS)/dev $(STAMPS)/build
 # The long tables of which `make test` has a sample, apart from those with a target of their own.
 test-sweep: $(STAMPS)/dev $(STAMPS)/build
 	XLA_FLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
-
-# Graphs that run operator by operator until they repeat: values are compared, counts and planted failures are not.
-test-hot: $(STAMPS)/dev $(STAMPS)/build
-	XLA_COMPILE_WHEN_HOT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/run tests/tensor tests/record tests/ops $(PYTEST_ARGS)
 
 # On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`.
 PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions job distributed spmd)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "4")
-# What PyTorch's CPU kernels compute says nothing of its lowering: tests compile, unless they are marked. With
-# XLA_COMPILE_WHEN_HOT=1, as `make test-hot` has it, new graphs are not: values are compared, counts are not.
-os.environ.setdefault("XLA_COMPILE_WHEN_HOT", "0")
-os.environ.setdefault("XLA_VERIFY_GRAPHS", str(1 - int(os.environ["XLA_COMPILE_WHEN_HOT"])))
-os.environ["XLA_HOST_COMPUTE"] = os.environ["XLA_COMPILE_WHEN_HOT"]
 # Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
 # emitters of fused loops; the passes over HLO, which are what a lowering meets, stay. `XLA_FLAGS= make test` compiles
 # as in use, and so do the sweeps, and tests marked `optimized("reason")`.
@@ -35,7 +31,10 @@ import torch
 import turns
 from hypothesis import HealthCheck, settings
 
-WHEN_HOT = os.environ["XLA_COMPILE_WHEN_HOT"] == "1"
+# What compiles every graph; without these variables a new one runs operator by operator, as users have it.
+COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
+# The others are of lowering and compiling: operator by operator they would compare CPU kernels with themselves.
+AS_USED = ("tensor", "record", "run", "docs")
 _IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 settings.register_profile(
@@ -52,6 +51,7 @@ _over: list[tuple[float, str]] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-limit", type=float, help="seconds that a test may take that is not marked slow")
+    parser.addoption("--way", choices=["compiled", "default"], help="how tests run that may either way, not in turns")
 
 
 def _cpu_seconds() -> float:
@@ -60,10 +60,33 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in own)
 
 
+def _variables(item: pytest.Item) -> dict[str, str]:
+    """Those that say how a test's graphs run.
+
+    By its marker; compiled where it counts that, or is of compiling; and of the other files a quarter, in turns.
+    """
+    for marker in item.iter_markers():  # the closest first
+        if marker.name in ("compiled", "by_default"):
+            (reason,) = marker.args
+            assert isinstance(reason, str)
+            if marker.name == "by_default":
+                return {}
+            return COMPILED | ({} if marker.kwargs.get("reads", True) else {"XLA_HOST_COMPUTE": "1"})
+    file = os.path.relpath(item.path, os.path.dirname(__file__))
+    if "compiles" in getattr(item, "fixturenames", ()) or (".." not in file and file.split(os.sep)[0] not in AS_USED):
+        return COMPILED
+    way = item.config.getoption("way")
+    return COMPILED if (way == "compiled" if way else turns.comes(f"compiled {file}", 4)) else {}
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of modules start anything
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("own_client")
     if marker is not None and os.environ["PJRT_DEVICE"] == plugin.NAME:
         pytest.skip(marker.args[0])
+    for name in COMPILED:
+        os.environ.pop(name, None)
+    os.environ.update(_variables(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,8 +116,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{seconds:.1f} s of CPU, make it cheaper or mark it slow: {name}", red=True)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     turns.turn()  # before there are other processes, which get it from the environment
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup … &` ignores it, here and in what is started
 
 
 def pytest_report_header() -> str:
@@ -103,8 +127,10 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def same_start() -> None:
-    """The same random numbers and the same current device in every run of a test, whichever ran before."""
+    """The same random numbers, current device and graphs known in every run of a test, whichever ran before."""
     torch.manual_seed(0)
+    if "torch_xla._core.hotness" in sys.modules:
+        sys.modules["torch_xla._core.hotness"].clear()
     if "torch_xla" in sys.modules:  # importing it is part of what some tests look at
         sys.modules["torch_xla"]._bindings.set_current_device(0)
 
@@ -154,34 +180,31 @@ def auto_barrier() -> Iterator[None]:
         yield
 
 
-def _take_host_computed() -> int:
-    """How many graphs PyTorch's CPU kernels computed since the last call."""
+def _take_uncompiled() -> int:
+    """How many graphs ran without a program since the last call."""
     metrics = sys.modules.get("torch_xla._metrics")
-    found = (metrics.counter("HostCompute") or 0) if metrics is not None else 0
-    if found and metrics is not None:
+    if metrics is None:
+        return 0
+    found = sum(metrics.counter(name) or 0 for name in ("HostCompute", "UncompiledRun"))
+    if found:
         metrics.clear_counters()
     return found
 
 
 @pytest.fixture(autouse=True)
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every graph of a test is compiled, those behind reads too, unless it is marked `host_compute("reason")`."""
-    marker = request.node.get_closest_marker("host_compute")
-    if marker is not None:
-        (reason,) = marker.args
-        assert isinstance(reason, str)
-        monkeypatch.setenv("XLA_HOST_COMPUTE", "1")
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where every graph is to be compiled, a test fails that had one run otherwise."""
     yield
-    found = _take_host_computed()
-    assert marker is not None or not found or WHEN_HOT, (
+    found = _take_uncompiled()
+    assert not found or _variables(request.node) != COMPILED, (
         f"{found} graph(s) were computed by PyTorch's CPU kernels, which shows nothing of their lowering; "
-        'keep XLA_HOST_COMPUTE=0, or mark the test host_compute("reason")'
+        'compile them, or mark the test by_default("reason")'
     )
 
 
 @pytest.fixture
-def when_hot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Graphs run operator by operator until they repeat; none has run yet. For tests marked `host_compute`."""
+def when_hot() -> Iterator[None]:
+    """Graphs run operator by operator until they repeat; none has run yet. For tests marked `by_default`."""
     if os.environ["PJRT_DEVICE"] == plugin.NAME:
         pytest.skip("on a plugin new graphs are compiled")
     import torch_xla
@@ -192,8 +215,6 @@ def when_hot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_xla.sync()
     for known in (cache, hotness, retrace):
         known.clear()
-    monkeypatch.setenv("XLA_COMPILE_WHEN_HOT", "1")
-    monkeypatch.setenv("XLA_VERIFY_GRAPHS", "0")
     yield
     hotness.clear()
 
@@ -219,7 +240,7 @@ def counted() -> Counting:
         before = met.counter_value(name) or 0
         yield count
         count.value = (met.counter_value(name) or 0) - before
-        if expected is not None and not WHEN_HOT:
+        if expected is not None:
             assert count.value == expected, f"{name} rose by {count.value}, expected {expected}"
 
     return counting
@@ -227,7 +248,10 @@ def counted() -> Counting:
 
 @pytest.fixture
 def compiles(counted: Counting) -> Counting:
-    """`with compiles(1):` fails unless exactly one graph is compiled in the block; without a number it only counts."""
+    """`with compiles(1):` fails unless exactly one graph is compiled in the block; without a number it only counts.
+
+    A test that has it compiles every graph, unless it is marked otherwise.
+    """
 
     @contextmanager
     def counting(expected: int | None = None) -> Iterator[Count]:

@@ -18,6 +18,7 @@ import threading
 import types
 from pathlib import Path
 
+_CHANGING = ("PYTEST_CURRENT_TEST", "XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE", "XLA_VERIFY_GRAPHS")
 _Server = tuple[subprocess.Popen[bytes], socket.socket, dict[str, str]]
 _server: _Server | None = None
 _lock = threading.Lock()
@@ -25,9 +26,7 @@ _lock = threading.Lock()
 
 def _surroundings() -> dict[str, str]:
     """This process's variables, apart from those that each test changes; what sees them when it is imported?"""
-    return {
-        name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "XLA_HOST_COMPUTE")
-    }
+    return {name: value for name, value in os.environ.items() if name not in _CHANGING}
 
 
 def run(

@@ -20,7 +20,7 @@ from torch_xla._core import auto_barrier, hotness
 from torch_xla._core.compile import cache
 from torch_xla._core.report import retrace
 
-pytestmark = pytest.mark.host_compute("new graphs are not compiled")
+pytestmark = pytest.mark.by_default("new graphs are not compiled")
 
 WIDTH, WORDS = 8, 20
 

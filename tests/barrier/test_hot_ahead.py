@@ -14,7 +14,7 @@ import torch_xla
 from torch_xla import _bindings
 from torch_xla._core import pipeline
 
-pytestmark = [pytest.mark.host_compute("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
+pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
 Counting = Callable[..., AbstractContextManager[Any]]
 numbers = torch.randn(200, 200)

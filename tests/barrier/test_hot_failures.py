@@ -20,7 +20,7 @@ from torch_xla._core import hotness, sync
 from torch_xla._core.compile import cache
 from torch_xla.ops import registry
 
-pytestmark = [pytest.mark.host_compute("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
+pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
 Counting = Callable[..., AbstractContextManager[Any]]
 LIBRARY = torch.library.Library("hot", "DEF")

@@ -16,7 +16,7 @@ from torch_xla import _config
 from torch_xla._core import hotness
 from torch_xla._core.compile import cache
 
-pytestmark = [pytest.mark.host_compute("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
+pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
 SEEDS = int(os.environ.get("HOT_PROGRAMS", "0"))  # further ones
 

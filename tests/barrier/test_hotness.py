@@ -16,7 +16,7 @@ from torch_xla._core import hotness
 from torch_xla._core.compile import cache
 from torch_xla.debug import no_new_graphs
 
-pytestmark = [pytest.mark.host_compute("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
+pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
 Counting = Callable[..., AbstractContextManager[Any]]
 

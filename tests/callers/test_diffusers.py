@@ -82,7 +82,7 @@ def run(pipeline: DiffusionPipeline, inputs: dict[str, Any], device: str, steps:
     return torch.as_tensor(images)
 
 
-@pytest.mark.host_compute("it pins the graphs of use, where a small read compiles none")
+@pytest.mark.compiled("it pins the graphs of use, where a small read compiles none", reads=False)
 @pytest.mark.parametrize(
     ("build", "graphs"),
     [

@@ -190,7 +190,7 @@ def on_xla(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.to("xla") for key, value in inputs.items()}
 
 
-@pytest.mark.host_compute("it pins the graphs of use, where a small read compiles none")
+@pytest.mark.compiled("it pins the graphs of use, where a small read compiles none", reads=False)
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -244,7 +244,7 @@ MODES: dict[str, dict[str, Any]] = {
 TABLE = list(itertools.product(("llama", "qwen2", "gpt2", "t5"), ("static", "dynamic"), MODES))
 
 
-@pytest.mark.host_compute("the host computes what grows from token to token")
+@pytest.mark.compiled("the host computes what grows from token to token", reads=False)
 @pytest.mark.parametrize(
     ("family", "cache", "mode"),
     [pytest.param(*row, marks=[] if row in SAMPLE else [pytest.mark.sweep, pytest.mark.slow]) for row in TABLE],

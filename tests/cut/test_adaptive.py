@@ -104,7 +104,9 @@ def test_writes_compile_twice(name: str, twice: Twice) -> None:
     torch.testing.assert_close(x.cpu(), host)
 
 
-@pytest.mark.host_compute("the gradient of a product reads whether a factor is zero, which compiles nothing in use")
+@pytest.mark.compiled(
+    "the gradient of a product reads whether a factor is zero, which compiles nothing in use", reads=False
+)
 def test_gradients(twice: Twice) -> None:
     host, x = made()
     for t in (host, x):
@@ -165,7 +167,7 @@ def test_chances(twice: Twice) -> None:
     assert [y.item() / 1.5 for y in kept] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], abs=0.03)
 
 
-COUNTS = pytest.mark.host_compute("it reads how many batches there were, which compiles nothing in use")
+COUNTS = pytest.mark.compiled("it reads how many batches there were, which compiles nothing in use", reads=False)
 
 
 @pytest.mark.parametrize("momentum", [pytest.param(None, marks=COUNTS), 0.3])

@@ -96,7 +96,7 @@ class TestDonated:
             counts.append(barrier())
         assert counts[1:] == [8, 8, 8]
 
-    @pytest.mark.host_compute("it is about buffers that the host computed")
+    @pytest.mark.compiled("it is about buffers that the host computed", reads=False)
     def test_what_the_host_computed(self) -> None:
         def constant() -> torch.Tensor:
             x = torch.arange(3, device="xla") + 2

@@ -17,7 +17,6 @@ nbclient = pytest.importorskip("nbclient", reason="notebooks are run by nbclient
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
     monkeypatch.setenv("CPU_NUM_DEVICES", "1")
-    monkeypatch.setenv("XLA_HOST_COMPUTE", "1")
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -46,7 +46,7 @@ def body(index: int) -> None:
     assert copied.cpu().abs().sum().item() > 0 and weight[1:].sum().item() == 0
 
 
-@pytest.mark.host_compute("the first value is read before there is a client")
+@pytest.mark.compiled("the first value is read before there is a client", reads=False)
 def test_programs_of_all_devices() -> None:
     launcher.run(body, (), 2)
 

@@ -97,6 +97,7 @@ def test_one_that_does_not_exist(table: torch.Tensor) -> None:
     assert table.sum().item() == 25
 
 
+@pytest.mark.by_default("in use the host reads elements by itself")
 def test_what_is_read_compiles_nothing(table: torch.Tensor, compiles: Counting) -> None:
     with compiles(0):
         assert [table[i].item() for i in range(5)] == [element.item() for element in table] == VALUES

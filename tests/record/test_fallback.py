@@ -102,6 +102,7 @@ CALLBACKS: list[tuple[str, Callable[[Tensor], Any]]] = [
 ]
 
 
+@pytest.mark.compiled("it is about programs that call the host")
 class TestCallbacks:
     @pytest.mark.parametrize(("name", "program"), CALLBACKS, ids=[name.split(".")[1] for name, _ in CALLBACKS])
     def test_values_and_counter(self, name: str, program: Callable[[Tensor], Any], counted: Counting) -> None:
@@ -330,6 +331,7 @@ class TestReport:
         _fallbacks.forget()
         cache.clear()
 
+    @pytest.mark.compiled("it is about programs that call the host")
     @pytest.mark.own_client("programs call the host")
     def test_inside_a_program(self, capfd: pytest.CaptureFixture[str]) -> None:
         for size in (5, 7):

@@ -60,6 +60,7 @@ print('end')
     assert "terminate" not in done.stderr
 
 
+@pytest.mark.compiled("it asks which programs run")
 @pytest.mark.own_client("JAX warns of a plugin that it does not know")
 def test_exit_waits_for_what_was_started() -> None:
     done = script("""
@@ -108,6 +109,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.stdout.strip() == "7", done.stderr
 
 
+@pytest.mark.compiled("it is about compiling")
 def test_an_interrupt_while_compiling_leaves_a_usable_process() -> None:
     done = script("""
 import os, signal, threading
@@ -136,6 +138,7 @@ print(tuple(y.cpu().shape), (x + 1).cpu().shape == (8, 8))
     assert done.stdout.splitlines()[0] == "interrupted"
 
 
+@pytest.mark.compiled("it is about compiling")
 def test_a_process_killed_while_compiling_leaves_no_broken_cache(tmp_path: object) -> None:
     code = f"""
 import torch_xla.runtime as xr
@@ -159,6 +162,7 @@ print(round(x.sum().item(), 4))
     assert first.stdout == second.stdout
 
 
+@pytest.mark.compiled("it is about kept programs")
 def test_a_damaged_cache_file_is_compiled_anew(tmp_path: object) -> None:
     code = f"""
 import torch_xla.runtime as xr, torch_xla.debug.metrics as met
@@ -279,6 +283,7 @@ class TestFailures:
 
         monkeypatch.setattr(compiler, "compile_lowered", fail)
 
+    @pytest.mark.compiled("the compiler fails")
     def test_a_failed_compile_gives_back_the_earlier_values(
         self, broken: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:

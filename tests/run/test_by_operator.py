@@ -16,7 +16,7 @@ from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache
 from torch_xla.ops import registry
 
-pytestmark = pytest.mark.host_compute("it is what these tests are about")
+pytestmark = pytest.mark.compiled("it is what these tests are about", reads=False)
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
@@ -220,30 +220,44 @@ class TestOthers:
 TESTS = """
 import os, pytest, torch, torch_xla
 
-def read():
+def run(expected=""):
+    large = torch.ones(3000).to("xla") + 1
+    torch_xla.sync()
     assert (torch.arange(3.0).to("xla") * 2.5).tolist() == [0.0, 2.5, 5.0]
+    names = ("UncachedCompile", "UncompiledRun", "HostCompute")
+    assert [name for name in names if torch_xla._metrics.counter(name)] == expected.split()
+    torch_xla._metrics.clear_counters()
+    torch_xla._core.compile.cache.clear()
 
+@pytest.mark.compiled("reason")
 def test_compiled():
-    read()
+    run("UncachedCompile")
 
+@pytest.mark.compiled("reason")
 def test_not_compiled(monkeypatch):
     monkeypatch.setenv("XLA_HOST_COMPUTE", "1")
-    read()
+    (torch.arange(3.0).to("xla") * 3.5).tolist()
 
-@pytest.mark.host_compute("reason")
-def test_marked():
-    read()
-    assert torch_xla._metrics.counter("HostCompute") == 1
+@pytest.mark.compiled("reason", reads=False)
+def test_apart_from_reads():
+    run("UncachedCompile HostCompute")
 
-def test_after_it():
-    read()
+@pytest.mark.by_default("reason")
+def test_by_default():
+    run("UncompiledRun HostCompute")
+
+def test_in_turn():
+    run("UncompiledRun HostCompute")
+
+def test_that_counts(compiles):
+    run("UncachedCompile")
 """
 
 
 def test_a_test_that_compiles_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     program = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
-    options = ["-p", "conftest", "-p", "no:cacheprovider", "-rE", "test_it.py"]
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-rE", "--way=default", "test_it.py"]
     done = python("-c", program, *options, cwd=tmp_path, check=False, imported=True)
     assert "1 error" in done.stdout and "ERROR test_it.py::test_not_compiled" in done.stdout
-    assert "4 passed" in done.stdout
+    assert "6 passed" in done.stdout, done.stdout

@@ -17,7 +17,7 @@ from torch_xla import _config
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.run import by_operator
 
-pytestmark = pytest.mark.host_compute("it is what these tests are about")
+pytestmark = pytest.mark.compiled("it is what these tests are about", reads=False)
 
 Counting = Callable[..., AbstractContextManager[Any]]
 WORDS, WIDTH = 64, 300  # more values than a very small graph has

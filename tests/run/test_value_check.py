@@ -51,7 +51,7 @@ NUMBERS: dict[str, tuple[Callable[[str], torch.Tensor], list[Any]]] = {
 
 @pytest.mark.parametrize("compute, number", NUMBERS.values(), ids=NUMBERS.keys())
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.host_compute("it is what the graph's size must not decide")
+@pytest.mark.compiled("it is what the graph's size must not decide", reads=False)
 def test_a_number_whatever_the_size_of_the_graph(compute, number, on_host):
     with setting(_config.XLA_HOST_COMPUTE, on_host):
         assert compute("xla").tolist() == number
@@ -81,6 +81,7 @@ def test_what_does_not_depend_on_a_refused_value_is_computed():
             lost.tolist()
 
 
+@pytest.mark.compiled("checked values are those of programs, to the last bit")
 def test_checked_training_is_the_same():
     def losses() -> list[float]:
         torch.manual_seed(0)

@@ -148,7 +148,7 @@ class WithOptimizer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
 
-@pytest.mark.host_compute("transformers reads positions and losses, for which nothing need be compiled")
+@pytest.mark.compiled("transformers reads positions and losses, for which nothing need be compiled", reads=False)
 def test_trainer(tmp_path: Path, compiles: Any) -> None:
     """transformers' own switch, with checkpointed layers, as its users write it."""
     steps = 4

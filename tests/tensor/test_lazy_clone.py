@@ -125,6 +125,7 @@ class TestOneProgram:
     def test_for_a_copied_model_that_is_left_alone(self) -> None:
         check(lambda loop, index: None, 1)
 
+    @pytest.mark.compiled("it counts what programs take")
     def test_for_values_that_shared_one_at_the_barrier(self) -> None:
         x = on_xla(1.5).sin()
         y = x.clone()  # of a pending value
@@ -153,13 +154,16 @@ class TestCopies:
         assert copied == []
         assert y[0].item() == 1.125
 
-    @pytest.mark.host_compute("a part that is read is taken on the host in use, and no program takes the clone")
+    @pytest.mark.compiled(
+        "a part that is read is taken on the host in use, and no program takes the clone", reads=False
+    )
     def test_none_for_one_that_is_only_read(self, copied: list[int]) -> None:
         x = on_xla(1.5)
         y = x.clone()
         assert y[:2].tolist() == y.cpu()[:2].tolist() == [1.5, 1.5]
         assert copied == []
 
+    @pytest.mark.compiled("programs write over originals")
     def test_one_when_the_original_is_written_over(self, copied: list[int]) -> None:
         x = on_xla(1.5)
         y, z = x.clone(), x.clone().clone()
@@ -198,10 +202,11 @@ class TestValues:
         x = on_xla(1.5).to("xla:1")
         y = x.clone()
         x.add_(1)
-        torch_xla.sync()
+        torch_xla.sync(wait=True)
         assert _bindings.buffer_of(y).device == _bindings.buffer_of(x).device
         assert y[0].item() == 1.5
 
+    @pytest.mark.compiled("programs write over fills")
     def test_of_fills(self) -> None:
         x = torch.full((SIZE,), 2.5, device="xla")
         y = x.clone()

@@ -75,8 +75,8 @@ def test_on_a_second_device(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.host_compute(
-    "GPT-2 checks its mask and the sampler its time steps by reading, which compiles nothing in use"
+@pytest.mark.compiled(
+    "GPT-2 checks its mask and the sampler its time steps by reading, which compiles nothing in use", reads=False
 )
 @pytest.mark.parametrize("name", in_turns("in a loop", ["mlp", "resnet", "gpt2", "unet"]))
 def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContextManager]) -> None:

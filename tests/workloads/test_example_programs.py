@@ -187,7 +187,7 @@ def picture_options(*arguments: str) -> argparse.Namespace:
 
 
 @pytest.mark.slow
-@pytest.mark.host_compute("it pins the graphs of use, where a small read compiles none")
+@pytest.mark.compiled("it pins the graphs of use, where a small read compiles none", reads=False)
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers makes arrays so
 @pytest.mark.parametrize(
     "scheduler", [name if name == "dpm" else pytest.param(name, marks=pytest.mark.sweep) for name in SCHEDULERS]
