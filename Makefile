@@ -99,6 +99,7 @@ test-plugin: $(STAMPS)/dev $(STAMPS)/build
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)
 	HOT_PROGRAMS=10000 $(BIN)/python -m pytest tests/barrier/test_hot_programs.py --timeout=7200 $(PYTEST_ARGS)
+	MIXED_PROGRAMS=3000 $(BIN)/python -m pytest tests/barrier/test_mixed_programs.py --timeout=7200 $(PYTEST_ARGS)
 	ROLLED_PROGRAMS=1000 $(BIN)/python -m pytest tests/lower/test_rolled_programs.py --timeout=7200 $(PYTEST_ARGS)
 
 # The extension with its memory accesses and undefined behaviour checked, in a folder of its own, in the tests of graphs,

@@ -75,6 +75,7 @@ def _softmax(draw: random.Random, x: Tensor) -> Tensor:
 NEW: list[Make] = [
     lambda draw, x: x * draw.choice([2, -1, 3]),
     lambda draw, x: x + draw.randint(-3, 3),
+    lambda draw, x: x / draw.choice([3, 7]),
     lambda draw, x: torch.where(x > 0, x, draw.randint(-2, 2)),
     lambda draw, x: x.float().sin(),
     lambda draw, x: x.float().tanh().to(torch.bfloat16),
@@ -162,7 +163,9 @@ def _bounded(x: Tensor) -> Tensor:
     return x.to(torch.int64) if x.dtype == torch.bool else x
 
 
-def run(device: str, seed: int, *, turns: int, drawing: bool = False) -> list[Tensor]:
+def run(
+    device: str, seed: int, *, turns: int, drawing: bool = False, barrier: Callable[[], None] | None = None
+) -> list[Tensor]:
     """Runs a program; gives all that it read, and its state at its end.
 
     Args:
@@ -170,6 +173,8 @@ def run(device: str, seed: int, *, turns: int, drawing: bool = False) -> list[Te
         seed: Which program.
         turns: How often its body runs. With more than one some graphs repeat, and are compiled.
         drawing: Whether it draws random numbers, which are not the CPU's.
+        barrier: What is called for a barrier, on the CPU too; its programs have no 16-bit values, which change too much
+            when a graph is compiled.
     """
     draw = random.Random(seed)
     numbers = torch.Generator().manual_seed(seed)
@@ -178,7 +183,9 @@ def run(device: str, seed: int, *, turns: int, drawing: bool = False) -> list[Te
     state = []
     for _ in range(3):
         sizes = [draw.randint(0, 5) if draw.random() < 0.1 else draw.randint(1, 5) for _ in range(draw.randint(1, 3))]
-        state.append(torch.randint(-9, 9, sizes, generator=numbers).to(draw.choice(DTYPES)).to(device))
+        dtype = draw.choice(DTYPES)
+        dtype = torch.int64 if barrier is not None and dtype == torch.bfloat16 else dtype
+        state.append(torch.randint(-9, 9, sizes, generator=numbers).to(dtype).to(device))
     read: list[Tensor] = []
     body = draw.getrandbits(64)
     for turn in range(turns):
@@ -203,7 +210,11 @@ def run(device: str, seed: int, *, turns: int, drawing: bool = False) -> list[Te
                     state[at] = x + 1
             elif way < 0.93:
                 read.append(x.detach().cpu().clone())
-            elif device != "cpu":
+            elif barrier is None and device != "cpu":
                 torch_xla.sync()
+            if barrier is not None and draw.random() < 0.2:
+                barrier()
+            if barrier is not None and state[at].dtype == torch.bfloat16:
+                state[at] = state[at].float()
         state = [x.float().clamp(-50, 50).to(x.dtype) if x.is_floating_point() else x.clamp(-99, 99) for x in state]
     return [*read, *(x.detach().cpu().clone() for x in state)]

@@ -10,7 +10,7 @@ from probes import ROOT, python
 
 
 @pytest.mark.slow
-@pytest.mark.compiled("the demo's figures are those of use, where its small reads compile nothing", reads=False)
+@pytest.mark.by_default("the demo's figures are those of use")
 def test_the_demo_reaches_its_accuracy_and_draws_its_curves(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
     done = python(
