@@ -136,11 +136,6 @@ DIFFERENCES = (
     ),
     Difference(r"aten\.isin\..*", r"not equal", "`assume_unique` of elements that are not"),
     Difference(
-        r"aten\._?upsample_.*",
-        r"not equal.*difference: 1 at .*uint8",
-        "the CPU kernel rounds weights to 16 bits: the last bit of 8 differs",
-    ),
-    Difference(
         r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_saturate_weight_to_fp16|_reshape_from_tensor|_nested_compute_contiguous_strides_offsets)\..*",
         r"share memory|derivative",
         "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round",

@@ -68,3 +68,16 @@ def test_half_types_interpolate_in_float():
     x = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16)
     check(A.upsample_bilinear2d.default, x, [7, 7], False, None, None, rtol=2e-2, atol=2e-2)
     check(A.upsample_nearest2d.default, x, [8, 8], None, None)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("size", [(9, 14), (30, 5), (9, 21)])
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize(
+    "name", ["upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+)
+def test_bytes_are_rounded_and_cut_as_the_cpu_kernel_does(name, align, size, channels):
+    x = torch.randint(0, 2, (2, channels, 9, 14), dtype=torch.uint8) * 255
+    x[0] = torch.randint(0, 256, (channels, 9, 14), dtype=torch.uint8)
+    check(getattr(A, name).default, x, list(size), align, None, None)
+    check(getattr(A, name).default, x, list(size), align, *[n / 14 for n in size])

@@ -40,25 +40,33 @@ def _nearest(x: jax.Array, out: Sequence[int], scales: Scales, exact: bool) -> j
     return x
 
 
+def _step(size: int, out: int, scale: float | None, align_corners: bool, dtype: np.dtype) -> Any:
+    """Source elements from one target element to the next, computed in `dtype` as PyTorch does."""
+    real = dtype.type
+    if align_corners:
+        return real(size - 1) / real(out - 1) if out > 1 else real(0)
+    return real(1.0 / scale) if scale else real(size) / real(out)
+
+
 def _source(
     size: int, out: int, scale: float | None, align_corners: bool, dtype: np.dtype, cubic: bool = False
 ) -> np.ndarray:
-    """Real-valued source position of each target element, computed in `dtype` as PyTorch does."""
-    real = dtype.type
-    i = np.arange(out, dtype=dtype)
+    """Real-valued source position of each target element."""
+    step, i, half = _step(size, out, scale, align_corners, dtype), np.arange(out, dtype=dtype), dtype.type(0.5)
     if align_corners:
-        return i * (real(size - 1) / real(out - 1) if out > 1 else real(0))
-    step = real(1.0 / scale) if scale else real(size) / real(out)
-    position = step * (i + real(0.5)) - real(0.5)
-    return position if cubic else np.maximum(position, real(0))
+        return i * step
+    position = step * (i + half) - half
+    return position if cubic else np.maximum(position, dtype.type(0))
 
 
 def _position_dtype(x: jax.Array) -> np.dtype:
-    return np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
+    return np.dtype(np.float32 if x.dtype == jnp.float32 else np.float64)
 
 
 def _weighted(x: jax.Array, d: int, indices: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> jax.Array:
     """Sum over taps of ``weight * x[index]`` along dimension `d`."""
+    if not dtypes.is_floating(x):
+        return _weighted_bytes(x, d, np.stack(indices), *_merged(indices, weights))
     taps = [
         jnp.take(x, index, axis=d) * along(jnp.asarray(weight, x.dtype), d, x.ndim)
         for index, weight in zip(indices, weights, strict=True)
@@ -66,10 +74,36 @@ def _weighted(x: jax.Array, d: int, indices: Sequence[np.ndarray], weights: Sequ
     return functools.reduce(jnp.add, taps)
 
 
-def _linear(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales) -> jax.Array:
+def _merged(indices: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+    """Weights of which the last has the sum where neighbours read one element, and the largest sum on the way."""
+    sums = np.stack(weights)
+    largest = sums[0].max()
+    for tap in range(1, len(sums)):
+        same = indices[tap] == indices[tap - 1]
+        sums[tap] += np.where(same, sums[tap - 1], 0)
+        sums[tap - 1] = np.where(same, 0, sums[tap - 1])
+        largest = max(largest, sums[tap].max())
+    return sums, largest
+
+
+def _weighted_bytes(x: jax.Array, d: int, index: np.ndarray, weight: np.ndarray, largest: float) -> jax.Array:
+    """As the CPU kernel computes it: weights in as many bits as fit 16, an integer sum, rounded and cut to a byte."""
+    bits = next((n for n in range(22) if int(0.5 + largest * (1 << (n + 1))) >= 1 << 15), 22)
+    scaled = weight * (1 << bits)
+    whole = np.where(scaled < 0, scaled - 0.5, scaled + 0.5).astype(np.int32)
+    taps = jnp.take(x, index, axis=d).astype(np.int32) * whole.reshape(*whole.shape, *(1,) * (x.ndim - d - 1))
+    return (jnp.clip((jnp.sum(taps, axis=d, dtype=np.int32) + (1 << bits >> 1)) >> bits, 0, 255)).astype(x.dtype)
+
+
+def _sizes(x: jax.Array, out: Sequence[int], scales: Scales) -> list[tuple[int, int, int, float | None]]:
+    """Dimensions that are resampled, with both sizes and the scale; the CPU kernel takes those of bytes backwards."""
     lead = x.ndim - len(out)
-    for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead):
-        size = x.shape[d]
+    sizes = [(d, x.shape[d], o, scale) for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead)]
+    return sizes if dtypes.is_floating(x) else [known for known in reversed(sizes) if known[1] != known[2]]
+
+
+def _linear(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales) -> jax.Array:
+    for d, size, o, scale in _sizes(x, out, scales):
         if o == size:  # copied, whatever the scale
             continue
         position = _source(size, o, scale, align_corners, _position_dtype(x))
@@ -94,9 +128,7 @@ def cubic_weights(t: Any) -> list[Any]:
 
 
 def _cubic(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales) -> jax.Array:
-    lead = x.ndim - len(out)
-    for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead):
-        size = x.shape[d]
+    for d, size, o, scale in _sizes(x, out, scales):
         position = _source(size, o, scale, align_corners, _position_dtype(x), cubic=True)
         base = np.floor(position).astype(np.int64)
         indices = [np.clip(base + k, 0, size - 1) for k in (-1, 0, 1, 2)]
@@ -106,22 +138,26 @@ def _cubic(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales
 
 def _antialias(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales, cubic: bool) -> jax.Array:
     """Interpolation whose kernel widens when the image shrinks."""
-    lead = x.ndim - len(out)
-    for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead):
-        size = x.shape[d]
-        plain = 1.0 / scale if scale else size / o
-        step = (size - 1) / max(o - 1, 1) if align_corners else plain
+    for d, size, o, scale in _sizes(x, out, scales):
+        step = float(_step(size, o, scale, align_corners, np.dtype(np.float64)))
         stretch = max(step, 1.0)
         support = (2.0 if cubic else 1.0) * stretch
         center = step * (np.arange(o) + 0.5)
         first = np.maximum((center - support + 0.5).astype(np.int64), 0)
         last = np.minimum((center + support + 0.5).astype(np.int64), size)
-        at = np.arange(size)
-        distance = np.abs(at[None] - center[:, None] + 0.5) / stretch
+        at = first[:, None] + np.arange(2 * int(np.ceil(support)) + 1)
+        distance = np.abs(at - center[:, None] + 0.5) * (1.0 / stretch)
         weight = _antialias_cubic(distance) if cubic else np.maximum(1 - distance, 0)
-        weight = np.where((at >= first[:, None]) & (at < last[:, None]), weight, 0)
-        weight = weight / weight.sum(axis=1, keepdims=True)
-        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weight, x.dtype), ((d,), (1,))), -1, d)
+        weight = np.where(at < last[:, None], weight, 0)
+        total = np.cumsum(weight, axis=1)[:, -1:]  # one after the other, as the CPU kernel does
+        weight = weight / np.where(total == 0, 1, total)
+        at = np.minimum(at, size - 1)
+        if not dtypes.is_floating(x):
+            x = _weighted_bytes(x, d, at.T, weight.T, weight.max())
+            continue
+        dense = np.zeros((o, size))
+        np.add.at(dense, (np.arange(o)[:, None], at), weight)
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(dense, x.dtype), ((d,), (1,))), -1, d)
     return x
 
 
@@ -149,7 +185,7 @@ def _register_smooth(name: str, n: int, resample: Callable[..., jax.Array]) -> N
     def forward(
         ctx: Context, x: jax.Array, size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> jax.Array:
-        return resample(_floating(x), ctx.meta.shape[-n:], align_corners, scales)
+        return resample(dtypes.widen(x), ctx.meta.shape[-n:], align_corners, scales)
 
     @lowers(f"aten.{name}_backward.default")
     def backward(
@@ -161,10 +197,6 @@ def _register_smooth(name: str, n: int, resample: Callable[..., jax.Array]) -> N
         *scales: float | None,
     ) -> jax.Array:
         return transpose_of(lambda v: resample(v, grad.shape[-n:], align_corners, scales), grad, input_size)
-
-
-def _floating(x: jax.Array) -> jax.Array:
-    return dtypes.widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(np.float32)
 
 
 for _n in (1, 2, 3):
