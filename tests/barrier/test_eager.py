@@ -171,6 +171,7 @@ class TestRegions:
 
 
 class TestSwitch:
+    @pytest.mark.compiled("it asks whether a program has run")
     def test_back_to_lazy(self) -> None:
         assert is_eager_mode()
         eager_mode(False)

@@ -150,6 +150,7 @@ class TestAnOperatorThatCannotBeLowered:
         assert torch.equal(drawn.cpu(), torch.rand(4, device="xla").cpu())
 
 
+@pytest.mark.compiled("a program fails, which its operators by themselves do not")
 class TestAGraphThatFailsAsAWhole:
     """XLA does not say which operator it objects to: what has nothing to do with it is found by halves."""
 
@@ -292,6 +293,7 @@ except torch.OutOfMemoryError:
                 tensor.cpu()
         fine()
 
+    @pytest.mark.compiled("it fails where a program is started")
     def test_another_late_failure_takes_no_graph_with_it(self) -> None:
         y = torch.ones(3).to("xla") * 3
         _bindings.add_run(0, failed("INTERNAL: what"))
@@ -357,6 +359,7 @@ class TestTypesThatXlaLacks:
         assert {dtype for dtype in known if _bindings.has_xla_type(dtype)} == set(dtypes._TO_NUMPY)
 
 
+@pytest.mark.compiled("stages of programs fail")
 @pytest.mark.usefixtures("uncollected")
 class TestWhatFailedIsFreed:
     """The tensors of a function that catches an error are gone when it returns."""
@@ -461,6 +464,7 @@ class TestInterrupts:
         torch_xla.sync()
         assert y.tolist() == [2, 2, 2]
 
+    @pytest.mark.compiled("a program's start is interrupted")
     def test_while_the_rest_of_a_failed_graph_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.ones(3).to("xla")
         lost, kept = torch.ops.failing.probe(x), x + 1
@@ -533,6 +537,7 @@ xm.mark_step()
 
 
 class TestReferences:
+    @pytest.mark.compiled("programs take packs")
     def test_of_inputs_where_gathering_them_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
         weights = [torch.randn(4, 4).to("xla").requires_grad_() for _ in range(6)]

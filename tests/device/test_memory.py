@@ -84,6 +84,7 @@ def test_a_small_graph_within_the_limit_runs(limited: torch.device) -> None:
     torch.testing.assert_close(y.cpu(), torch.ones(256, 1024).sin())
 
 
+@pytest.mark.compiled("a program does not fit")
 def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_xla._core.run import executor
 

@@ -62,6 +62,7 @@ class TestRuntime:
         found = python("-c", code, check=False, PJRT_DEVICE="banana")
         assert found.returncode and "banana" in found.stderr and "available here: CPU" in found.stderr
 
+    @pytest.mark.compiled("it is about kept programs")
     def test_compiled_graphs_are_kept_between_runs(self, tmp_path):
         code = (
             "import torch, torch_xla, torch_xla.runtime as xr, torch_xla.debug.metrics as met\n"

@@ -196,6 +196,7 @@ class TestText:
             "}\n"
         )
 
+    @pytest.mark.compiled("it asks for a program's result")
     def test_showing_the_pending_graph_leaves_it_to_the_barrier(self) -> None:
         (x,) = buffers((50_000,))
         torch_xla.sync()

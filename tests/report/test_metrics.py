@@ -23,6 +23,7 @@ def empty():
     met.clear_all()
 
 
+@pytest.mark.compiled("it counts runs of programs")
 def test_a_step_is_counted_and_timed():
     x = torch.ones(3, 5).to("xla")
     for _ in range(3):
@@ -183,6 +184,7 @@ def test_bad_percentiles_are_rejected(monkeypatch):
         met.metrics_report()
 
 
+@pytest.mark.compiled("it counts runs of programs")
 def test_reads_and_bytes_are_counted():
     x = torch.ones(4, 25).to("xla")
     assert met.metric_data("OutboundData")[:2] == (1, 400.0)
@@ -223,6 +225,7 @@ def test_a_tensor_is_made_and_destroyed_once():
     assert met.counter_value("DestroyXlaTensor") == 1
 
 
+@pytest.mark.compiled("it counts runs of programs")
 def test_a_run_counts_until_the_host_has_waited_for_it():
     x = torch.ones(700, 700).to("xla")
     y = x
@@ -237,6 +240,7 @@ def test_a_run_counts_until_the_host_has_waited_for_it():
     assert longer[2][0][1] == pytest.approx(longer[1])
 
 
+@pytest.mark.compiled("it counts runs of programs")
 def test_stages_of_a_run_have_metrics():
     x = torch.ones(3).to("xla") * 7
     torch_xla.sync()

@@ -16,6 +16,8 @@ from torch_xla._core.report import retrace as core
 from torch_xla.debug import retrace
 from torch_xla.ops import precision
 
+pytestmark = pytest.mark.compiled("it is about what is compiled again")
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:

@@ -119,6 +119,7 @@ def test_training_refuses_in_one_line(arguments: list[str], reason: str) -> None
     assert reason in said(refused)
 
 
+@pytest.mark.by_default("it counts the graphs of use")
 @pytest.mark.slow
 def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(tmp_path: Path) -> None:
     arguments = [*SMALL_LLM, "--steps", "6", "--checkpoint", str(tmp_path), "--every", "3"]
@@ -126,9 +127,7 @@ def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(t
     alone = train_llm.train(0, train_llm.parse(arguments))
     (tmp_path / "step-000006").rename(tmp_path / "done")
     arguments += ["--resume", "--spmd", "data=2,fsdp=2,tensor=2"]
-    done = python(
-        ROOT / "examples" / "train_llm.py", *arguments, devices=8, timeout=250, imported=True, XLA_HOST_COMPUTE="1"
-    )
+    done = python(ROOT / "examples" / "train_llm.py", *arguments, devices=8, timeout=250, imported=True)
     assert "going on from step 3" in done.stdout
     assert "1 graph compiled" in done.stdout
     assert "torch_xla:" not in done.stderr
