@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,3 +49,23 @@ def _resident() -> int:
     with open("/proc/self/smaps_rollup") as file:
         private = next(line for line in file if line.startswith("Rss:"))
     return int(private.split()[1]) << 10
+
+
+def test_their_order_is_that_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[int] = []
+    fill = transfer.fill
+
+    def noted(shape: tuple[int, ...], dtype: torch.dtype, number: float, *rest: Any, **options: Any) -> Any:
+        order.append(int(number))
+        return fill(shape, dtype, number, *rest, **options)
+
+    monkeypatch.setattr(transfer, "fill", noted)
+    for history in (0, 3, 7):  # what processes of a job may differ in: where memory of other nodes was
+        junk = [torch.ones(2, device="xla") * i for i in range(history)]
+        while junk:
+            junk.pop(0)
+        order.clear()
+        kept = [torch.full((4,), float(i), device="xla") for i in range(12)]
+        torch_xla.sync()
+        assert order == list(range(12))
+        del kept

@@ -44,7 +44,8 @@ bool Graph::share_as(const std::shared_ptr<const Sharing>& known) {
 Vector<NodePtr> Graph::fills() const {
   Vector<NodePtr> found(unused_fills_);
   std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(found), [](const NodePtr& n) { return n->unfilled(); });
-  std::sort(found.begin(), found.end());
+  // As recorded: the processes of a job number what they put on their devices, and addresses differ between them.
+  std::sort(found.begin(), found.end(), [](const NodePtr& a, const NodePtr& b) { return a->sequence < b->sequence; });
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
