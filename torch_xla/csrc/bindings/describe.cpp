@@ -1,5 +1,6 @@
 #include "bindings/describe.h"
 
+#include <pybind11/complex.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
