@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -150,3 +151,31 @@ def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:
             run()
         with compiles(0):
             run()
+
+
+@pytest.mark.parametrize("then", [torch.float64, torch.float32])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtype) -> None:
+    x = torch.arange(8)
+    with default_dtype(then):
+        wanted = {name: function(x) for name, function in FAMILIES.items()}
+        found = {name: function(x.to("xla")) for name, function in FAMILIES.items()}
+    seen: set[torch.dtype] = set()
+    done = threading.Event()
+
+    def loader() -> None:
+        while not done.is_set():
+            seen.add(torch.tensor([1.5]).dtype)
+
+    later = torch.float64 if then == torch.float32 else torch.float32
+    with default_dtype(later):
+        thread = threading.Thread(target=loader)
+        thread.start()
+        try:
+            torch_xla.sync()
+            values = {name: value.cpu() for name, value in found.items()}
+        finally:
+            done.set()
+            thread.join()
+    assert seen == {later}
+    check(values, wanted)

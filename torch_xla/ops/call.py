@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 
 from torch_xla.ops import dtypes
+from torch_xla.ops.promotion import promoted_arrays
 from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for, varied_arguments
 
 _FAMILIES = (
@@ -163,7 +164,7 @@ def _anywhere(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, 
         raise StaticNumbers(ctx.op)
     decomposition = decompositions.find(op)
     if decomposition is not None:
-        return decompositions.run(decomposition, args, kwargs, call)
+        return decompositions.run(decomposition, *promoted_arrays(op, args, kwargs, ctx.out), call)
     return fallback.run(op, args, kwargs, ctx.out)
 
 

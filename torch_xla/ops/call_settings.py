@@ -1,13 +1,30 @@
-"""PyTorch as it was when a call was recorded, for whoever lowers or computes the call later."""
+"""PyTorch as it was when a call was recorded, for whoever lowers or computes the call later.
+
+PyTorch's own default dtype stays as it is: it is the process's, and other threads make tensors meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
-from torch_xla import _bindings
+from torch_xla import _bindings, _config
+
+_recorded: ContextVar[int | None] = ContextVar("settings of a recorded call", default=None)
+
+
+def current() -> int:
+    """The settings of the call that this thread lowers or computes; PyTorch's where there is none."""
+    settings = _recorded.get()
+    return _bindings.call_settings() if settings is None else settings
+
+
+def default_dtype() -> torch.dtype:
+    """The default dtype among them."""
+    return _bindings.default_dtype(current())
 
 
 @contextmanager
@@ -20,13 +37,5 @@ def as_recorded(settings: int) -> Iterator[None]:
     Args:
         settings: What `_bindings.call_settings` gave then.
     """
-    now = _bindings.call_settings()
-    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
-        if now == settings:
-            yield
-            return
-        _bindings.set_call_settings(settings)
-        try:
-            yield
-        finally:
-            _bindings.set_call_settings(now)
+    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), _config.within(_recorded, settings):
+        yield

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torch_xla import _config
+from torch_xla.ops.call_settings import default_dtype
 from torch_xla.ops.registry import Lifted
 
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {
@@ -140,6 +141,16 @@ def _real(x: Any, target: np.dtype) -> Any:
     return x
 
 
+def number_dtypes(default: torch.dtype) -> dict[type, torch.dtype]:
+    """The dtype of each type of Python numbers, for a default dtype."""
+    return {
+        bool: torch.bool,
+        int: torch.int64,
+        float: default,
+        complex: torch.promote_types(default, torch.complex64),
+    }
+
+
 def result_type(*operands: Any) -> torch.dtype:
     """PyTorch's promoted dtype of arrays and numbers; None operands are ignored.
 
@@ -150,17 +161,12 @@ def result_type(*operands: Any) -> torch.dtype:
     def merge(slot: str, dtype: torch.dtype) -> None:
         kinds[slot] = torch.promote_types(kinds.get(slot, dtype), dtype)
 
-    number_dtypes = {
-        bool: torch.bool,
-        int: torch.int64,
-        float: torch.get_default_dtype(),
-        complex: torch.promote_types(torch.get_default_dtype(), torch.complex64),
-    }
+    types = number_dtypes(default_dtype())
     for x in operands:
         if x is None:
             continue
         if is_number(x):
-            merge("numbers", number_dtypes[x.kind if isinstance(x, Lifted) else type(x)])
+            merge("numbers", types[x.kind if isinstance(x, Lifted) else type(x)])
         else:
             merge("dims" if x.ndim else "scalars", torch_dtype(x.dtype))
     result: torch.dtype | None = None
@@ -193,7 +199,7 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 
 def to_float(dtype: torch.dtype) -> torch.dtype:
     """The floating type of an operator that promotes integers to the default float type (`sin`, `mean`, …)."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return dtype if dtype.is_floating_point or dtype.is_complex else default_dtype()
 
 
 def dtype_of(x: jax.Array) -> torch.dtype:

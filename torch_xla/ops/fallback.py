@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xla import _bindings, _config, _fallbacks
-from torch_xla.ops import dtypes
-from torch_xla.ops.call_settings import as_recorded
+from torch_xla import _config, _fallbacks
+from torch_xla.ops import call_settings, dtypes
+from torch_xla.ops.promotion import promoted_arrays
 from torch_xla.ops.registry import Lifted, Meta, has_own_text
 
 _interrupt: BaseException | None = None  # raised in a callback
@@ -125,9 +125,10 @@ def run(
             return slot
         return x
 
+    args, kwargs = promoted_arrays(op, args, kwargs, out)
     template = freeze(list(args)), {k: freeze(v) for k, v in kwargs.items()}
     types = [np.dtype(array.dtype) for array in arrays]
-    settings = _bindings.call_settings()
+    settings = call_settings.current()
     metas = [m for m in out if m is not None]
     shapes = [_carried(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
 
@@ -151,7 +152,7 @@ def run(
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
         positional, keywords = thaw(template[0]), {k: thaw(v) for k, v in template[1].items()}
-        with torch.no_grad(), as_recorded(settings):
+        with torch.no_grad(), call_settings.as_recorded(settings):
             returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
         # PyTorch's kernel may compute more than it was asked for, which is not promised.
@@ -185,9 +186,9 @@ def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[A
     declared = [a for a in op._schema.arguments if not a.kwarg_only]
     # A number has the precision of what it meets; as a tensor of the default dtype it would be rounded to that first.
     double = any(isinstance(x, torch.Tensor) and x.dtype in (torch.float64, torch.complex128) for x in positional)
-    doubles = {float: torch.float64, complex: torch.complex128} if double else {}
+    types = dtypes.number_dtypes(torch.float64 if double else call_settings.default_dtype())
     return [
-        torch.tensor(x, dtype=doubles.get(type(x)))
+        torch.tensor(x, dtype=types[type(x)])
         if isinstance(x, (bool, int, float, complex)) and isinstance(a.type, torch.TensorType)
         else x
         for x, a in zip(positional, declared, strict=True)

@@ -13,6 +13,7 @@ from torch_xla.ops.call import find_overload
 from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.decompositions import separate
 from torch_xla.ops.fallback import results_of, with_tensors
+from torch_xla.ops.promotion import promoted
 
 
 def _wide(t: torch.Tensor) -> torch.Tensor:
@@ -101,6 +102,10 @@ _BY_PARTS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _cast(x: Any, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=dtype)
+
+
 def _dense(value: torch.Tensor) -> torch.Tensor:
     """Gradients that the CPU's kernels give as sparse tensors are dense on this device."""
     return value if value.layout == torch.strided else value.to_dense()
@@ -119,6 +124,8 @@ def call(node: Node, tensors: list[Any]) -> list[Any]:
     op = find_overload(node.op)
     values = fill_template(node, tensors, lambda number: number.value)
     values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
+    with as_recorded(node.settings):
+        values = promoted(op, values, node.outs, lambda x: getattr(x, "dtype", None), _cast)
     positional, keywords = separate(op, values)
     # A node stands for a value, so an operator that writes must not reach its input's.
     if op._schema.is_mutable:

@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "base/kernel_settings.h"
+
 namespace torch_xla {
 
 namespace {
@@ -22,10 +24,22 @@ CallSettings call_settings() {
                                    (context.deterministicAlgorithmsWarnOnly() ? kWarnsOnly : 0));
 }
 
-void set_call_settings(CallSettings settings) {
-  const auto dtype = static_cast<at::ScalarType>((settings & kDtypes) ^ kUsual);
-  c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
-  at::globalContext().setDeterministicAlgorithms((settings & kDeterministic) != 0, (settings & kWarnsOnly) != 0);
+c10::ScalarType default_dtype(CallSettings settings) {
+  return static_cast<c10::ScalarType>((settings & kDtypes) ^ kUsual);
+}
+
+bool KernelSettings::serve(CallSettings settings) const {
+  // What is deterministic is as good where nobody has asked for it.
+  const bool deterministic = (settings & kDeterministic) == 0 || at::globalContext().deterministicAlgorithms();
+  return deterministic && (precision_ < 0 || precision_ == precision_of_products());
+}
+
+int KernelSettings::precision_of_products() {
+  try {
+    return static_cast<int>(at::globalContext().float32MatmulPrecision());
+  } catch (const c10::Error&) {  // set by the newer name of one, `fp32_precision`, which the older one refuses
+    return -1;
+  }
 }
 
 }  // namespace torch_xla

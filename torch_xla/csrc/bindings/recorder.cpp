@@ -1,4 +1,4 @@
-#include "base/call_settings.h"
+#include "base/kernel_settings.h"
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "base/user_line.h"
@@ -35,7 +35,7 @@ void bind_recorder(py::module_& m) {
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
   m.def("call_settings", &call_settings);
-  m.def("set_call_settings", &set_call_settings);
+  m.def("default_dtype", &default_dtype);
   m.def("set_frame_depth", &set_frame_depth);
   m.def("set_scope", &set_scope);
   m.def("user_frame", [] { return describe_frame(user_frame()); });

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "base/kernel_settings.h"
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "base/silence.h"
@@ -152,6 +153,7 @@ class OperatorRun::Run {
     }
     const Timed timed(time);
     const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
+    const at::NoGradGuard no_gradients;
     const Silence silence;
     auto asked = std::chrono::steady_clock::now();
     for (; at_ < graph_.nodes.size(); ++at_) {
@@ -301,8 +303,8 @@ class OperatorRun::Run {
   // Of others' operators a rule knows whether they are calls of their kernels.
   bool has_kernel(const Node& node) const {
     const auto& op = node.op->op;
-    return !node.seeded && (node.op->view || node.settings == settings_) &&
-           op.schema().name().rfind("aten::", 0) == 0 && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+    return !node.seeded && op.schema().name().rfind("aten::", 0) == 0 &&
+           op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   }
 
   std::optional<HostResults> by_kernel(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
@@ -311,9 +313,10 @@ class OperatorRun::Run {
     if (auto results = compute_under_other_name(node, stack)) {
       return results;
     }
-    if (!has_kernel(node) || !stays_in_memory(node, stack)) {
+    if (!has_kernel(node) || !stays_in_memory(node, stack) || !settings_serve(node)) {
       return {};
     }
+    promote_as_recorded(node, stack);
     HostResults written;
     for (const auto p : node.op->written) {
       copy_written(stack[p], written);
@@ -329,6 +332,9 @@ class OperatorRun::Run {
       stack = std::move(*widened);
       op.callBoxed(stack);
     }
+    if (!settings_serve(node)) {
+      return {};
+    }
     HostResults results;
     for (size_t r = 0; r < stack.size(); ++r) {
       if (node.op->return_writes[r] < 0) {
@@ -339,18 +345,8 @@ class OperatorRun::Run {
     return results;
   }
 
-  // The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
-  // rounded, as a rule's are.
-  static std::optional<HostStack> in_float(const HostStack& stack) {
-    bool any = false;
-    HostStack widened;
-    for (const auto& v : stack) {
-      const bool is_short =
-          v.isTensor() && v.toTensor().defined() && at::isReducedFloatingType(v.toTensor().scalar_type());
-      widened.push_back(is_short ? c10::IValue(v.toTensor().to(at::kFloat)) : v);
-      any = any || is_short;
-    }
-    return any ? std::optional<HostStack>(std::move(widened)) : std::nullopt;
+  bool settings_serve(const Node& node) const {
+    return node.op->view || node.op->op.hasTag(at::Tag::pointwise) || settings_.serve(node.settings);
   }
 
   // A node stands for a value: its kernel writes to a copy.
@@ -431,7 +427,7 @@ class OperatorRun::Run {
   const py::object& rule_;
   size_t at_ = 0;     // the next node
   size_t input_ = 0;  // and its first input
-  const CallSettings settings_ = call_settings();
+  const KernelSettings settings_;
   std::vector<uint32_t> first_;   // result of each node
   std::vector<uint32_t> inputs_;  // of all nodes, one after another
   std::vector<uint32_t> outputs_;

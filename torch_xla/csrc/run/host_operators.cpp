@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "base/kernel_settings.h"
 #include "ir/op_info.h"
 
 namespace torch_xla {
@@ -216,6 +217,89 @@ bool stays_in_memory(const Node& node, const HostStack& arguments) {
       c10::multiply_integers(arguments[1].toTensor().sizes().slice(arguments[1].toTensor().dim() - found->second));
   const auto [least, most] = indices.aminmax();
   return least.item<int64_t>() >= 0 && most.item<int64_t>() < places;
+}
+
+std::optional<HostStack> in_float(const HostStack& arguments) {
+  bool any = false;
+  HostStack widened;
+  for (const auto& v : arguments) {
+    const bool is_short =
+        v.isTensor() && v.toTensor().defined() && at::isReducedFloatingType(v.toTensor().scalar_type());
+    widened.push_back(is_short ? c10::IValue(v.toTensor().to(at::kFloat)) : v);
+    any = any || is_short;
+  }
+  return any ? std::optional<HostStack>(std::move(widened)) : std::nullopt;
+}
+
+namespace {
+
+bool is_floating(const Tensor& t) { return t.is_floating_point() || t.is_complex(); }
+
+bool is_number(const Tensor& t) { return t.unsafeGetTensorImpl()->is_wrapped_number(); }
+
+// What an operator's promotion depends on, of its arguments.
+struct Promotion {
+  Promotion(const c10::FunctionSchema& schema, const HostStack& arguments) {
+    for (size_t p = 0; p < arguments.size(); ++p) {
+      const auto& v = arguments[p];
+      const auto& argument = schema.arguments()[p];
+      decided = decided || (argument.name() == "dtype" && !v.isNone());
+      if (v.isTensor() && v.toTensor().defined()) {
+        note(v.toTensor());
+      } else if (v.isTensorList()) {
+        for (const Tensor& t : v.toTensorList()) {
+          note(t);
+        }
+      } else if (argument.real_type()->kind() == c10::TypeKind::NumberType) {
+        number = number || v.isDouble() || v.isComplexDouble();
+      }
+    }
+  }
+
+  void note(const Tensor& t) {
+    decided = decided || (is_floating(t) && !is_number(t));
+    number_as_tensor = number_as_tensor || (is_floating(t) && is_number(t));
+  }
+
+  bool decided = false;           // by a floating tensor, or in words
+  bool number = false;            // some floating one takes part
+  bool number_as_tensor = false;  // in the place of a tensor
+};
+
+}  // namespace
+
+void promote_as_recorded(const Node& node, HostStack& arguments) {
+  const auto dtype = default_dtype(node.settings);
+  bool gives_default = false, gives_bool = false;
+  for (const auto& meta : node.outs->metas) {
+    gives_default = gives_default || at::toRealValueType(meta.dtype) == dtype;
+    gives_bool = gives_bool || meta.dtype == at::kBool;
+  }
+  if (node.op->view || !(gives_default || gives_bool)) {
+    return;
+  }
+  const Promotion promotion(node.op->op.schema(), arguments);
+  if (promotion.decided || !(gives_default || promotion.number || promotion.number_as_tensor)) {
+    return;
+  }
+  const auto promoted = [&](const Tensor& t) {
+    // A number that has that type decides for what it meets, such as what a mask selects from.
+    if (is_number(t) != promotion.number_as_tensor || is_floating(t) != promotion.number_as_tensor) {
+      return t;
+    }
+    return t.to(t.is_complex() ? at::toComplexType(dtype) : dtype, /*non_blocking=*/false, /*copy=*/true);
+  };
+  for (auto& v : arguments) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      v = promoted(v.toTensor());
+    } else if (v.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& t : v.toTensorList()) {
+        list.push_back(promoted(t));
+      }
+      v = std::move(list);
+    }
+  }
 }
 
 }  // namespace torch_xla

@@ -23,6 +23,14 @@ std::optional<HostResults> compute_under_other_name(const Node& node, const Host
 // lengths say that their forward was given, which its kernel has checked, and neither its rule nor a program did.
 bool stays_in_memory(const Node& node, const HostStack& arguments);
 
+// The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
+// rounded, as a rule's are.
+std::optional<HostStack> in_float(const HostStack& arguments);
+
+// Makes the arguments of a kernel such that it does not read the default dtype, which is the process's and may be
+// another than at the call: integers that it would promote to that one become numbers of the recorded one.
+void promote_as_recorded(const Node& node, HostStack& arguments);
+
 // Numbers in [0, 1), float32: those that `jax.random.uniform` draws from the key of a node's seed.
 at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes);
 

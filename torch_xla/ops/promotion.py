@@ -1,0 +1,88 @@
+"""Arguments for PyTorch's own kernels and decompositions, which promote whole numbers to the process's default dtype.
+
+It may be another by now than the one that a call was recorded under: what would be promoted is it already.
+`promote_as_recorded` in `csrc/run/host_operators.cpp` does the same where there is no Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from torch_xla.ops import dtypes
+from torch_xla.ops.call_settings import default_dtype
+from torch_xla.ops.registry import Lifted, Meta
+
+
+def promoted(
+    op: torch._ops.OpOverload,
+    values: Sequence[Any],
+    out: Sequence[Meta | None],
+    dtype_of: Callable[[Any], torch.dtype | None],
+    cast: Callable[[Any, torch.dtype], Any],
+) -> list[Any]:
+    """The arguments of a call, so that its results do not depend on PyTorch's default dtype.
+
+    Args:
+        op: The operator.
+        values: All its arguments, in the schema's order.
+        out: What was promised for each result.
+        dtype_of: The dtype of a tensor among them, None of anything else.
+        cast: Makes a tensor of a dtype from a tensor or a number.
+    """
+    default = default_dtype()
+    given = list(values)
+    schema = op._schema.arguments
+    for i, argument in enumerate(schema[:-1]):
+        if argument.name == "dtype" and schema[i + 1].name == "layout" and given[i] is None and out[0] is not None:
+            given[i] = out[0].dtype
+    gives = {meta.dtype.to_real() for meta in out if meta is not None}
+    decided = any(a.name == "dtype" and v is not None for a, v in zip(schema, given, strict=True))
+    tensors = [dtype for value in _flat(given) if (dtype := dtype_of(value)) is not None]
+    if decided or not gives & {default, torch.bool} or any(d.is_floating_point or d.is_complex for d in tensors):
+        return given
+    numbers = {i: _kind(v) for i, v in enumerate(given) if _kind(v) in (float, complex)}
+    as_tensors = [i for i in numbers if isinstance(schema[i].real_type, torch.TensorType)]
+    if as_tensors:  # such a number decides for what it meets, such as what a mask selects from
+        types = dtypes.number_dtypes(default)
+        for i in as_tensors:
+            given[i] = cast(given[i], types[numbers[i]])
+        return given
+    if default not in gives and not any("number" in str(schema[i].real_type) for i in numbers):
+        return given
+
+    def whole(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(whole, x))
+        return x if dtype_of(x) is None else cast(x, default)
+
+    return list(map(whole, given))
+
+
+def promoted_arrays(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The same of JAX arrays, and with keyword-only arguments by themselves."""
+    found = promoted(
+        op,
+        [*args, *kwargs.values()],
+        out,
+        lambda x: dtypes.torch_dtype(x.dtype) if isinstance(x, jax.Array) else None,
+        dtypes.cast,
+    )
+    return found[: len(args)], dict(zip(kwargs, found[len(args) :], strict=True))
+
+
+def _kind(x: Any) -> type:
+    return x.kind if isinstance(x, Lifted) else type(x)
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
