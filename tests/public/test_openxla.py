@@ -94,6 +94,7 @@ def runs_any() -> Iterator[None]:
     yield
 
 
+@pytest.mark.compiled("it counts runs of programs")
 @pytest.mark.parametrize("barrier", [False, True])
 @pytest.mark.parametrize("step", [plain, zeroed, accumulating, twice])
 def test_a_training_step_is_one_program(step: Step, barrier: bool) -> None:
@@ -115,6 +116,7 @@ def test_a_graph_break_does_not_end_it() -> None:
     compare(step, 12, 1, False)
 
 
+@pytest.mark.compiled("it counts runs of programs")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_update_belongs_to_it() -> None:
     def step(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:

@@ -14,6 +14,8 @@ from torch.nn.modules import module as torch_module
 
 import torch_xla
 from torch_xla import _timeline
+from torch_xla._core.compile import cache
+from torch_xla._core.report import retrace
 from torch_xla._timeline import Launch, Mark, Span
 from torch_xla.debug._profile import account, page, report, words
 from torch_xla.debug._profile.collect import Collector, Finished, Sample
@@ -217,11 +219,14 @@ def train(steps: int) -> tuple[torch_xla.debug.profile, dict[str, str]]:
     return profiled, lines
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def trained() -> tuple[torch_xla.debug.profile, dict[str, str]]:
+    for known in (cache, retrace):
+        known.clear()
     return train(9)
 
 
+@pytest.mark.compiled("it is about what is compiled again")
 def test_lines_of_a_real_loop(trained):
     profiled, lines = trained
     found = profiled.report
@@ -338,6 +343,7 @@ def test_nothing_ran():
     assert "Nothing: no graph" in page.html(profiled.report, "x.json")
 
 
+@pytest.mark.compiled("it is about what is compiled again")
 def test_the_table(trained):
     profiled, lines = trained
     pytest.importorskip("rich", reason="the table is drawn by rich, of extra [profile]")
