@@ -11,7 +11,7 @@ import torch
 
 import torch_xla
 
-pytestmark = [pytest.mark.host_compute("kernels are what these tests are about"), pytest.mark.usefixtures("when_hot")]
+pytestmark = [pytest.mark.by_default("kernels are what these tests are about"), pytest.mark.usefixtures("when_hot")]
 
 Counting = Callable[..., AbstractContextManager[Any]]
 
