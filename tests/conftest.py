@@ -54,7 +54,9 @@ _over: list[tuple[float, str]] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-limit", type=float, help="seconds that a test may take that is not marked slow")
-    parser.addoption("--way", choices=["compiled", "default"], help="how tests run that may either way, not in turns")
+    own = os.environ.get("TEST_WAY")  # of a run that this one is in
+    choices = ["compiled", "default"]
+    parser.addoption("--way", choices=choices, default=own, help="how tests run that may either way, not in turns")
 
 
 def _cpu_seconds() -> float:
@@ -121,6 +123,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     turns.turn()  # before there are other processes, which get it from the environment
+    if config.getoption("way"):
+        os.environ["TEST_WAY"] = config.getoption("way")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup … &` ignores it, here and in what is started
 
 

@@ -120,6 +120,7 @@ def test_eager_operations_have_metrics_of_their_own() -> None:
         assert met.metric_data("EagerOpExecuteTime")[0] == 2 and met.metric_data("ExecuteTime")[0] == 1
 
 
+@pytest.mark.compiled("programs write over inputs")
 def test_donated_inputs_are_counted_per_compile() -> None:
     a, b = torch.randn(7, 13).to("xla"), torch.randn(7, 13).to("xla")
     torch_xla.sync()
@@ -146,6 +147,7 @@ def test_gradients_add_up_in_place(compiles) -> None:
     torch.testing.assert_close(grad, 4 * x.cpu().sum(0).expand(3, 5))
 
 
+@pytest.mark.compiled("programs write over inputs")
 def test_a_given_buffer_is_written_over_and_its_tensor_lost() -> None:
     x, y = torch.randn(7, 3).to("xla"), torch.randn(7, 3).to("xla")
     copy, total = x.cpu(), x.cpu() + y.cpu()

@@ -164,6 +164,7 @@ def check(module: str, name: str, text: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "text"), cases("any"), ids=[f"{module}.{name}" for module, name, _ in cases("any")]
 )
+@pytest.mark.compiled("counters of programs are among what it asks for")
 def test_one_process_gets_what_it_asks_for(module: str, name: str, text: str, tmp_path: Path) -> None:
     check(module, name, text, str(tmp_path / "file"))
 
