@@ -44,6 +44,23 @@ def test_max_pool_of_special_values():
     check(A.max_pool2d_with_indices.default, torch.randn(0, 3, 4, 4), [2, 2])
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_maxima_of_what_compares_with_nothing(value, everywhere):
+    """Of several NaN the last is chosen, of equals the first; padding never."""
+    generator = torch.Generator().manual_seed(0)
+    for n in (2, 3):
+        x = torch.randn(2, *(5,) * n, generator=generator)
+        x[torch.full_like(x, everywhere, dtype=torch.bool) | (x > 0)] = value
+        for k, s, p, d, ceil in MAX_CASES:
+            check(getattr(A, f"max_pool{n}d_with_indices").default, x, [k] * n, [s] * n, [p] * n, [d] * n, ceil)
+        check(getattr(A, f"adaptive_max_pool{n}d").default, x, [3] * n)
+        check(getattr(A, f"fractional_max_pool{n}d").default, x[None], [2] * n, [3] * n, torch.full((1, 2, n), 0.4))
+    large = torch.randn(2, 16, 14, generator=generator)
+    large[torch.full_like(large, everywhere, dtype=torch.bool) | (large > 0)] = value
+    check(A.max_pool2d_with_indices.default, large, [10, 10], [3, 3], [2, 2], [1, 1], True)
+
+
 def test_max_pool_of_large_windows():
     x = torch.randn(2, 16, 14)
     x[0, 5, 5] = math.nan

@@ -119,8 +119,8 @@ def _lowest(dtype: np.dtype) -> float | int | bool:
 
 
 def greater(new: jax.Array, best: jax.Array) -> jax.Array:
-    """Where `new` replaces `best` in a maximum: NaN wins, and the first of equals stays."""
-    return (new > best) | (jnp.isnan(new) & ~jnp.isnan(best)) if jnp.issubdtype(new.dtype, jnp.floating) else new > best
+    """Where `new` replaces `best` in a window's maximum: the last NaN wins, else the first of equals stays."""
+    return (new > best) | jnp.isnan(new) if jnp.issubdtype(new.dtype, jnp.floating) else new > best
 
 
 def _max_pool(x: jax.Array, w: _Window) -> tuple[jax.Array, jax.Array]:
@@ -152,8 +152,8 @@ def _max_pool_windows(padded: jax.Array, inside: jax.Array, w: _Window) -> tuple
     order = jnp.broadcast_to(jnp.where(inside != 0, order, none), padded.shape)
 
     def pick(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tie = (a[0] == b[0]) | ((a[0] != a[0]) & (b[0] != b[0]))
-        first = jnp.where(tie, a[1] <= b[1], ~greater(b[0], a[0]))
+        later = b[1] > a[1]
+        first = jnp.where(a[0] == b[0], later, jnp.where(later, ~greater(b[0], a[0]), greater(a[0], b[0])))
         return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
 
     init = (jnp.asarray(_lowest(padded.dtype), padded.dtype), jnp.asarray(none, np.int64))
@@ -356,7 +356,7 @@ def _adaptive_max(n: int, ctx: Context, x: jax.Array, size: Sequence[int]) -> tu
         windows, valid, positions = _adaptive_windows(x, lead + d, out[d])
         valid_here = _across(valid, lead + d, windows.ndim)
         windows = jnp.where(valid_here, windows, jnp.asarray(_lowest(x.dtype), x.dtype))
-        best = jnp.argmax(windows, axis=lead + d + 1, keepdims=True)
+        best = _position(windows, lead + d + 1)
         x = jnp.squeeze(jnp.take_along_axis(windows, best, axis=lead + d + 1), lead + d + 1)
         here = jnp.take_along_axis(
             jnp.broadcast_to(_across(positions, lead + d, windows.ndim), windows.shape), best, axis=lead + d + 1
@@ -367,6 +367,16 @@ def _adaptive_max(n: int, ctx: Context, x: jax.Array, size: Sequence[int]) -> tu
         index = index + jnp.squeeze(here, lead + d + 1) * weight
         weight *= extents[d]
     return x, index
+
+
+def _position(windows: jax.Array, axis: int) -> jax.Array:
+    """Where the maxima along a dimension are, as `greater` says."""
+    first = jnp.argmax(windows, axis=axis, keepdims=True)
+    if not jnp.issubdtype(windows.dtype, jnp.floating):
+        return first
+    nan = jnp.isnan(windows)
+    last = windows.shape[axis] - 1 - jnp.argmax(jnp.flip(nan, axis), axis=axis, keepdims=True)
+    return jnp.where(jnp.any(nan, axis=axis, keepdims=True), last, first)
 
 
 def _adaptive_max_backward(n: int, ctx: Context, grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
