@@ -100,3 +100,15 @@ def test_checked_training_is_the_same():
     plain = losses()
     with setting(_config.XLA_CHECK_VALUES, True):
         assert losses() == plain
+
+
+def test_numbers_that_were_equal_differ_later():
+    with setting(_config.XLA_CHECK_VALUES, True):
+        for k in range(3):
+            x = torch.ones(3, dtype=torch.float64).to("xla")
+            want = torch.ones(3, dtype=torch.float64)
+            for i in range(6):
+                factor = 1 + 0.1 * k * (i + 1)
+                x, want = torch.tanh(x) * factor, torch.tanh(want) * factor
+            torch_xla.sync()
+            torch.testing.assert_close(x.cpu(), want)

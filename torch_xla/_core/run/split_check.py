@@ -18,7 +18,7 @@ from torch_xla._errors import message
 ASKED_BY = (_config.XLA_SPMD_VERIFY,)
 _TOLERANCES = {2: 2e-2, 4: 1e-3, 8: 1e-9}  # of the largest value, by bytes of a floating-point number
 
-_compiled: dict[str, tuple[Any, Any]] = {}
+_compiled: dict[tuple[str, tuple[int, ...]], tuple[Any, Any]] = {}
 
 
 class SplitError(RuntimeError):
@@ -39,7 +39,8 @@ def before_run(cut: _bindings.Graph) -> None:
         transfer.download(location, meta.shape, meta.dtype)
         for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
     ]
-    split, whole = _compiled.get(cut.key) or _compiled.setdefault(cut.key, _programs(described, places))
+    key = cut.key, described.numbers
+    split, whole = _compiled.get(key) or _compiled.setdefault(key, _programs(described, places))
     numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
     with client.x64():
         inputs = [

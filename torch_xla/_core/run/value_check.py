@@ -21,7 +21,7 @@ from torch_xla._errors import RefusedValue
 
 ASKED_BY = (_config.XLA_CHECK_VALUES,)
 
-_compiled: dict[str, Any] = {}
+_compiled: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 def before_run(cut: _bindings.Graph) -> None:
@@ -42,7 +42,8 @@ def before_run(cut: _bindings.Graph) -> None:
         transfer.download(location, meta.shape, meta.dtype)
         for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
     ]
-    program = _compiled.get(cut.key) or _compiled.setdefault(cut.key, _program(described, places))
+    key = cut.key, described.numbers
+    program = _compiled.get(key) or _compiled.setdefault(key, _program(described, places))
     with client.x64():
         numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
         computed = program(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
