@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -201,3 +202,14 @@ def test_tensors_elsewhere_are_refused() -> None:
 def test_the_users_jax_is_not_changed() -> None:
     xb.call_jax(lambda a: a * 2, (X.to("xla"),))
     assert jax.numpy.ones(2).dtype == jnp.float32 and not jax.config.jax_enable_x64
+
+
+def test_arrays_beside_tensors_reach_it_as_jax_would_take_them() -> None:
+    x = X.to("xla")
+    for factor in (np.full(3, 2.0), np.arange(3), jnp.full(3, 2.0, jnp.bfloat16), jnp.arange(3)):
+        for sign in (1, -1):  # arrays of one type are inputs of one program
+            expected = np.array(jnp.multiply(X.numpy(), factor * sign))
+            found = xb.call_jax(jnp.multiply, (x, factor * sign)).cpu()
+            assert found.dtype == torch.from_numpy(expected).dtype
+            assert found.tolist() == expected.tolist()
+    assert xb.call_jax(jnp.sum, (np.arange(4.0),)).item() == 6

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_xla import _bindings
@@ -140,7 +141,8 @@ def call_jax(
         jax_func: A pure function that `jax.jit` could take. It is traced once per function object and signature, of
             which JAX's settings are a part, so do not define it anew at every step. JAX's 64-bit types are on for it if
             a tensor has one.
-        args: Its arguments; tensors, anywhere in them, reach it as JAX arrays, dtypes as JAX dtypes.
+        args: Its arguments; tensors, anywhere in them, reach it as JAX arrays, dtypes as JAX dtypes. Arrays of NumPy's
+            and JAX's are brought to the device at each call.
         kwargs: Keyword arguments, likewise.
         name: What it is called in dumps and profiles.
         override_hash: What stands for the function object, for a function that is made anew at every call.
@@ -151,8 +153,14 @@ def call_jax(
     import jax
 
     from torch_xla.ops import dtypes
+    from torch_xla.ops.fallback import from_numpy
 
     leaves, structure = jax.tree.flatten((args, kwargs or {}))
+    device = next((x.device for x in leaves if isinstance(x, torch.Tensor)), torch.device("xla"))
+    for i, x in enumerate(leaves):
+        if isinstance(x, (np.ndarray, jax.Array)):
+            values = np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))  # as JAX would take it
+            leaves[i] = from_numpy(values, dtypes.torch_dtype(values.dtype)).to(device)
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     metas = programs.metas_of(tensors)
     fixed = tuple(None if isinstance(x, torch.Tensor) else programs.constant(x) for x in leaves)
