@@ -56,6 +56,7 @@ add_run = _C.add_run
 in_eager_operation = _C.in_eager_operation
 set_eager_operation = _C.set_eager_operation
 host_kernel_target = _C.host_kernel_target
+trusting_operators = _C.trusting_operators
 
 # Loops without barriers.
 LONGEST_STREAM = _C.LONGEST_STREAM

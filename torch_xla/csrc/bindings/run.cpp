@@ -4,6 +4,7 @@
 #include "bindings/describe.h"
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
+#include "run/host_operators.h"
 #include "run/program.h"
 
 namespace torch_xla {
@@ -64,6 +65,7 @@ void bind_runs(py::module_& m) {
   m.def("in_eager_operation", &in_eager_operation);
   m.def("set_eager_operation", &set_eager_operation);
   m.def("host_kernel_target", &host_kernel_target);
+  m.def("trusting_operators", &trusting_operators);
   m.def("note_wait", &note_wait);
 }
 

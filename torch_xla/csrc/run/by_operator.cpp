@@ -313,7 +313,7 @@ class OperatorRun::Run {
     if (auto results = compute_under_other_name(node, stack)) {
       return results;
     }
-    if (!has_kernel(node) || !stays_in_memory(node, stack) || !settings_serve(node)) {
+    if (!has_kernel(node) || !stays_in_memory(node.op->name, stack) || !settings_serve(node)) {
       return {};
     }
     promote_as_recorded(node, stack);

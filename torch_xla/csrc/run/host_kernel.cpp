@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "run/ffi_values.h"
+#include "run/host_operators.h"
 
 // PyTorch's OpenMP; missing where it was built with another kind of threads.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int);
@@ -118,6 +119,20 @@ bool is_tensor(const c10::Type& type) {
          (type.kind() == c10::TypeKind::OptionalType && is_tensor(*type.containedType(0)));
 }
 
+// A program refuses no index: a gradient whose place is nowhere is dropped, as the rule of the operator does.
+void drop_strays(const std::string& name, torch::jit::Stack& stack) {
+  if (stays_in_memory(name, stack)) {
+    return;
+  }
+  constexpr size_t kGradient = 0, kInput = 1, kIndices = 7;  // of `max_pool2d_with_indices_backward` and that of 3d
+  TORCH_CHECK(name.rfind("aten.max_pool", 0) == 0, "[host kernel] ", name, " got indices out of range");
+  const auto sizes = stack[kInput].toTensor().sizes().slice(stack[kInput].toTensor().dim() - (name[13] - '0'));
+  const auto& indices = stack[kIndices].toTensor();
+  const auto stray = indices.lt(0).logical_or(indices.ge(c10::multiply_integers(sizes)));
+  stack[kGradient] = stack[kGradient].toTensor().masked_fill(stray, 0);
+  stack[kIndices] = indices.masked_fill(stray, 0);
+}
+
 void run_kernel(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(ffi_text(attributes, "_name").c_str(),
                                                                  ffi_text(attributes, "_overload").c_str());
@@ -138,6 +153,7 @@ void run_kernel(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const
       stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
     }
   }
+  drop_strays("aten." + op.schema().name().substr(6) + ".default", stack);
   // Kept alive: PyTorch 2.11 gives references to `out=` tensors after it has taken them off the stack.
   const torch::jit::Stack given = stack;
   op.callBoxed(stack);

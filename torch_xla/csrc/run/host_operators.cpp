@@ -188,35 +188,87 @@ std::optional<HostResults> compute_under_other_name(const Node& node, const Host
   return found == functions().end() ? std::nullopt : found->second(node, arguments);
 }
 
-// Of kernels that trust indices or lengths: how many of the last dimensions of the second argument the last argument
-// indexes; 0 where the kernel is not used.
-const std::unordered_map<std::string, int64_t>& trusting() {
-  static const auto* const all = new std::unordered_map<std::string, int64_t>{
-      {"aten._ctc_loss_backward.Tensor", 0},
-      {"aten._embedding_bag_backward.default", 0},
-      {"aten._embedding_bag_per_sample_weights_backward.default", 0},
-      {"aten._segment_reduce_backward.default", 0},
-      {"aten.adaptive_max_pool2d_backward.default", 2},
-      {"aten.adaptive_max_pool3d_backward.default", 3},
-      {"aten.max_pool2d_with_indices_backward.default", 2},
-      {"aten.max_pool3d_with_indices_backward.default", 3},
+namespace {
+
+// Whether all indices are from 0 to the one before the end, or this one.
+bool are_within(const c10::IValue& v, int64_t end, std::optional<int64_t> ignored = std::nullopt) {
+  auto indices = v.toTensor();
+  if (indices.numel() == 0) {
+    return true;
+  }
+  if (ignored) {
+    indices = indices.masked_select(indices.ne(*ignored));
+    if (indices.numel() == 0) {
+      return true;
+    }
+  }
+  const auto [least, most] = indices.aminmax();
+  return least.item<int64_t>() >= 0 && most.item<int64_t>() < end;
+}
+
+// How many elements the last dimensions have.
+int64_t places(const c10::IValue& v, int64_t dims) {
+  const auto sizes = v.toTensor().sizes();
+  return c10::multiply_integers(sizes.slice(sizes.size() - dims));
+}
+
+bool labels_fit(const HostStack& a) {
+  const auto& x = a[1].toTensor();
+  return are_within(a[2], x.size(x.dim() == 1 ? 0 : 1), a[5].toInt());
+}
+
+bool bags_fit(const HostStack& a) {
+  const auto& offsets = a[2].toTensor();
+  return are_within(offsets, a[1].toTensor().numel() + 1) && (offsets.diff() >= 0).all().item<bool>();
+}
+
+bool is_never_sure(const HostStack& /*arguments*/) { return false; }
+
+using Fits = bool (*)(const HostStack&);
+
+// Kernels that go wherever their indices or lengths say, and whether these are within what they are of. Which they are
+// is found by trial: `tests/run/test_trusting_kernels.py`.
+const std::unordered_map<std::string, Fits>& trusting() {
+  static const auto* const all = new std::unordered_map<std::string, Fits>{
+      {"aten._ctc_loss.default", &is_never_sure},
+      {"aten._ctc_loss.Tensor", &is_never_sure},
+      {"aten._ctc_loss_backward.default", &is_never_sure},
+      {"aten._ctc_loss_backward.Tensor", &is_never_sure},
+      {"aten._embedding_bag.default", &bags_fit},
+      {"aten._embedding_bag_forward_only.default", &bags_fit},
+      {"aten._embedding_bag_backward.default", &is_never_sure},
+      {"aten._embedding_bag_per_sample_weights_backward.default", &is_never_sure},
+      {"aten._segment_reduce_backward.default", &is_never_sure},
+      {"aten._sparse_mm_reduce_impl_backward.default", &is_never_sure},
+      {"aten.adaptive_max_pool2d_backward.default",
+       [](const HostStack& a) { return are_within(a[2], places(a[1], 2)); }},
+      {"aten.adaptive_max_pool3d_backward.default",
+       [](const HostStack& a) { return are_within(a[2], places(a[1], 3)); }},
+      {"aten.embedding_dense_backward.default", [](const HostStack& a) { return are_within(a[1], a[2].toInt()); }},
+      {"aten.max_pool2d_with_indices_backward.default",
+       [](const HostStack& a) { return are_within(a[7], places(a[1], 2)); }},
+      {"aten.max_pool3d_with_indices_backward.default",
+       [](const HostStack& a) { return are_within(a[7], places(a[1], 3)); }},
+      {"aten.nll_loss2d_backward.default", &labels_fit},
+      {"aten.nll_loss_backward.default", &labels_fit},
+      {"aten.segment_reduce.default", &is_never_sure},
   };
   return *all;
 }
 
-bool stays_in_memory(const Node& node, const HostStack& arguments) {
-  const auto found = trusting().find(node.op->name);
-  if (found == trusting().end()) {
-    return true;
+}  // namespace
+
+std::vector<std::string> trusting_operators() {
+  std::vector<std::string> names;
+  for (const auto& [name, fits] : trusting()) {
+    names.push_back(name);
   }
-  const auto& indices = arguments.back().toTensor();
-  if (found->second == 0 || indices.numel() == 0) {
-    return found->second != 0;
-  }
-  const auto places =
-      c10::multiply_integers(arguments[1].toTensor().sizes().slice(arguments[1].toTensor().dim() - found->second));
-  const auto [least, most] = indices.aminmax();
-  return least.item<int64_t>() >= 0 && most.item<int64_t>() < places;
+  return names;
+}
+
+bool stays_in_memory(const std::string& name, const HostStack& arguments) {
+  const auto found = trusting().find(name);
+  return found == trusting().end() || found->second(arguments);
 }
 
 std::optional<HostStack> in_float(const HostStack& arguments) {

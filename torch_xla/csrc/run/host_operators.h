@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ir/node.h"
@@ -19,9 +20,11 @@ bool has_other_name(const Node& node);
 // bit. Nothing where it has to go another way.
 std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments);
 
-// Whether an operator's own kernel stays within what it is given. Those of some gradients go wherever the indices or
-// lengths say that their forward was given, which its kernel has checked, and neither its rule nor a program did.
-bool stays_in_memory(const Node& node, const HostStack& arguments);
+// Whether the kernel of an operator stays within what it is given. Some go wherever their indices or lengths say, which
+// the kernel of their forward has checked, and neither its rule nor a program did.
+bool stays_in_memory(const std::string& name, const HostStack& arguments);
+// Those of which this is not always so.
+std::vector<std::string> trusting_operators();
 
 // The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
 // rounded, as a rule's are.
