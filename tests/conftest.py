@@ -35,8 +35,8 @@ from hypothesis import HealthCheck, settings
 COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
 # The others are of lowering and compiling: operator by operator they would compare CPU kernels with themselves.
 AS_USED = (
-    "barrier", "compat", "device", "docs", "functions", "graph", "public", "record", "report", "run", "tensor",
-    "torch_utils",
+    "barrier", "callers", "compat", "device", "docs", "functions", "graph", "public", "record", "report", "run",
+    "tensor", "torch_utils", "workloads",
 )  # fmt: skip
 _IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 

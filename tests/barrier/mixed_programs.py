@@ -63,18 +63,16 @@ class Mixed:
         self.remainders.append(((self.large[1] / 7).double() * 7 - self.large[1]).flatten()[:100] * 1e6)
         self.large[1] = (self.large[1] / 7 * 5 + 0.07 + self.large[0] / 100).long()  # never near an integer
         kind = self.draw.choice(self.kinds) if self.draw.random() < self.often else ""
-        how = self.draw.random()
+        how, wait = self.draw.random(), self.draw.random() < 0.3
         if kind:
             self.met[kind] += 1
         if not self.on_xla:
             if kind == "settings":
                 self._set(how)
             return
-        wait = self.draw.random() < 0.3
         if kind == "way":
-            way = None if how < 0.4 else "0"
             for option in (_config.XLA_COMPILE_WHEN_HOT, _config.XLA_HOST_COMPUTE):
-                option.set(None if way is None else False)
+                option.set(None if how < 0.4 else False)
         elif kind == "fork":
             self._fork()
         elif kind == "failure":
