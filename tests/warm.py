@@ -1,8 +1,9 @@
 """Interpreters that have imported PyTorch, JAX and the package and have done nothing else, forked from one that waits.
 
 A test that needs a process of its own mostly needs no fresh import of all that, which takes two seconds each time. The
-program, of ``python -c`` or a script, is the main module, and the interpreter ends as one does. Whose matter are
-imports, addresses, hash seeds or variables that are read at an import takes a fresh interpreter.
+program, of ``python -c`` or a script, is the main module, and the interpreter ends as one does. Variables that the
+package reads at its import have a waiting interpreter for each of their values. Whose matter are imports, addresses or
+hash seeds takes a fresh one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 
 _CHANGING = ("PYTEST_CURRENT_TEST", "XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE", "XLA_VERIFY_GRAPHS")
 _Server = tuple[subprocess.Popen[bytes], socket.socket, dict[str, str]]
-_server: _Server | None = None
+_AT_IMPORT = ("XLA_AUTO_BARRIER", "XLA_HLO_DEBUG", "XLA_USE_32BIT_LONG")
+_Early = tuple[tuple[str, str], ...]
+_servers: dict[_Early, _Server] = {}
 _lock = threading.Lock()
 
 
@@ -34,7 +37,8 @@ def run(
 ) -> subprocess.CompletedProcess[str] | None:
     """Runs a program; None where a test has changed variables that the imports may have read."""
     with _lock:
-        _, pipe, started_in = _running()
+        early = tuple((name, environment[name]) for name in _AT_IMPORT if name in environment)
+        _, pipe, started_in = _running(early)
         if _surroundings() != started_in:
             return None
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -69,17 +73,17 @@ def run(
     return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), texts[out], texts[err])
 
 
-def _running() -> _Server:
-    global _server
-    if _server is None or _server[0].poll() is not None:
+def _running(early: _Early) -> _Server:
+    server = _servers.get(early)
+    if server is None or server[0].poll() is not None:
         here, there = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict(early)}
         command = [sys.executable, str(Path(__file__).resolve()), str(there.fileno())]
         process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
         there.close()
-        _server = process, here, _surroundings()
+        server = _servers[early] = process, here, _surroundings()
         atexit.register(_end, process, here)
-    return _server
+    return server
 
 
 def _end(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:

@@ -240,7 +240,7 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-        child = python("-c", code)
+        child = python("-c", code, imported=True)
         assert child.stdout == "told\n" and "out of memory" not in child.stderr.lower()
 
     def test_a_fill_too_large_for_the_host(self) -> None:
@@ -516,7 +516,7 @@ import torch_xla.core.xla_model as xm
 xm.add_step_closure(lambda: 1 / 0, run_async=True)
 xm.mark_step()
 """
-        assert "ZeroDivisionError" in python("-c", code).stderr  # no barrier comes that would raise it
+        assert "ZeroDivisionError" in python("-c", code, imported=True).stderr  # no barrier comes that would raise it
 
     def test_while_an_earlier_run_is_waited_for(self) -> None:
         class Interrupted:

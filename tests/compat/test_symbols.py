@@ -177,7 +177,7 @@ import test_symbols as tests
 for case in tests.cases(tests.ALONE):
     tests.check(*case, sys.argv[1])
 """
-    python("-c", program, tmp_path / "file", devices=1, timeout=200)
+    python("-c", program, tmp_path / "file", devices=1, timeout=200, imported=True)
 
 
 def test_unknown_private_names_say_what_to_use() -> None:

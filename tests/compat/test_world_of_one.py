@@ -525,4 +525,4 @@ print("done")
 
 
 def test_sharding_and_dtensor_on_one_device() -> None:
-    assert python("-c", ON_ONE_DEVICE, devices=1, timeout=200).stdout.endswith("done\n")
+    assert python("-c", ON_ONE_DEVICE, devices=1, timeout=200, imported=True).stdout.endswith("done\n")

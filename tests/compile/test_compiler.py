@@ -81,7 +81,7 @@ class TestSlowCompiles:
             "interruptible._PATIENCE_SECONDS = 0.2\n"
         )
         if not terminal:
-            done = python("-c", prelude + code)
+            done = python("-c", prelude + code, imported=True)
             return done.stdout + done.stderr
         import pty
 

@@ -72,16 +72,22 @@ assert met.counter_value("UncachedCompile") <= 2
 @pytest.mark.by_default("CPU kernels, which users have for small reads, would compute 64 bits")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_32_bits(program: str) -> None:
-    python("-c", START + program, XLA_USE_32BIT_LONG="1")
+    python("-c", START + program, imported=True, XLA_USE_32BIT_LONG="1")
 
 
 @pytest.mark.compiled("it is about kept programs")
 def test_programs_on_disk_are_told_apart(tmp_path) -> None:
     program = START + "x = torch.arange(5, device=DEVICE) + 1\ntorch_xla.sync()\nprint(x.tolist(), met.counter_names())"
     for value, expected in (("0", "Miss"), ("1", "Miss"), ("1", "Hit"), ("0", "Hit")):
-        found = python("-c", program, XLA_USE_32BIT_LONG=value, XLA_PERSISTENT_CACHE_PATH=str(tmp_path)).stdout
+        found = python(
+            "-c", program, imported=True, XLA_USE_32BIT_LONG=value, XLA_PERSISTENT_CACHE_PATH=str(tmp_path)
+        ).stdout
         assert "[1, 2, 3, 4, 5]" in found and f"PersistentCache{expected}" in found
 
 
 def test_64_bits_by_default() -> None:
-    python("-c", START + "assert (torch.tensor([LIMITS.max], device=DEVICE) - 1).tolist() == [LIMITS.max - 1]")
+    python(
+        "-c",
+        START + "assert (torch.tensor([LIMITS.max], device=DEVICE) - 1).tolist() == [LIMITS.max - 1]",
+        imported=True,
+    )

@@ -59,7 +59,7 @@ class TestRuntime:
 
     def test_an_unknown_device_type_lists_the_known_ones(self):
         code = "import torch, torch_xla; torch.ones(1, device='xla').item()"
-        found = python("-c", code, check=False, PJRT_DEVICE="banana")
+        found = python("-c", code, check=False, imported=True, PJRT_DEVICE="banana")
         assert found.returncode and "banana" in found.stderr and "available here: CPU" in found.stderr
 
     @pytest.mark.compiled("it is about kept programs")
@@ -72,7 +72,7 @@ class TestRuntime:
             "print(y.cpu().sum().item() > 0, xr.get_num_cached_compilation_graph() > 0)\n"
             "print(met.counter_value('UncachedCompile') or 0)\n"
         )
-        first, second = python("-c", code), python("-c", code)
+        first, second = (python("-c", code, imported=True) for _ in range(2))
         assert first.stdout.startswith("True True\n") and int(first.stdout.split()[2]) >= 1, first.stderr
         assert second.stdout == "True True\n0\n", second.stderr
 

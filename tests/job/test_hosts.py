@@ -78,7 +78,7 @@ JOIN = "import torch_xla.core.xla_model as xm; xm.rendezvous('start')"
 
 
 def test_a_missing_address():
-    done = python("-c", JOIN, check=False, RANK="0", WORLD_SIZE="2")
+    done = python("-c", JOIN, check=False, imported=True, RANK="0", WORLD_SIZE="2")
     assert done.returncode == 1
     assert (
         "without MASTER_ADDR, expected the host of rank 0 in it; start the processes with torch_xla.launch"
@@ -90,7 +90,7 @@ def test_a_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = python("-c", JOIN, check=False, **env)
+        done = python("-c", JOIN, check=False, imported=True, **env)
     assert done.returncode == 1
     assert f"rank 0 could not listen at 127.0.0.1:{port}" in done.stderr and "a port that is free there" in done.stderr
 
@@ -99,7 +99,7 @@ def test_who_does_not_come_is_named():
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "XLA_JOB_START_TIMEOUT": "2"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    done = python("-c", JOIN, check=False, MASTER_PORT=port, **env)
+    done = python("-c", JOIN, check=False, imported=True, MASTER_PORT=port, **env)
     assert done.returncode == 1
     assert "rank 0 waited" in done.stderr and "rank 1, which has not joined the job" in done.stderr
     assert "XLA_JOB_START_TIMEOUT sets how long" in done.stderr

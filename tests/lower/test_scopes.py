@@ -61,7 +61,7 @@ assert f"f32[3,4], scope=Model/encoder/layers/1, at {__file__}:13\\n" in text, t
 def test_hlo_speaks_of_modules_and_lines(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(SCRIPT)
-    done = python(path, devices=1, timeout=300, XLA_HLO_DEBUG="1")
+    done = python(path, devices=1, timeout=300, imported=True, XLA_HLO_DEBUG="1")
     names = set(re.findall(r'op_name="jit\(graph\)/([^"]*)"', done.stdout))
     for layer in (0, 1):
         path_of_layer = f"Model/encoder/layers/{layer}"

@@ -249,7 +249,7 @@ class TestClosures:
             "xm.add_step_closure(lambda t: (time.sleep(0.3), print(t.tolist())), args=(x,), run_async=True)\n"
             "torch_xla.sync()\n"
         )
-        assert python("-c", code).stdout == "[2.0, 2.0]\n"
+        assert python("-c", code, imported=True).stdout == "[2.0, 2.0]\n"
 
 
 class TestRandomState:

@@ -320,7 +320,7 @@ for extra in ("", ", int[] z=[]", ", Tensor? w=None"):
         library.impl("g", lambda x, y, *rest: x + y, "CPU")
         assert torch.ops.again.g(x, x).tolist() == [2.0] * 3
 """
-    python("-c", program)
+    python("-c", program, imported=True)
 
 
 class TestReport:

@@ -158,7 +158,7 @@ print(round(x.sum().item(), 4))
             process.stdout.readline()
             time.sleep(wait)
             process.kill()
-    first, second = (script(code, imported=False) for _ in range(2))
+    first, second = (script(code) for _ in range(2))
     assert first.stdout == second.stdout
 
 
@@ -171,8 +171,8 @@ x = (torch.arange(8.).to('xla') * 3).sum()
 torch_xla.sync()
 print(x.item(), met.counter_value('UncachedCompile'), met.counter_value('PersistentCacheHit'))
 """
-    assert script(code, imported=False).stdout.strip() == "84.0 1 None"
-    assert script(code, imported=False).stdout.strip() == "84.0 None 1"
+    assert script(code).stdout.strip() == "84.0 1 None"
+    assert script(code).stdout.strip() == "84.0 None 1"
     for file in os.scandir(str(tmp_path)):
         with open(file.path, "r+b") as content:
             content.seek(200)
