@@ -33,11 +33,8 @@ from hypothesis import HealthCheck, settings
 
 # What compiles every graph; without these variables a new one runs operator by operator, as users have it.
 COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
-# The others are of lowering and compiling: operator by operator they would compare CPU kernels with themselves.
-AS_USED = (
-    "barrier", "callers", "compat", "device", "docs", "functions", "graph", "public", "record", "report", "run",
-    "tensor", "torch_utils", "workloads",
-)  # fmt: skip
+# Of lowering and compiling: operator by operator they would compare PyTorch's CPU kernels with themselves.
+OF_COMPILING = ("ops", "opdb", "lower", "compile", "cut", "job", "distributed")
 _IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 settings.register_profile(
@@ -78,7 +75,7 @@ def _variables(item: pytest.Item) -> dict[str, str]:
                 return {}
             return COMPILED | ({} if marker.kwargs.get("reads", True) else {"XLA_HOST_COMPUTE": "1"})
     file = os.path.relpath(item.path, os.path.dirname(__file__))
-    if "compiles" in getattr(item, "fixturenames", ()) or (".." not in file and file.split(os.sep)[0] not in AS_USED):
+    if "compiles" in getattr(item, "fixturenames", ()) or file.split(os.sep)[0] in OF_COMPILING:
         return COMPILED
     way = item.config.getoption("way")
     return COMPILED if (way == "compiled" if way else turns.comes(f"compiled {file}", 4)) else {}
