@@ -40,10 +40,10 @@ SMALL = ("mlp", "resnet", "gpt2")
 LARGE = ("gpt2_124m", "resnet50", "llama_blocks", "sd_unet")
 TUNED = tuple(f"{name}:max-autotune" for name in LARGE)
 # What is left out at the end for want of time is least missed.
-STAGES = ("tests", *LARGE, "replay", "dlpack", *SMALL, *TUNED)
+STAGES = ("tests", *LARGE, "graph", "dlpack", *SMALL, *TUNED)
 FOLDERS = ("record", "tensor", "cut", "run", "barrier", "device", "lower", "compile", "functions")
 # Seconds of which a stage may take no more; the tests end in time to leave some for the rest.
-LIMITS = {"tests": 210, "replay": 60, "dlpack": 45}
+LIMITS = {"tests": 210, "graph": 60, "dlpack": 45}
 LIMIT = 120
 # Seconds per step of so many pipelined steps, waited for at their end.
 Block = Callable[[int], float]
@@ -169,11 +169,11 @@ def steps_of(name: str, mode: str | None, dry: bool) -> Figures:
     return figures
 
 
-def replay(dry: bool) -> Figures:
-    """A small step replayed, beside recorded and hand-jitted ones."""
-    from benchmarks import replay
+def graph(dry: bool) -> Figures:
+    """A small step and a decoder's token captured and replayed, beside recorded and hand-jitted ones."""
+    from benchmarks import graphs
 
-    return replay.figures("mlp", 8 if dry else 100)
+    return {**graphs.figures("mlp", 8 if dry else 100), **graphs.figures("gru", 20 if dry else 500)}
 
 
 def dlpack(dry: bool) -> Figures:
@@ -259,8 +259,8 @@ def run(stage: str, dry: bool, limit: float) -> Figures:
     """The figures of one stage, in this process."""
     if stage == "tests":
         return tests(dry, limit)
-    if stage == "replay":
-        return replay(dry)
+    if stage == "graph":
+        return graph(dry)
     if stage == "dlpack":
         return dlpack(dry)
     name, _, mode = stage.partition(":")

@@ -234,6 +234,12 @@ def memory() -> Figures:
     }
 
 
+def _graphs() -> Figures:
+    from benchmarks import graphs
+
+    return graphs.both()
+
+
 MEASURES: dict[str, Callable[[], Figures]] = {
     "record_ops": record_ops,
     "sync_empty": sync_empty,
@@ -245,6 +251,7 @@ MEASURES: dict[str, Callable[[], Figures]] = {
     "gpt2_inductor": lambda: _inductor("gpt2"),
     "mlp_observe": lambda: observe("mlp"),
     "gpt2_observe": lambda: observe("gpt2"),
+    "graphs": _graphs,
     "import_time": import_time,
     "memory": memory,
     **changing.MEASURES,

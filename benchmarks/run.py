@@ -67,6 +67,10 @@ LINES = [
     Line("gpt2_first_step_s", "first step of (c), wall", "s", target=4.0),
     *each("frames_ratio", "recording with the user's lines / without", names=("mlp", "gpt2"), target=1.15),
     *each("profile_ratio", "step under debug.profile() / without", names=("mlp", "gpt2"), target=1.3),
+    *(
+        Line(f"{name}_graph_ratio", f"replay of {words} / hand-jitted JAX", target=1.3)
+        for name, words in (("mlp", "a captured step (a)"), ("gru", "a captured token of a GRU decoder"))
+    ),
     Line("report_mb", "profile report of 200 steps of (a)", "MB", target=2.0),
     Line("import_s", "import torch_xla beyond import torch", "s", target=0.3),
     Line("import_threads", "threads that the import starts", relation="=", target=0.0),

@@ -1,7 +1,7 @@
 """Signatures of the native recorder; `csrc/bindings/` defines them."""
 
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,15 @@ class Program:
     # Where it takes its leaves and gives its outputs, as the compiler had it.
     def set_places(self, inputs: Sequence[int], outputs: Sequence[int]) -> None: ...
 
+class CapturedGraph:
+    """A graph that was captured; made before the capture ends."""
+
+    def __init__(self, graph: Graph) -> None: ...
+    # Its program, once the capture has ended.
+    def set_program(self, program: Program) -> None: ...
+    # Starts it; gives the token. Nothing is pending on the device.
+    def replay(self) -> Any: ...
+
 class Slot:
     """Stands for a value of a traced graph among the arguments of a call."""
 
@@ -69,110 +78,6 @@ class Calls:
     def finish(self, outputs: Sequence[Slot | None]) -> None: ...
     # What it returns; or None, with nothing done, where an input is neither a tensor nor a number.
     def run(self, given: tuple[Any, ...]) -> list[Any] | None: ...
-
-class Recording:
-    """What a step that is recorded reads and leaves behind, told by the ids of storages; begins when it is made.
-
-    Attributes:
-        reads: Per leaf the storage whose value before the step it was, or 0.
-        copied: Per leaf the upload that made it, or -1.
-        gone: Storages that existed before the step and do not any more.
-        relaid: Whether one got another shape.
-    """
-
-    def __init__(self, device: int) -> None: ...
-    # Ends noting what the step touches.
-    def stop(self) -> None: ...
-    # Takes notice of the graph that the step became and that is about to run.
-    def see(self, graph: Graph) -> None: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def reads(self) -> list[int]: ...
-    @property
-    def copied(self) -> list[int]: ...
-    @property
-    def gone(self) -> list[int]: ...
-    # Whether there is a storage of that id that it knows.
-    def lives(self, storage: int) -> bool: ...
-    @property
-    def relaid(self) -> bool: ...
-    # (value, whether it is a random number's seed, which argument it is, of which operator, the user's line)
-    @property
-    def numbers(self) -> list[tuple[Any, bool, int, str, str | None]]: ...
-    # Storages with another value than before: (storage, whether it existed, the graph's output that is its value or -1,
-    # the storage that it was copied from or 0, the user's line)
-    @property
-    def changes(self) -> list[tuple[int, bool, int, int, str | None]]: ...
-    # Host tensors that were copied to the device: (tensor, or None if it is gone; shape; dtype)
-    @property
-    def uploads(self) -> list[tuple[torch.Tensor | None, list[int], torch.dtype]]: ...
-    # Tensors it computed with that are still there, and whether it wrote to them.
-    @property
-    def touched(self) -> list[tuple[torch.Tensor, bool]]: ...
-
-class Guards:
-    """What the code of a step sees of Python now, to be compared with what it sees later.
-
-    Args:
-        policy: What is looked at, `_core/replay/guards.py`.
-        roots: Where from, as (name, object).
-
-    Attributes:
-        storages: Of the tensors that were found.
-        opaque: What cannot be compared.
-    """
-
-    def __init__(self, policy: Any, roots: Sequence[tuple[str, Any]]) -> None: ...
-    @property
-    def storages(self) -> set[int]: ...
-    @property
-    def opaque(self) -> list[str]: ...
-    # None if all is the same, else what differs and how. Tensors may have storages of `made` instead of theirs.
-    def check(self, made: Collection[int] = ...) -> tuple[str, str] | None: ...
-
-class Replay:
-    """A step that runs again without being recorded.
-
-    Args:
-        program: What it runs.
-        recording: Of it.
-        places: Storages that it reads or writes, as (where, index, id in the recording): 0 for one that lives on, 1 for
-            that of an argument, 2 for that of a parameter's gradient, 3 for a new one.
-        inputs: Per input of the program (0, place), (1, constant) or (2, upload).
-        constants: Tensors.
-        uploads: Host tensors that are copied to the device, as (argument, shape, dtype).
-        writes: What places have afterwards, as (place, output or -1, place whose value before they have).
-        parameters: (tensor, whether it has a gradient before, then): 0 to leave that, 1 to drop it, 2 to make one, of
-            a place and like a tensor.
-        results: Tensors to make, as (place, tensor that it is like).
-        varying: Numbers that each run is given.
-        versions: Tensors that it writes to, beside arguments and gradients.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        recording: Recording,
-        places: Sequence[tuple[int, int, int]],
-        inputs: Sequence[tuple[int, int]],
-        constants: Sequence[torch.Tensor],
-        uploads: Sequence[tuple[int, Sequence[int], torch.dtype]],
-        writes: Sequence[tuple[int, int, int]],
-        parameters: Sequence[tuple[torch.Tensor, bool, int, tuple[int, torch.Tensor] | None]],
-        results: Sequence[tuple[int, torch.Tensor]],
-        varying: Sequence[int],
-        versions: Sequence[torch.Tensor],
-    ) -> None: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def device(self) -> int: ...
-    @property
-    def refused(self) -> str: ...
-    # Starts it, with the tensors among the arguments and the numbers that vary; gives its token and results. None, and
-    # `refused` says why, where something is not as it was.
-    def run(self, arguments: Sequence[torch.Tensor], numbers: list[Any]) -> tuple[Any, list[torch.Tensor]] | None: ...
 
 class ExecutableCache:
     """Executables by graph and settings, in order of use.
@@ -241,6 +146,8 @@ class Cut:
     # `until` is a node sequence: only what was recorded before it.
     @staticmethod
     def of_device(device: int, until: int = ...) -> Cut: ...
+    @staticmethod
+    def of_capture(device: int) -> Cut: ...
     @staticmethod
     def of_tensors(tensors: Sequence[torch.Tensor], scope: Scope = ..., donate: Donate = ...) -> Cut: ...
     # To be run.
@@ -349,11 +256,6 @@ def give_buffer(tensor: torch.Tensor, give: bool) -> bool: ...
 def is_given(tensor: torch.Tensor) -> bool: ...
 def is_lost(tensor: torch.Tensor) -> bool: ...
 def storage_generation(tensor: torch.Tensor) -> int: ...
-def count_aliases(tensor: torch.Tensor) -> int: ...
-
-# Of each that is a view of its storage, or shares that with an earlier one: (position, how it shows the storage,
-# position of the first of that storage).
-def describe_sharing(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]: ...
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None: ...
 def set_storage(
     tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, sizes: Sequence[int], strides: Sequence[int]
@@ -364,6 +266,14 @@ def resize_storage(storage: torch.UntypedStorage, size: int) -> None: ...
 def live_tensors(device: int) -> list[tuple[_Meta | None, bool, str | None]]: ...
 def drain_released() -> None: ...
 def set_python_hooks(hooks: object) -> None: ...
+
+# Nothing of what this thread records on a device from here on runs there, before a replay of it does.
+def begin_capture(device: int) -> None: ...
+def end_capture(device: int) -> None: ...
+def is_captured(device: int) -> bool: ...
+
+# Whether this thread captures.
+def captures_here() -> bool: ...
 
 # Waits until so many runs of a device are left that were started and not waited for.
 RUNS_AHEAD: int

@@ -30,6 +30,7 @@ from torch_xla._compile import step as step
 from torch_xla._core.torch import install as _recording
 from torch_xla._core.torch import module_to as _modules
 from torch_xla._core.torch import optimizers as _optimizers
+from torch_xla._graph import Graph as Graph
 from torch_xla._launch import launch as launch
 from torch_xla._legacy import xlac as _XLAC
 from torch_xla._version import __version__ as __version__
@@ -38,6 +39,7 @@ xm, xr = core.xla_model, runtime  # scripts use these names too
 _sys.modules[f"{__name__}._XLAC"] = _XLAC  # and import this one
 
 __all__ = [
+    "Graph",
     "__version__",
     "compile",
     "device",

@@ -19,6 +19,11 @@ from torch_xla._errors import message
 # A function keeps its graphs over several calls of `compile`, as long as it lives.
 _sessions: weakref.WeakKeyDictionary[Callable[..., Any], region.Session] = weakref.WeakKeyDictionary()
 
+_CAPTURE = (
+    "write: graph = torch_xla.Graph(); with graph: loss = step(x, y); then for each batch x.copy_(inputs); "
+    "y.copy_(labels); graph.replay()"
+)
+
 
 def _session_of(function: Callable[..., Any] | None) -> region.Session:
     if function is None:
@@ -38,11 +43,7 @@ class _CompileContext:
         name: str | None,
         max_different_graphs: int | None,
         session: region.Session,
-        observe: Callable[[Any, Any], None] | None = None,
-        replayed: bool = False,
     ) -> None:
-        self._observe = observe
-        self._replayed = replayed
         self._full_graph = full_graph
         self._name = name
         self._limit = max_different_graphs
@@ -56,7 +57,6 @@ class _CompileContext:
             with region.entered(region.Region(f"{self._name}_clear_pending" if self._name else None)):
                 barrier(debug_level.COMPILE_ENTRY)
             running = region.Region(self._name, self._full_graph, self._limit, self._session)
-            running.observe, running.replayed = self._observe, self._replayed
             entered = region.entered(running)
             entered.__enter__()
         except BaseException:
@@ -128,48 +128,32 @@ def compile(
         name: Name of the graphs in messages and dumps; the function's name by default.
         max_different_graphs: How many different graphs the function may have over its life; one more raises and shows
             the first operation that differs.
-        replay: Whether calls run again without Python once two recorded ones agree. Tensors among the arguments are
-            inputs, and parameters, optimizer state, gradients and statistics are those of the moment; all else that the
-            code of ``f`` can name is compared before each call, which is recorded where something differs. ``f`` must
-            depend on nothing else: no clock, file or generator. What it says where it cannot be replayed is in
-            ``docs/debugging.md``, what is compared in ``docs/performance.md``.
+        replay: No longer there: `torch_xla.Graph` captures a step, and replays it without Python.
 
     Returns:
         The wrapped function or module, or the context manager.
 
     Raises:
         TypeError: ``f`` cannot be called.
-        ValueError: ``max_different_graphs`` is below 1.
-        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated,
-            or a step with ``replay`` reads a value.
+        ValueError: ``max_different_graphs`` is below 1, or ``replay`` is set.
+        GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated.
     """
     if f is not None and not callable(f):
         raise TypeError(message("compile", f"got {type(f).__name__}", expected="a function, a module or nothing"))
+    if replay:
+        raise ValueError(message("compile", "replay=True", expected="a step that is captured once", do=_CAPTURE))
     if max_different_graphs is not None and max_different_graphs < 1:
         raise ValueError(
             message("compile", f"max_different_graphs={max_different_graphs}", expected="1 or more, or None")
-        )
-    if replay and f is None:
-        return functools.partial(
-            compile, full_graph=full_graph, name=name, max_different_graphs=max_different_graphs, replay=True
         )
     if f is None:
         return _CompileContext(bool(full_graph), name, max_different_graphs, region.Session())
     label = name or getattr(f, "__name__", None) or type(f).__name__
     session = _session_of(f) if max_different_graphs is not None else region.Session()
-    function = f
-
-    enter = functools.partial(_CompileContext, bool(full_graph), label, max_different_graphs, session)
-    if replay:
-        from torch_xla._core.replay.step import Step  # which imports JAX
-
-        function = Step(f, label, enter)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if replay:
-            return function(*args, **kwargs)
-        with enter():
-            return function(*args, **kwargs)
+        with _CompileContext(bool(full_graph), label, max_different_graphs, session):
+            return f(*args, **kwargs)
 
     if isinstance(f, torch.nn.Module):
         return _CompiledModule(f, call)

@@ -13,7 +13,7 @@ from probes import ROOT, python
 
 PACKAGE = ROOT / "torch_xla"
 # The folders of `_core` and those of `csrc`, from the bottom to the top; "" has the files beside the folders.
-CORE = ("graph", "device", "lower", "job", "compile", "run", "report", "", "replay", "functions", "torch")
+CORE = ("graph", "device", "lower", "job", "compile", "run", "report", "", "functions", "torch")
 CSRC = ("base", "device", "ir", "tensor", "loops", "record", "kernels", "cut", "run", "bindings")
 LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}

@@ -18,9 +18,9 @@ def test_compiled_distributed_data_parallel() -> None:
     launcher.run(training_bodies.compiled_ddp, (), 2)
 
 
-@pytest.mark.own_client("a collective cuts the step there, which a replay refuses")
-def test_steps_that_are_replayed() -> None:
-    launcher.run(training_bodies.replayed, (), 2)
+@pytest.mark.own_client("a collective cuts the step there, which a capture refuses")
+def test_steps_that_are_captured() -> None:
+    launcher.run(training_bodies.captured, (), 2)
 
 
 def test_meshes_of_processes() -> None:

@@ -17,7 +17,7 @@ import pytest
 from probes import PACKAGE, ROOT, python
 
 PAGES = ["README.md", *(f"docs/{name}.md" for name in (
-    "install", "first-program", "how-it-works", "migrate", "performance", "distributed", "export", "devices",
+    "install", "first-program", "how-it-works", "migrate", "performance", "graphs", "distributed", "export", "devices",
     "caveats", "debugging",
 ))]  # fmt: skip
 SPLIT = "docs/spmd.md"  # its mode is that of a process, over eight devices

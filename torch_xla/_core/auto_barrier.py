@@ -34,7 +34,7 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
         run: Cuts a device's graph and runs it.
         compiles: Whether a new graph is compiled on a device: then a loop whose pieces are all new ones is none.
     """
-    if region.stack() or not region.allowed or pending.any_on(device):
+    if region.stack() or not region.allowed or pending.any_on(device) or _bindings.is_captured(device):
         return
     if not _bindings.is_looping(device):
         growing = False

@@ -310,8 +310,48 @@ def _run_by_stages(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> None
     debug_level.before_run(cut, cause, name)
     split_check.before_run(cut)
     value_check.before_run(cut)
-    region.about_to_run(cut, executable)
     executor.run(executable, cut)
+
+
+def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
+    """Cuts a graph that is captured.
+
+    Args:
+        what: What it is made of.
+        compiles: Whether its program is wanted now; else it is only lowered, after which it is not cut again.
+
+    Returns:
+        The graph, and its program. Nothing ran.
+    """
+    cut = what.graph()
+    what.again = True
+    executable = cache.find(cut) if cut.num_outputs else None
+    if executable is None and cut.num_outputs:
+        numbers.compare(cut)
+        numbers.take_wanted()
+        if compiles:
+            executable = program_of(cut)
+        else:
+            compiler.lower(graph.describe(cut), "graph")
+    return cut, executable
+
+
+def program_of(cut: _bindings.Graph) -> compiler.Executable:
+    """The program of a graph that was captured.
+
+    Raises:
+        RuntimeError: A part of it runs on the host, which no program of the device can call.
+    """
+    executable = cache.find(cut)
+    if executable is None:
+        try:
+            executable = _first_use(cut, debug_level.CAPTURE, region.name())
+        except fallback.NeedsHost as needed:
+            what = f"got {needed.op}, which runs on the host ({needed.reason}),"
+            raise RuntimeError(message("graph", what, do="leave it out of the capture")) from None
+        if client.spmd():
+            same_program.compare(cut)
+    return executable
 
 
 def _runs_without(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> bool:

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
+from torch_xla import _bindings
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla._core.report import retrace
 from torch_xla._errors import GraphLimitError, message
@@ -42,9 +42,6 @@ class Region:
     max_different_graphs: int | None = None
     session: Session = field(default_factory=Session)
     closing: bool = False
-    # Sees the region's graph before it runs, with its program, and that a value is read before that: None.
-    observe: Callable[[Any, Any], None] | None = None
-    replayed: bool = False  # whether reading raises: a replay would not
 
 
 class _Thread(threading.local):
@@ -89,6 +86,28 @@ def entered(region: Region) -> Iterator[Region]:
         stack().remove(region)
 
 
+def refuse_captured(what: str, device: int | None = None) -> None:
+    """Called before what cannot be a part of a graph that is captured.
+
+    Args:
+        what: What it is.
+        device: Where; None where the device does not matter, only what this thread does.
+
+    Raises:
+        RuntimeError: This thread captures, or another one on that device.
+    """
+    if _bindings.captures_here() or (device is not None and _bindings.is_captured(device)):
+        line = _bindings.user_frame()
+        raise RuntimeError(
+            message(
+                "graph",
+                f"got {what} while a graph is captured" + (f", at {line}" if line else ""),
+                expected="what is recorded on the device alone",
+                do="do it before the capture, or after a replay",
+            )
+        )
+
+
 def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> str | None:
     """Called with every graph before it is compiled or run.
 
@@ -111,7 +130,6 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
                 do="allow it with _XLAC._set_allow_execution(True)",
             )
         )
-    before_read(line)
     for region in stack():
         if region.full_graph and not region.closing:
             raise GraphLimitError(
@@ -126,37 +144,6 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
         if region.max_different_graphs is not None:
             region.session.check(key, describe, region.max_different_graphs)
     return name() if stack() else None
-
-
-def before_read(line: Callable[[], str | None]) -> None:
-    """Called before a value goes to Python, and before a graph runs.
-
-    Raises:
-        GraphLimitError: The step is recorded to be replayed, and did the like before.
-    """
-    for region in stack():
-        if region.closing:
-            continue
-        if region.observe is not None:
-            region.observe(None, None)
-        if region.replayed:
-            asked = line()
-            raise GraphLimitError(
-                message(
-                    "replay",
-                    f"{region.name or 'the step'} reads a value, or has a barrier,"
-                    + (f" at {asked}" if asked else " inside"),
-                    expected="a step that can run again without Python",
-                    do="return the tensor and read it after the call, or leave replay out",
-                )
-            )
-
-
-def about_to_run(graph: Any, executable: Any) -> None:
-    """Called with every graph right before it runs, and with its program."""
-    for region in stack():
-        if region.observe is not None and region.closing:
-            region.observe(graph, executable)
 
 
 def _node_text(node: Node) -> str:

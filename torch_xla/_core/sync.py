@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -81,6 +81,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
+                region.refuse_captured("a barrier", device)
                 failed += _cut_pieces(device)
                 if _bindings.has_pending(device):
                     _barrier(device, _bindings.Cut.of_device(device), cause)
@@ -122,6 +123,7 @@ def evaluate(
     failed: list[Exception] = []
     for device, group in by_device.items():
         try:
+            region.refuse_captured("a read", device)
             failed += _cut_pieces(device)
             cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
             if pending.any_on(device):
@@ -151,11 +153,9 @@ def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
         return [_held(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
 
 
-@contextmanager
-def exclusive() -> Iterator[None]:
+def exclusive() -> AbstractContextManager[Any]:
     """A scope in which no program is started, by any thread: what is handed out here is not written over."""
-    with _lock:
-        yield
+    return _lock
 
 
 def location(tensor: torch.Tensor) -> tuple[Any, int]:
@@ -188,6 +188,7 @@ def wait(index: int | None = None) -> None:
 
 
 def _wait(device: int) -> None:
+    region.refuse_captured("a wait", device)
     if _pipeline.cache_info().currsize:
         with _lock:
             _pipeline().finish(device)
@@ -345,7 +346,7 @@ class _Hooks:
     @untraced
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of an xla tensor as a new CPU tensor."""
-        region.before_read(_bindings.user_frame)
+        region.refuse_captured("a read")
         with _timeline.span("read", _bindings.user_frame):
             with _lock:
                 found: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))

@@ -1,7 +1,7 @@
 """The settings of the process that decide what a program is, in one list.
 
-The executables in memory and on disk, those that processes of a job give each other, replays and traced functions are
-all told apart by it.
+The executables in memory and on disk, those that processes of a job give each other, and traced functions are all
+told apart by it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ namespace torch_xla {
 
 void bind_graphs(py::module_& m);
 void bind_runs(py::module_& m);
-void bind_replays(py::module_& m);
-void bind_guards(py::module_& m);
 void bind_tensors(py::module_& m);
 void bind_recorder(py::module_& m);
 void bind_collectives(py::module_& m);

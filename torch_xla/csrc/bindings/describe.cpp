@@ -84,17 +84,4 @@ std::string hex(const Hash& hash) {
   return text;
 }
 
-Hash hash_path(const ViewPath& path) {
-  Hash hash;
-  for (const auto* step : steps_of(path)) {
-    hash.mix(step->op->hash);
-    hash.mix(step->out->metas[0].layout);
-    for (const auto& arg : step->args) {
-      hash.mix(static_cast<uint64_t>(arg.kind));
-      hash_attr(hash, arg.value);
-    }
-  }
-  return hash;
-}
-
 }  // namespace torch_xla

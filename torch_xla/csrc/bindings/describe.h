@@ -7,7 +7,6 @@
 #include "base/user_line.h"
 #include "ir/node.h"
 #include "tensor/source.h"
-#include "tensor/view_path.h"
 
 namespace torch_xla {
 
@@ -15,8 +14,6 @@ py::object dtype_object(at::ScalarType dtype);
 // (sizes, dtype); None where it is undefined.
 py::object describe_meta(const Meta& meta);
 py::object describe_frame(Frame frame);
-// How a view shows its storage.
-Hash hash_path(const ViewPath& path);
 // (buffer, start); steals the reference.
 py::object describe_location(const Location& location);
 std::string hex(const Hash& hash);

@@ -318,6 +318,7 @@ void bind_graphs(py::module_& m) {
          py::arg("device"), py::arg("until") = Cut::kNow)
       .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
                   py::arg("donate") = Cut::Donate::kNothing)
+      .def_static("of_capture", [](int device) { return Cut::of_capture(static_cast<c10::DeviceIndex>(device)); })
       .def("graph", &Cut::graph)
       .def("preview", &Cut::preview)
       .def("needed", &Cut::needed)

@@ -6,8 +6,6 @@ namespace torch_xla {
 PYBIND11_MODULE(_C, m) {
   bind_graphs(m);
   bind_runs(m);
-  bind_replays(m);
-  bind_guards(m);
   bind_tensors(m);
   bind_recorder(m);
   bind_collectives(m);

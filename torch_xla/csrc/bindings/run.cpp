@@ -2,6 +2,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
+#include "device/capture.h"
+#include "run/captured.h"
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
 #include "run/host_operators.h"
@@ -43,6 +45,14 @@ void bind_runs(py::module_& m) {
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
+  py::class_<CapturedGraph>(m, "CapturedGraph")
+      .def(py::init<const Graph&>())
+      .def("set_program", &CapturedGraph::set_program)
+      .def("replay", &CapturedGraph::replay);
+  m.def("begin_capture", [](int device) { begin_capture(static_cast<c10::DeviceIndex>(device)); });
+  m.def("end_capture", [](int device) { end_capture(static_cast<c10::DeviceIndex>(device)); });
+  m.def("is_captured", [](int device) { return is_captured(static_cast<c10::DeviceIndex>(device)); });
+  m.def("captures_here", &captures_here);
   m.attr("RUNS_AHEAD") = kRunsAhead;
   m.def(
       "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },

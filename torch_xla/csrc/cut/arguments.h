@@ -1,5 +1,5 @@
 // What one run binds to a program. A cut gives it along with the program's structure (`Graph`); a replay finds it
-// without a cut (`run/replay.h`).
+// without a cut (`run/captured.h`).
 #pragma once
 #include "cut/common_scalars.h"
 #include "tensor/source.h"

@@ -84,7 +84,7 @@ void go_back(uint64_t until, Vector<Value>& roots) {
 
 void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
   for_each_storage(cut.device, [&](Storage& s) {
-    if (runs && s.origin && s.origin.node->sequence < cut.until) {
+    if (runs && !cut.captured && s.origin && s.origin.node->sequence < cut.until) {
       fill_to_leaf(s);
     }
     resolve(s.value);
@@ -104,6 +104,12 @@ void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
 
 Cut Cut::of_device(c10::DeviceIndex device, uint64_t until) {
   return {device, {}, {}, Scope::kPending, until, Donate::kOverwritten};
+}
+
+Cut Cut::of_capture(c10::DeviceIndex device) {
+  auto cut = of_device(device);
+  cut.captured = true;
+  return cut;
 }
 
 Cut Cut::of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate) {
@@ -134,7 +140,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);
   }
-  if (runs && pending) {
+  if (runs && pending && !cut.captured) {
     cut_at_ = std::min(cut.until, node_sequence());
   }
   next_epoch();

@@ -35,8 +35,11 @@ struct Cut {
   // Whether it was cut before, and the graph did not run: views keep what they remember since, so that the next has the
   // same nodes. New ones would not know what was found out about the numbers of those.
   bool again = false;
+  // A graph that is to run at each replay: what was made from nothing is made anew by each, so it is no input.
+  bool captured = false;
 
   static Cut of_device(c10::DeviceIndex device, uint64_t until = kNow);
+  static Cut of_capture(c10::DeviceIndex device);
   // The device is that of the tensors; without any it is the first.
   static Cut of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate);
 

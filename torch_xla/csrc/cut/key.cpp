@@ -8,6 +8,7 @@
 #include "cut/reach.h"
 #include "device/device.h"
 #include "ir/op_info.h"
+#include "tensor/placeholder.h"
 
 namespace torch_xla {
 
@@ -93,7 +94,7 @@ void Graph::number_leaves(bool runs) {
         form.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
         continue;
       }
-      TORCH_CHECK(in.error == nullptr, in.error ? *in.error : std::string());
+      check_value(in, device);
       if (!in.output) {
         in.output = true;  // numbered
         in.slot = static_cast<uint32_t>(leaves.size());

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <deque>
@@ -62,6 +63,7 @@ class XlaGeneratorImpl final : public c10::GeneratorImpl {
 struct Device {
   at::Generator generator;
   bool own = false;  // it was given a state that is not of the program's seed
+  std::optional<CapturedDraws> captured{};
 };
 
 // Does not move what it holds: PyTorch keeps references to the default generators.
@@ -145,7 +147,10 @@ Device& device_state(c10::DeviceIndex index) {
 
 void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& generator, int64_t seed[2]) {
   const std::lock_guard<std::mutex> lock(devices_mutex());
-  if (generator && generator->defined()) {
+  auto& d = device_state(device);
+  if (generator && generator->defined() && !(*generator == d.generator)) {
+    TORCH_CHECK(!d.captured, "[graph] got random numbers of a generator of their own while a graph is captured, ",
+                "expected the device's; leave generator out");
     if (generator->device().type() == c10::DeviceType::XLA) {
       seed[0] = static_cast<int64_t>(generator->current_seed());
       seed[1] = static_cast<int64_t>(impl(*generator).take());
@@ -158,10 +163,18 @@ void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& gene
     seed[1] = 0;
     return;
   }
-  auto& d = device_state(device);
   Host host;
   follow(host);
   seed[0] = static_cast<int64_t>(d.generator.current_seed());
+  const auto offset = impl(d.generator).get_offset();
+  if (d.captured) {
+    auto& [first_seed, first, count] = *d.captured;
+    TORCH_CHECK(
+        d.generator.current_seed() == first_seed && first <= offset && offset - first <= count,
+        "[graph] got another seed or random state while a graph is captured, expected the draws of each replay ",
+        "to go on from the ones before; seed before the capture");
+    count = std::max(count, offset + 1 - first);
+  }
   seed[1] = static_cast<int64_t>(impl(d.generator).take());
   note_drawn(host, d, false);
 }
@@ -183,6 +196,28 @@ void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset) {
   impl(d.generator).set_offset(offset);
   d.own = seed != seen.seed;
   note_drawn(host, d, true);
+}
+
+void begin_captured_draws(c10::DeviceIndex device) {
+  const auto [seed, offset] = random_state(device);
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  device_state(device).captured = {seed, offset, 0};
+}
+
+CapturedDraws captured_draws(c10::DeviceIndex device) {
+  const std::lock_guard<std::mutex> lock(devices_mutex());
+  return device_state(device).captured.value_or(CapturedDraws());
+}
+
+void end_captured_draws(c10::DeviceIndex device) {
+  const auto [seed, offset, count] = captured_draws(device);
+  {
+    const std::lock_guard<std::mutex> lock(devices_mutex());
+    device_state(device).captured.reset();
+  }
+  if (count != 0) {
+    set_random_state(device, seed, offset);
+  }
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {

@@ -15,6 +15,18 @@ void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& gene
 std::pair<uint64_t, uint64_t> random_state(c10::DeviceIndex device);
 void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset);
 
+// From here on what the device draws is a graph's that is captured. All is of the default generator, and goes on from
+// its state: each replay draws the next numbers. The end puts the state back.
+void begin_captured_draws(c10::DeviceIndex device);
+void end_captured_draws(c10::DeviceIndex device);
+// The state at the beginning, and how many numbers were drawn since.
+struct CapturedDraws {
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  uint64_t count = 0;
+};
+CapturedDraws captured_draws(c10::DeviceIndex device);
+
 at::Generator new_generator(c10::DeviceIndex device);
 const at::Generator& default_generator(c10::DeviceIndex device);
 

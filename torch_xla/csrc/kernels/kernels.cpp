@@ -13,6 +13,7 @@
 
 #include "base/python_hooks.h"
 #include "base/user_line.h"
+#include "device/capture.h"
 #include "device/device.h"
 #include "ir/op_info.h"
 #include "record/recompute.h"
@@ -21,7 +22,6 @@
 #include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 #include "tensor/view_path.h"
-#include "tensor/watch.h"
 
 namespace torch_xla {
 
@@ -137,7 +137,6 @@ Tensor& fill_number(Tensor& self, const at::Scalar& value) {
     const RecorderLock lock;
     auto& alias = impl_of(self)->alias;
     if (!alias.path.defined() && !value.isComplex() && !eager()) {
-      touch(self);
       alias.write(fill_for(*alias.storage, alias.meta, value));
       return self;
     }
@@ -185,10 +184,7 @@ void check_broadcast(const Tensor& self, const Tensor& source) {
               " doesn't match the broadcast shape ", IntArrayRef(sizes));
 }
 
-void write_value(const Tensor& self, Value value) {
-  touch(self);
-  impl_of(self)->alias.write(std::move(value));
-}
+void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(std::move(value)); }
 
 // The storage is about to get a leaf as its value, so there is nothing to roll back to. What it was made with, or had
 // at the last barrier, is forgotten unless something was computed with it: the next program may then have that buffer.
@@ -217,27 +213,30 @@ Value cloned(Value value, const StoragePtr& storage) {
   return value;
 }
 
-void copy_within(const Tensor& self, const Tensor& source) {
+// The value in a type; in its own it is a copy of the program's.
+Value converted(Value value, at::ScalarType type) {
   static auto& to_copy = op_info("aten::_to_copy", "");
+  Args args{input_arg(), attr(static_cast<int64_t>(type))};
+  for (int i = 0; i < 3; ++i) {
+    args.push_back(attr({}));
+  }
+  args.push_back(attr(false));
+  args.push_back(attr({}));
+  const auto meta = contiguous_meta(value.node->meta(value.index).sizes, type);
+  return {make_node(to_copy, std::move(args), {std::move(value)}, meta.set), 0};
+}
+
+void copy_within(const Tensor& self, const Tensor& source) {
   static auto& expand = op_info("aten::expand", "");
   const RecorderLock lock;
-  touch(source);
   Value value = impl_of(source)->alias.current();
-  const auto& from = impl_of(source)->alias.meta;
-  const bool records = source.scalar_type() != self.scalar_type() || source.sizes() != self.sizes();
+  const bool converts = source.scalar_type() != self.scalar_type() || is_captured(self.device().index());
+  const bool records = converts || source.sizes() != self.sizes();
   if (records && current_phase() == Phase::Recomputation) {
     value = separated(value, self.device().index());
   }
-  if (source.scalar_type() != self.scalar_type()) {
-    Args args{input_arg(), attr(static_cast<int64_t>(self.scalar_type()))};
-    for (int i = 0; i < 3; ++i) {
-      args.push_back(attr({}));
-    }
-    args.push_back(attr(false));
-    args.push_back(attr({}));
-    value = {
-        make_node(to_copy, std::move(args), {std::move(value)}, contiguous_meta(from->sizes, self.scalar_type()).set),
-        0};
+  if (converts) {
+    value = converted(std::move(value), self.scalar_type());
   }
   if (source.sizes() != self.sizes()) {
     value = {make_node(expand, {input_arg(), attr(self.sizes().vec()), attr(false)}, {std::move(value)},
@@ -258,8 +257,9 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   const auto asked = alias.path.defined() ? kAnywhere : alias.storage->placement;
   auto leaf = make_upload(meta, values, self.device().index(), asked);
   const RecorderLock lock;
-  note_upload(source, leaf.node);
-  if (!alias.path.defined()) {
+  if (is_captured(self.device().index())) {
+    leaf = converted(std::move(leaf), self.scalar_type());  // each replay copies it
+  } else if (!alias.path.defined()) {
     expect_leaf(*alias.storage, leaf);
   }
   write_value(self, std::move(leaf));

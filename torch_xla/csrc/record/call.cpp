@@ -6,7 +6,6 @@
 #include "base/python_hooks.h"
 #include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
-#include "tensor/watch.h"
 
 namespace torch_xla {
 
@@ -183,7 +182,6 @@ at::Tensor Call::adopt(const at::Tensor& t, bool any_rank) const {
   {
     const RecorderLock lock;
     alias = new_alias(std::move(leaf), meta, device);
-    note_upload(t, alias.storage->value.node);
   }
   return make_tensor(std::move(alias));
 }
@@ -195,7 +193,6 @@ void Call::push(Arg arg) {
 
 void Call::add_input(const at::Tensor& t) {
   auto* const impl = impl_of(t);
-  touch(t);
   const auto& value = impl->alias.current();
   if (const auto id = impl->alias.storage->id; id < first_storage_) {
     reads.add(id);

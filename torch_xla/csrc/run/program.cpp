@@ -61,7 +61,6 @@ void check_alive(const py::tuple& buffers) {
 
 Program::Program(Graph& graph, bool waits)
     : key(graph.key),
-      whole_key(graph.whole_key),
       device(graph.device),
       packing(graph),
       sharing(graph.sharing()),

@@ -28,7 +28,6 @@ class Program {
   };
 
   const Hash key;
-  const Hash whole_key;
   const c10::DeviceIndex device;
   const Packing packing;
   const std::shared_ptr<const Sharing> sharing;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "device/capture.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -19,6 +20,10 @@ struct Placeholder final : Source {
   }
 };
 
+struct Uncomputed final : Source {
+  void fetch(const NodePtr& leaf) override { TORCH_CHECK(false, *leaf->error); }
+};
+
 }  // namespace
 
 at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
@@ -33,6 +38,22 @@ bool is_placeholder(const at::Tensor& tensor) {
 }
 
 bool is_placeholder(const Node& leaf) { return dynamic_cast<const Placeholder*>(leaf.source.get()) != nullptr; }
+
+Value make_uncomputed(const MetaRef& meta) {
+  auto leaf = make_leaf(meta, nullptr);
+  leaf.node->source = c10::make_intrusive<Uncomputed>();
+  leaf.node->error = std::make_unique<std::string>(
+      "[graph] got a tensor that was made while a graph was captured, expected a replay before its value is used; call "
+      "replay()");
+  return leaf;
+}
+
+void check_value(const Node& leaf, c10::DeviceIndex device) {
+  if (leaf.error != nullptr) {
+    const bool captured = is_captured(device) && dynamic_cast<const Uncomputed*>(leaf.source.get()) != nullptr;
+    TORCH_CHECK(captured, *leaf.error);
+  }
+}
 
 bool any_placeholders() { return living.load(std::memory_order_relaxed) > 0; }
 

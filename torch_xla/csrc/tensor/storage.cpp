@@ -5,8 +5,10 @@
 #include <atomic>
 
 #include "base/fork.h"
+#include "device/capture.h"
 #include "device/device.h"
 #include "ir/op_info.h"
+#include "tensor/placeholder.h"
 #include "tensor/placement.h"
 #include "tensor/view_path.h"
 #include "tensor/write_log.h"
@@ -113,6 +115,9 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
   if (bytes == nbytes()) {
     return;
   }
+  TORCH_CHECK(!is_captured(index) || id >= first_captured_storage(index),
+              "[graph] got a tensor that is resized while a ",
+              "graph is captured, expected those that were there before to keep their memory; resize it before");
   const bool holds = value.node->error == nullptr && meta->numel() != 0;
   if (bytes == 0) {
     garbage.push_back(std::exchange(value, make_leaf(meta, nullptr)));
@@ -203,6 +208,9 @@ void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbag
 }
 
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {
+  if (!value.node->leaf()) {
+    check_captured_here(device);
+  }
   Alias alias;
   alias.storage = c10::make_intrusive<Storage>(std::move(value), meta, device);
   alias.meta = std::move(meta);
@@ -237,7 +245,7 @@ const Value& Alias::current() {
       latest = &behind[i]->value;
     }
   }
-  TORCH_CHECK(latest->node->error == nullptr, latest->node->error ? *latest->node->error : std::string());
+  check_value(*latest->node, storage->index);
   return *latest;
 }
 
@@ -251,6 +259,7 @@ void Alias::write(Value v) {
     v = std::move(once);
     through = strided_path(storage->meta, written);
   }
+  check_captured_here(storage->index);
   ++storage->generation;
   if (!path.defined()) {
     storage->value = placed(*storage, std::move(v));
