@@ -99,6 +99,18 @@ def test_sizes_that_do_not_divide():
     assert spec_of(split) == "{devices=[8,1]0,1,2,3,4,5,6,7}" and split.cpu().equal(t + 1)
 
 
+@pytest.mark.by_default("a read of little, which no program computes")
+def test_a_read_beside_splits_that_do_not_divide():
+    for rows in (1, 3, 6):
+        t = torch.arange(8.0 * rows).reshape(rows, 8)
+        made = t.to("xla") * 2
+        xs.mark_sharding(made, mesh(8), (0, None))
+        assert made.sum().item() == t.sum().item() * 2
+        assert spec_of(made) == "{devices=[8,1]0,1,2,3,4,5,6,7}" and made.cpu().equal(t * 2)
+        torch_xla.sync()
+        assert (made + 1).cpu().equal(t * 2 + 1)
+
+
 def test_reading_compiles_nothing(compiles):
     t = torch.arange(64.0).reshape(8, 8)
     split = t.to("xla")

@@ -204,7 +204,7 @@ def compute_alone(
         LoweringError: It cannot be lowered.
     """
     load_rules()
-    if node.op in MARKS:
+    if node.op in MARKS or node.op == placing.OPERATOR:  # JAX splits nothing by itself that does not divide
         return (arrays[0],)
     with _as_rules_want(place):
         return _compute_on(node, arrays, numbers, None if seed is None else tuple(map(np.int64, seed)))
