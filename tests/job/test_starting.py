@@ -61,6 +61,24 @@ if __name__ == "__main__":
 
 
 @COUNTED
+def test_by_fork_after_a_job_that_failed(tmp_path: Path) -> None:
+    run(tmp_path, """
+import gc, torch_xla, starts
+def fail(index):
+    raise ValueError("no data")
+def collect(index, folder):
+    gc.collect()  # finds the store of the first job, whose thread is not here
+    starts.write_place(index, folder)
+try:
+    torch_xla.launch(fail, start_method="fork")
+except Exception as error:
+    error.itself = error
+torch_xla.launch(collect, (sys.argv[1],), start_method="fork")
+""", 2, tmp_path)  # fmt: skip
+    check(tmp_path, 2)
+
+
+@COUNTED
 def test_what_the_processes_return(tmp_path: Path) -> None:
     run(tmp_path, """
 import torch, torch.multiprocessing as mp, starts

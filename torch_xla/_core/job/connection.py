@@ -9,13 +9,14 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, environment
@@ -23,9 +24,28 @@ from torch_xla._core.job import pending, programs
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError, message
 
+T = TypeVar("T")
+
 _OUTPUT_ENDS = 1.0  # seconds
 _PAUSES = (0.0002, 0.02)  # seconds between two looks at a meeting, at first and at most
 LOCAL = ("localhost", "127.0.0.1", "::1")
+
+# Stores and groups have threads, which a forked child does not, so that there they could not be ended: it keeps them,
+# and those that the garbage collector has yet to find.
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+_forking: list[Any] = []
+_kept: list[Any] = []
+
+os.register_at_fork(
+    before=lambda: _forking.extend(_made),
+    after_in_parent=_forking.clear,
+    after_in_child=lambda: _kept.extend(_forking),
+)
+
+
+def _own(made: T) -> T:
+    _made.add(made)
+    return made
 
 
 class Session:
@@ -377,7 +397,7 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
             rank_info.address, rank_info.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True
         )
         _limit_waits(rank_info.port)
-        return store
+        return _own(store)
     except (OSError, RuntimeError) as error:
         listens, reason = "listen" if serves else "reach rank 0", str(error).splitlines()[0]
         raise JobError(
@@ -428,8 +448,9 @@ def listen(address: str, port: int) -> Any:
 
     with socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
         port = server.getsockname()[1]
-        return TCPStore(
-            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=server.detach()
+        handle = server.detach()
+        return _own(
+            TCPStore(address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=handle)
         )
 
 
@@ -451,7 +472,7 @@ def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> A
     else:
         options._devices = [ProcessGroupGloo.create_device(hostname=own_address(environment.rank_info()))]
     with _silent():
-        group = ProcessGroupGloo(store, rank, size, options)
+        group = _own(ProcessGroupGloo(store, rank, size, options))
     if timeout is not None:
         group._set_default_timeout(timeout)
     return group
