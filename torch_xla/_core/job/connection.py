@@ -258,7 +258,7 @@ class Session:
         try:
             if self._lost:
                 return
-            if _follows(failure):
+            if failure is not None and follows(failure):
                 self.store.set(f"followed/{self.rank_info.rank}", "")
             self.tell_programs()
             self.store.set(f"left/{self.rank_info.rank}", reason)
@@ -296,8 +296,9 @@ class Session:
         return None
 
 
-def _follows(failure: BaseException | None) -> bool:
-    """Whether a failure comes from what another process did."""
+def follows(error: BaseException) -> bool:
+    """Whether an error comes from what another process did."""
+    failure: BaseException | None = error
     seen: set[int] = set()
     while failure is not None and id(failure) not in seen:
         if isinstance(failure, JobError):

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -159,6 +160,9 @@ class _Entry:
             session.finish()
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                if connection.follows(error):  # the launcher raises that of the other one
+                    rank, stack = session.rank_info().rank, traceback.format_exc()
+                    print(f"[job] rank {rank} ends because of another, and was here: {stack}", file=sys.stderr)
                 _leave(session.connected(), error)
             raise
         finally:

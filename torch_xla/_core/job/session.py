@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from torch_xla import _bindings
 from torch_xla._core.device import client, environment, failures
@@ -60,6 +63,7 @@ def session() -> Session | None:
             found = environment.rank_info()
             if found.world == 1:
                 return None
+            _show_where_ended()
             connection = Session(found)
             watching = watch.start(connection)
             failures.add_explanation(functools.partial(watch.explain, connection))
@@ -72,6 +76,13 @@ def session() -> Session | None:
             finally:
                 _session = connection
         return _session
+
+
+def _show_where_ended() -> None:
+    """Has this process print where it is when who started it ends it, mostly because another one has failed."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.__stderr__ is not None:
+        with suppress(OSError, ValueError):  # it has no file
+            faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=False, chain=True)
 
 
 def _meeting_of_clients() -> client.Meeting | None:
