@@ -32,5 +32,13 @@ def test_fully_sharded_and_resumed_by_more_processes(tmp_path: Path) -> None:
     launcher.run(training_bodies.resume, (str(tmp_path),), 4)
 
 
+def test_fully_sharded_modules() -> None:
+    launcher.run(training_bodies.fully_sharded_modules, (), 2)
+
+
+def test_state_from_one_process_and_a_checkpoint_that_is_written_meanwhile(tmp_path: Path) -> None:
+    launcher.run(training_bodies.state_from_rank_0, (str(tmp_path),), 2)
+
+
 def test_optimizers_whose_state_is_split() -> None:
     launcher.run(training_bodies.split_optimizers, (), 2)

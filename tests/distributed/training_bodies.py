@@ -239,6 +239,63 @@ def sharded(index: int, folder: str) -> None:
     torch.testing.assert_close(norm.full_tensor().cpu(), expected, rtol=0.05, atol=0.01)
 
 
+def fully_sharded_modules(index: int) -> None:
+    """FullyShardedDataParallel, which PyTorch had before fully_shard, with its state whole and in a checkpoint."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    rank, size = start()
+    wanted, losses = alone()
+    states = []
+    for options in ({}, {"use_orig_params": True, "sync_module_states": True}):
+        model = FullyShardedDataParallel(net().to("xla"), device_id=torch.device("xla:0"), **options)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
+            close(whole, torch.tensor(loss_wanted), "loss")
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            same_state(model.state_dict(), wanted.state_dict())
+            state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state)
+        states.append(state["state"])
+    assert states[0].keys() == {name for name, _ in wanted.named_parameters()}
+    for name, kept in states[0].items():
+        close(kept["exp_avg"], states[1][name]["exp_avg"], name)
+
+
+def state_from_rank_0(index: int, folder: str) -> None:
+    """A whole state that one process has and gives to the others, and a checkpoint that is written meanwhile."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    rank, size = start()
+    model = net().to("xla")
+    fully_shard(model, mesh=init_device_mesh("xla", (size,)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in trained(model, optimizer, rank, size):
+        pass
+    whole = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    model.zero_grad()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(model, optimizer, whole if rank == 0 else {}, options=options)
+    given = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    if rank == 0:
+        for name, kept in whole["state"].items():
+            close(given["state"][name]["exp_avg"], kept["exp_avg"], name)
+    state = get_model_state_dict(model)
+    dcp.async_save(state, checkpoint_id=folder).result()
+    expected = {name: value.full_tensor().cpu() for name, value in state.items()}
+    with torch.no_grad():
+        for value in state.values():
+            value.zero_()
+    dcp.load(state, checkpoint_id=folder)
+    same_state({name: value.full_tensor() for name, value in state.items()}, expected)
+
+
 def resume(index: int, folder: str) -> None:
     """The checkpoint of another number of processes, trained on."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

@@ -128,6 +128,21 @@ class ProcessGroupXla(ProcessGroup):
         """Name of the backend."""
         return "xla"
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes; PyTorch has only those of backends registered with a group of its own."""
+        return [torch.device("xla"), torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupXla:
+        """What works on tensors of a device: the group itself, which is no backend of PyTorch's own."""
+        if device.type not in ("xla", "cpu"):
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether memory of its own is to be taken for what it sends."""
+        return False
+
     def _set_group_name(self, name: str) -> None:
         self._name = name
 

@@ -149,6 +149,8 @@ class XlaFullyShardedDataParallel(nn.Module):
             self._split(layout, flatten_parameters)
         if any(tensor.device != self.xla_device for tensor in (*module.parameters(), *module.buffers())):
             module.to(self.xla_device)
+        for param in self.parameters():
+            param._is_sharded = True  # type: ignore[attr-defined]  # by which Lightning knows them in an optimizer
         self._cast_buffers(module)
         if size == 1 and self.compute_dtype != torch.float32:
             _cast_parameters_inside(module, self.compute_dtype)
