@@ -14,6 +14,10 @@ def test_distributed_data_parallel() -> None:
     launcher.run(training_bodies.ddp, (), 2)
 
 
+def test_distributed_data_parallel_as_whole_graphs() -> None:
+    launcher.run(training_bodies.whole_steps, (), 2)
+
+
 def test_compiled_distributed_data_parallel() -> None:
     launcher.run(training_bodies.compiled_ddp, (), 2)
 

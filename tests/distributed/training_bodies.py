@@ -185,6 +185,25 @@ def ddp(index: int) -> None:
         close(model(batches()[0][0].to("xla")), plain(batches()[0][0]), "evaluation")
 
 
+def whole_steps(index: int) -> None:
+    """DistributedDataParallel in regions that may read nothing; it makes its buckets anew in the second step."""
+    rank, size = start()
+    _, losses = alone()
+    model = DistributedDataParallel(net().to("xla"), gradient_as_bucket_view=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    @torch_xla.compile(full_graph=True)
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return mean(loss)
+
+    for (x, y), wanted in zip(shares(rank, size), losses, strict=True):
+        close(step(x, y), torch.tensor(wanted), "loss")
+
+
 def mesh(index: int) -> None:
     """A mesh of processes: its groups, coordinates, parts, and that it is one of SPMD's no more."""
     rank, size = start()
