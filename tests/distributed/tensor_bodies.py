@@ -77,6 +77,61 @@ def distributed_tensors(index: int) -> None:
     same(ours[0].weight.grad.full_tensor(), mlp[0].weight.grad, "tensor parallel")
 
 
+def attention(index: int) -> None:
+    """Attention whose batches, heads or sequences are split, with and without a bias, and a recurrent layer."""
+    import torch.nn.functional as F
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+    _, size = start()
+    mesh = init_device_mesh("xla", (size,))
+    given = [values(i, (2, 4, 8, 4)).sin() for i in range(3)]
+    for dim, bias_shape in ((0, None), (1, None), (0, (8, 8)), (1, (2, 4, 8, 8))):
+        host = [x.clone().requires_grad_() for x in given]
+        ours = [distribute_tensor(x.clone(), mesh, [Shard(dim)]).requires_grad_() for x in given]
+        options: list[dict[str, Any]] = [{"is_causal": bias_shape is None} for _ in range(2)]
+        if bias_shape is not None:
+            bias = values(9, bias_shape)
+            options[0]["attn_mask"] = bias.clone().requires_grad_()
+            split = Shard(dim) if len(bias_shape) > 2 else Replicate()
+            options[1]["attn_mask"] = distribute_tensor(bias.clone(), mesh, [split]).requires_grad_()
+        wanted = F.scaled_dot_product_attention(*host, **options[0])
+        found = F.scaled_dot_product_attention(*ours, **options[1])
+        assert found.placements == (Shard(dim),), found.placements
+        same(found.full_tensor().detach(), wanted.detach(), (dim, bias_shape))
+        wanted.square().sum().backward()
+        found.full_tensor().square().sum().backward()
+        masks = [o["attn_mask"] for o in options] if bias_shape is not None else []
+        for a, b in [*zip(ours, host, strict=True), *([tuple(reversed(masks))] if masks else [])]:
+            same(a.grad.full_tensor(), b.grad, (dim, bias_shape, "gradient"))
+
+    host = [x.clone().requires_grad_() for x in given]
+    F.scaled_dot_product_attention(*host, is_causal=True).square().sum().backward()
+    parts = [x.clone().to("xla") for x in given]
+    with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 3):
+        for x in parts:
+            x.requires_grad_()
+        out = F.scaled_dot_product_attention(*parts, is_causal=True)
+        out.square().sum().backward()
+        for x in parts:
+            x.requires_grad_(False)
+    found = context_parallel_unshard(mesh, [x.grad for x in parts], [2] * 3)
+    for a, b in zip(found, host, strict=True):
+        same(a, b.grad, "a ring")
+
+    layer = nn.LSTM(4, 3, batch_first=True)
+    for param in layer.parameters():
+        dist.broadcast(param.data, 0)
+    split_layer = distribute_module(copy.deepcopy(layer), mesh)
+    split_layer._flat_weights = [getattr(split_layer, name) for name in split_layer._flat_weights_names]
+    x = values(5, (4, 5, 4))
+    state = [torch.zeros(1, 4, 3) for _ in range(2)]
+    ours, _ = split_layer(
+        distribute_tensor(x, mesh, [Shard(0)]), tuple(distribute_tensor(s, mesh, [Shard(1)]) for s in state)
+    )
+    same(ours.full_tensor().detach(), layer(x, tuple(state))[0].detach(), "LSTM")
+
+
 def functional(index: int) -> None:
     """Functional collectives, also with gradients, and what is in a graph that Dynamo traces."""
     rank, size = start()

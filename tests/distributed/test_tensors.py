@@ -11,5 +11,9 @@ def test_distributed_tensors() -> None:
     launcher.run(tensor_bodies.distributed_tensors, (), 2)
 
 
+def test_attention_and_recurrent_layers_of_distributed_tensors() -> None:
+    launcher.run(tensor_bodies.attention, (), 2)
+
+
 def test_functional_collectives_and_those_that_dynamo_traces() -> None:
     launcher.run(tensor_bodies.functional, (), 2)

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_xla import runtime
 from torch_xla._core.job import session
+from torch_xla.distributed import _sharding_rules
 
 
 class _LikeAnyOther(str):
@@ -51,6 +52,7 @@ def install() -> None:
         make(self, _LikeAnyOther(device_type) if ours else device_type, *args, **options)
         if ours:
             self._device_type = "xla"
+            _sharding_rules.install()
 
     DeviceMesh.__init__ = make_with_groups  # type: ignore[method-assign]
 
