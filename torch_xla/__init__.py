@@ -59,3 +59,5 @@ _optimizers.install()
 _serialization.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():
     _bindings.set_eager(True)
+if _config.XLA_USE_AS_ACCELERATOR.get():
+    experimental.use_as_accelerator()

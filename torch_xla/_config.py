@@ -196,6 +196,9 @@ ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB = _int(
     "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", 0, "MiB of gradients that xm.reduce_gradients sends at once. 0: all."
 )
 XLA_USE_SPMD = _bool("XLA_USE_SPMD", False, "Asks for SPMD mode.")
+XLA_USE_AS_ACCELERATOR = _bool(
+    "XLA_USE_AS_ACCELERATOR", False, "Makes xla what torch.accelerator tells of; takes effect at import."
+)
 
 # Values on devices.
 XLA_USE_32BIT_LONG = _bool(

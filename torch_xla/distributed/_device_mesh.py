@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_xla import runtime
 from torch_xla._core.job import session
-from torch_xla.distributed import _sharding_rules
+from torch_xla._core.torch import accelerator
+from torch_xla.distributed import _default_device, _sharding_rules
 
 
 class _LikeAnyOther(str):
@@ -37,7 +38,8 @@ class _LikeAnyOther(str):
 
 def has_groups() -> bool:
     """Whether device meshes are made of processes, each with its device; else they are SPMD's."""
-    return not runtime.is_spmd() and (dist.is_initialized() or session.rank_info().world > 1)
+    asked = dist.is_initialized() or accelerator.on()
+    return not runtime.is_spmd() and (asked or session.rank_info().world > 1)
 
 
 def install() -> None:
@@ -48,7 +50,10 @@ def install() -> None:
 
     @functools.wraps(make)
     def make_with_groups(self: DeviceMesh, device_type: str, *args: Any, **options: Any) -> None:
+        _default_device.check_mesh(device_type)
         ours = device_type == "xla" and has_groups()
+        if ours and not dist.is_initialized():
+            dist.init_process_group("xla")  # PyTorch would make the group of its accelerator
         make(self, _LikeAnyOther(device_type) if ours else device_type, *args, **options)
         if ours:
             self._device_type = "xla"

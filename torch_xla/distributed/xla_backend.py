@@ -24,10 +24,11 @@ from torch_xla import _api, runtime
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
 from torch_xla._core.job.connection import host_group
+from torch_xla._core.torch import accelerator
 from torch_xla._core.untraced import untraced
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
-from torch_xla.distributed import _device_mesh, _fsdp_ops
+from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops
 from torch_xla.distributed._host_work import HostWork
 
 Tensors = Sequence[torch.Tensor]
@@ -152,6 +153,50 @@ class ProcessGroupXla(ProcessGroup):
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Whether memory of its own is to be taken for what it sends."""
         return False
+
+    # What PyTorch asks of groups of the process's accelerator.
+
+    supports_splitting = True
+    options = None
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        """The device of the process, where it is the accelerator; PyTorch sets it for groups that it makes itself."""
+        return _api.device() if accelerator.on() else None
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device) -> None:
+        pass
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Does nothing: a group waits for its members when it is made."""
+
+    perform_nocolor_split = eager_connect_single_device
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> ProcessGroupXla | None:
+        """The group of some of its processes, which come to it together; None in the others."""
+        if self.rank() not in ranks:
+            return None
+        store = dist.PrefixStore(f"{group_name}/", self._store)  # type: ignore[attr-defined]
+        found = ProcessGroupXla(store, ranks.index(self.rank()), len(ranks), timeout or self.timeout)
+        found._set_group_name(group_name)
+        found.enter([self._members[rank] for rank in ranks])
+        return found
+
+    def get_group_store(self) -> Any:
+        """The store of the group."""
+        return self._store
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -475,6 +520,7 @@ def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
     return group
 
 
+_default_device.install()
 _device_mesh.install()
 _fsdp_ops.install()
 if "xla" not in dist.Backend.backend_list:

@@ -256,6 +256,10 @@ OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
 
 OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   const auto& schema = handle.schema();
+  TORCH_CHECK(schema.getNamespace() != std::string_view("c10d"), "[process group] got a tensor on device xla in ",
+              schema.name(), " of a group that has no backend for it, expected backend 'xla'; call ",
+              "torch.distributed.init_process_group('xla'), or torch_xla.experimental.use_as_accelerator() before ",
+              "(XLA_USE_AS_ACCELERATOR=1), which makes it the default");
   name = schema.name() + "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
   name.replace(name.find("::"), 2, ".");
   hash.mix(std::string_view(name));
