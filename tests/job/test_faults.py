@@ -113,6 +113,7 @@ def test_nothing_is_left(job):
     _, output, _, folder = job
     check_nothing_is_left(folder, output)
     assert re.search(r"rank 0 has waited \d+ s in all_reduce.* for rank 1, which is at .*in late", output)
+    assert re.search(r"rank 0 ends because of another, and was here: Traceback.*(\n  .*)* in no_rendezvous", output)
 
 
 SLEEPERS = """

@@ -79,6 +79,26 @@ torch_xla.launch(collect, (sys.argv[1],), start_method="fork")
 
 
 @COUNTED
+def test_a_process_that_is_ended_says_where_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import time, torch, torch_xla, torch_xla.core.xla_model as xm
+def computes():
+    time.sleep(60)
+def work(index):
+    xm.rendezvous("start")
+    if index == 1:
+        raise ValueError("no data")
+    computes()
+if __name__ == "__main__":
+    torch_xla.launch(work)
+""")
+    done = python(script, devices=2, check=False)
+    assert "ValueError: no data" in done.stderr
+    assert f'File "{script}", line 4 in computes' in done.stderr, done.stderr
+
+
+@COUNTED
 def test_what_the_processes_return(tmp_path: Path) -> None:
     run(tmp_path, """
 import torch, torch.multiprocessing as mp, starts
