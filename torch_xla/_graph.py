@@ -56,6 +56,7 @@ class Graph:
     def __init__(
         self, keep_graph: bool = False, *, pool: tuple[int, int] | None = None, capture_error_mode: str = "default"
     ) -> None:
+        self._scope: ExitStack | None = None  # while it captures
         if capture_error_mode not in _MODES:
             raise ValueError(
                 message("graph", f"got capture_error_mode={capture_error_mode!r}", expected=f"one of {_MODES}")
@@ -64,7 +65,6 @@ class Graph:
         self.capture_error_mode = capture_error_mode
         self._keeps = keep_graph
         self._debug = False
-        self._scope: ExitStack | None = None  # while it captures
         self.reset()
 
     def reset(self) -> None:
@@ -189,8 +189,15 @@ class Graph:
     ) -> None:
         if error is None:
             self.capture_end()
-        elif self._scope is not None:
-            scope, self._scope = self._scope, None
+        else:
+            self._drop()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
             scope.close()
 
     def _set(self, executable: Any) -> None:

@@ -431,6 +431,15 @@ class TestInterface:
         graph.replay()
         assert x.tolist() == [2] * 3
 
+    def test_a_capture_that_is_never_ended(self) -> None:
+        x = ones(3)
+        graph = torch_xla.Graph()
+        graph.capture_begin()
+        x.add_(1)
+        del graph
+        gc.collect()
+        assert x.tolist() == [1] * 3
+
     def test_a_graph_is_captured_once_or_reset(self) -> None:
         x = ones(3)
         graph, _ = captured(lambda: x.add_(1))
