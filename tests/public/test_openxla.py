@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torch_xla
 import torch_xla.debug.metrics as met
@@ -205,3 +206,41 @@ def test_no_call_of_a_graph_goes_through_python(dynamic: bool, monkeypatch: pyte
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(moved[1].grad, weight.grad, check_device=False, rtol=1e-4, atol=1e-5)
     assert graphs == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"backend": "inductor"}])
+def test_what_is_compiled_without_a_backend_is_compiled_by_openxla(options: dict[str, Any]) -> None:
+    @torch.compile(**options)
+    def step(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.mul_(0.5).add_(x)
+        return (state * 2).sin().sum()
+
+    x, state = torch.arange(3.0, requires_grad=True), torch.ones(3)
+    own, moved = x.detach().to("xla").requires_grad_(), state.to("xla")
+    loss = step(own, moved)
+    loss.backward()
+    expected = (state.mul_(0.5).add_(x) * 2).sin().sum()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item())
+    torch.testing.assert_close(moved.cpu(), state)
+    torch.testing.assert_close(own.grad, x.grad, check_device=False)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flex_attention(compiled: bool) -> None:
+    run = torch.compile(flex_attention) if compiled else flex_attention
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 16, 16, device="xla")
+    q, k, v = (torch.randn(1, 2, 16, 8, device="xla", requires_grad=True) for _ in range(3))
+    found = run(q, k, v, block_mask=mask, score_mod=lambda score, b, h, i, j: score - (i - j))
+    distance = (torch.arange(16)[:, None] - torch.arange(16)).float()
+    bias = (-distance).masked_fill(distance < 0, -torch.inf)
+    mine = [x.detach().cpu().requires_grad_() for x in (q, k, v)]
+    expected = nn.functional.scaled_dot_product_attention(*mine, attn_mask=bias)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(1, 2, 16, 8)
+    grads = torch.autograd.grad(found, [q, k, v], weight.to("xla"))
+    for ours, theirs in zip(grads, torch.autograd.grad(expected, mine, weight), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)

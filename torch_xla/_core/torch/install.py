@@ -16,7 +16,7 @@ from torch_xla._core.device import client
 from torch_xla._core.functions import collectives, ctc, custom_calls, manual, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
-from torch_xla._core.torch import fake_devices, stand_ins
+from torch_xla._core.torch import device_lists, fake_devices, stand_ins
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -57,6 +57,7 @@ def install() -> None:
     composites.install()
     ctc.install()
     fake_devices.install()
+    device_lists.install()
     _promise_shapes()
     _bindings.record_whole(whole.names())
     _bindings.keep_on_host([f"aten::{name}" for name in whole.READS_MEMORY + whole.ASSERTS])
