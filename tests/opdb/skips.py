@@ -122,23 +122,30 @@ DIFFERENCES = (
         r"|_native_multi_head_attention|_transformer_encoder_layer_fwd|mkldnn_rnn_layer(_backward)?)\..*",
         r"",
         "an inner operator: of shapes that do not go together its CPU kernel reads beside its tensors, or what nobody"
-        " wrote",
+        " wrote (62 calls of 16 overloads: a third to all elements, by up to 1e27 and in other shapes)",
     ),
     Difference(
         r"aten\.(log_sigmoid_backward|max_pool[23]d_with_indices_backward|native_dropout_backward)\..*",
         r"",
-        "indices, masks and buffers are those that the forward operator gave",
+        "indices, masks and buffers are those that the forward operator gave (38 calls of 8: numbers drawn at random in"
+        " their place, by up to 8; of a mask that is none the CPU multiplies by it)",
     ),
     Difference(
         r"aten\.(linalg_cholesky_ex|cholesky_inverse|matrix_exp.*)\..*",
         r"",
-        "of a matrix that has no such factor, what is left is not defined",
+        "of a matrix that has no such factor, what is left is not defined (19 calls of 5 overloads; NaN on one side, or"
+        " 4 to 9 of 9 elements by up to 1.3)",
     ),
-    Difference(r"aten\.isin\..*", r"not equal", "`assume_unique` of elements that are not"),
+    Difference(
+        r"aten\.isin\..*",
+        r"not equal",
+        "`assume_unique` of elements that are not: 7 of 128, of which the CPU finds no twin",
+    ),
     Difference(
         r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_saturate_weight_to_fp16|_reshape_from_tensor|_nested_compute_contiguous_strides_offsets)\..*",
         r"share memory|derivative",
-        "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round",
+        "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round"
+        " (35 calls of 9 overloads; no value differs)",
     ),
     Difference(r"aten\.get_device\..*", r"", "it tells the device"),
     Difference(
@@ -154,19 +161,14 @@ DIFFERENCES = (
         "PyTorch's Meta kernels refuse an integer tensor without elements too",
     ),
     Difference(
-        r"aten\..*_backward\..*",
-        r"(not equal|dtype).*\[.*(=|\[)(u?int\d+|bool)\[",
-        "integers have no gradients",
-    ),
-    Difference(
         r"aten\.(normal|mish_backward|multilabel_margin_loss(_forward)?|arange|_softmax_backward_data)\..*",
         r"\[.*\[0(, \d)*\]",
-        "results without elements",
+        "results without elements, in another type, or 0 where the CPU leaves what `out` had (10 calls of 5)",
     ),
     Difference(
         r"aten\.(native_batch_norm|_native_batch_norm_legit.*|_batch_norm.*|batch_norm_update_stats)\..*",
         r"result\[\d\]: shape|CPU Backend|not equal|broadcast a dimension|arguments afterwards",
-        "of one statistic without the other, or in evaluation, saved statistics are not defined",
+        "of one statistic without the other, or in evaluation, saved statistics are not defined (7 calls)",
     ),
     Difference(
         r"aten\.addbmm_\..*", r"", "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses"
@@ -194,21 +196,25 @@ DIFFERENCES = (
     Difference(
         r"aten\.(reflection|replication)_pad[123]d_backward\..*",
         r"not close|not equal|too many values",
-        "of more dimensions than its forward takes the CPU kernel reads beside its tensors",
+        "of more dimensions than its forward takes the CPU kernel reads beside its tensors (15 calls of 5: all but the"
+        " first rows)",
     ),
     Difference(
         r"aten\._pdist_(forward|backward)\..*",
         r"not close",
-        "of a matrix alone; of more dimensions the CPU reads beside it",
+        "of a matrix alone; of more dimensions the CPU reads beside it (1 call, all of 32 elements)",
     ),
     Difference(
-        r"aten\._standard_gamma_grad\..*", r"not close.*nan", "of values that are not positive it is not defined"
+        r"aten\._standard_gamma_grad\..*",
+        r"not close.*nan",
+        "of values that are not positive it is not defined: NaN on one side",
     ),
-    Difference(r"aten\.binomial\..*", r"not close.*nan", "of counts and probabilities out of range it is not defined"),
+    Difference(r"aten\.binomial\..*", r"not close.*nan", "of counts and probabilities out of range: NaN on one side"),
     Difference(
         r"aten\.(binary_cross_entropy|huber_loss)_backward\..*",
         r"shape|expanded size|at the barrier",
-        "of shapes that its forward operator refuses, or does not give, the CPU kernel writes beside its result",
+        "of shapes that its forward operator refuses, or does not give, the CPU kernel writes beside its result (shapes"
+        " only: 4 calls)",
     ),
     Difference(
         r"aten\.native_layer_norm_backward\..*",
@@ -257,12 +263,7 @@ DIFFERENCES = (
     Difference(
         r"aten\.ctc_loss\..*",
         r"nan.*targets=complex64",
-        "of complex numbers, cut to negative integers, as labels the CPU kernel reads beside its tensors",
-    ),
-    Difference(
-        r"aten\._(log_)?softmax_backward_data\..*",
-        r"dtype.*input_dtype=",
-        "`input_dtype` is the type that the forward operator had",
+        "of complex numbers, cut to negative integers, as labels the CPU kernel reads beside its tensors (8 calls)",
     ),
     Difference(
         r"aten\.ldexp\..*",
@@ -285,7 +286,7 @@ DIFFERENCES = (
     Difference(
         r"aten\.as_strided_scatter\..*",
         r"not (close|equal)",
-        "of elements that overlap, which is written last is not defined",
+        "of elements that overlap, which is written last is not defined (2 calls, 1 of 6 elements)",
     ),
     Difference(
         r"aten\._fft_c2c\.out",
@@ -293,7 +294,9 @@ DIFFERENCES = (
         "without dimensions the CPU kernel copies, whatever the type of what it writes",
     ),
     Difference(
-        r"aten\.mse_loss_backward\..*", r"bfloat16", "of mixed types the CPU kernel rounds to 16 bits on the way"
+        r"aten\.mse_loss_backward\..*",
+        r"bfloat16",
+        "of mixed types the CPU kernel rounds to 16 bits on the way: by up to 0.6 %",
     ),
     Difference(
         r"aten\.quantize_per_tensor\..*",

@@ -122,3 +122,11 @@ def test_multilabel_margin(reduction):
     loss, is_target = A.multilabel_margin_loss_forward(X, target, reduction)
     args = (gradient(loss), X, target, reduction, is_target)
     check(A.multilabel_margin_loss_backward.default, *args, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_gradients_by_integers(reduction, size):
+    grad, x, target = torch.randint(-9, 9, (3, size))
+    check(A.mse_loss_backward.default, grad, x, target, reduction)
+    check(A.smooth_l1_loss_backward.default, grad, x, target, reduction, 1.0)

@@ -93,6 +93,10 @@ def test_avg_pool_corners():
     check(A.avg_pool2d.default, torch.randn(2, 3, 9, 9, dtype=torch.bfloat16), [3, 3], rtol=1e-2, atol=1e-2)
     check(A.avg_pool2d.default, torch.randn(3, 14, 14), [10, 10], [2, 2], [3, 3], True, False, **TOL)
     check(A.avg_pool2d.default, torch.randint(0, 99, (1, 8, 8)), [3, 3], [2, 2])
+    whole, given = torch.randint(-99, 99, (2, 3, 3)), torch.ones(2, 8, 8, dtype=torch.int64)
+    check(A.avg_pool2d_backward.default, whole, given, [3, 3], [2, 2], [0], False, True, None)
+    check(A.avg_pool2d_backward.default, given * 7, given, [1], [1], [0], False, False, None)
+    check(A.avg_pool2d_backward.default, given[:, :1, :1] * 99, given, [8, 8], [8, 8], [0], False, False, None)
 
 
 @pytest.mark.parametrize(("n", "out"), [(2, 1), (2, 2), (2, 7), (3, 5)])

@@ -25,9 +25,13 @@ def _reduce(loss: jax.Array, reduction: int) -> jax.Array:
     return divide(total, loss.size)
 
 
-def _spread(grad: jax.Array, size: int, reduction: int) -> jax.Array:
+def _spread(grad: jax.Array, size: int, reduction: int, factor: int = 1) -> jax.Array:
     """The derivative by each element's loss; PyTorch counts those of the input, which may be fewer than losses."""
-    return divide(grad, size) if reduction == _MEAN and size else grad
+    if reduction != _MEAN or not size:
+        return grad * factor
+    return (
+        divide(grad, size) * factor if dtypes.is_floating(grad) or dtypes.is_complex(grad) else grad * (factor // size)
+    )
 
 
 # Distances.
@@ -43,7 +47,7 @@ def _mse(ctx: Context, x: jax.Array, target: jax.Array, reduction: int) -> jax.A
 def _mse_backward(ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
     size = x.size
     grad, x, target = dtypes.promote(grad, x, target)
-    return _spread(grad, size, reduction) * 2 * (x - target)
+    return _spread(grad, size, reduction, 2) * (x - target)
 
 
 @lowers("aten.smooth_l1_loss.default")

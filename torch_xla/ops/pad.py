@@ -60,6 +60,8 @@ def _replication_pad(ctx: Context, x: jax.Array, pad: Sequence[int]) -> jax.Arra
 def transpose_of(linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Applies the transpose of a linear map from arrays of `shape`; half types accumulate in float32."""
     grad = dtypes.widen(grad)
+    if jnp.issubdtype(grad.dtype, jnp.integer):  # which have no gradients in JAX
+        return jax.linear_transpose(linear, jax.ShapeDtypeStruct(tuple(shape), grad.dtype))(grad)[0]
     return jax.vjp(linear, jnp.zeros(tuple(shape), grad.dtype))[1](grad)[0]
 
 

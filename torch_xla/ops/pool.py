@@ -16,6 +16,7 @@ from jax import lax
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import ints
 from torch_xla.ops.division import divide
+from torch_xla.ops.pad import transpose_of
 from torch_xla.ops.registry import Context, lowers
 
 # Up to so many positions a window is read as that many strided slices, which XLA fuses into one loop.
@@ -235,21 +236,19 @@ def _divisors(w: _Window, size: Sequence[int], count_include_pad: bool, divisor:
     return counts
 
 
-def _avg_pool(x: jax.Array, w: _Window, count_include_pad: bool, divisor: int | None) -> jax.Array:
-    wide = dtypes.widen(x)
-    counts = _divisors(w, x.shape[-w.n :], count_include_pad, divisor)
-    if math.prod(w.kernel) > _MAX_SLICES:
-        lead = [1] * (x.ndim - w.n)
-        zero = jnp.zeros((), wide.dtype)
-        total = lax.reduce_window(
-            w.pad(wide, 0), zero, lax.add, (*lead, *w.kernel), (*lead, *w.stride), [(0, 0)] * x.ndim
-        )
-    else:
-        padded = w.pad(wide, 0)
-        total = functools.reduce(lax.add, [w.read(padded, position) for position in w.positions()])
-    if jnp.issubdtype(total.dtype, jnp.integer):
-        return lax.div(total, jnp.broadcast_to(jnp.asarray(counts, total.dtype), total.shape))
-    return divide(total, jnp.asarray(counts, total.dtype))
+def _window_sums(x: jax.Array, w: _Window) -> jax.Array:
+    padded = w.pad(x, 0)
+    if math.prod(w.kernel) <= _MAX_SLICES:
+        return functools.reduce(lax.add, [w.read(padded, position) for position in w.positions()])
+    lead = [1] * (x.ndim - w.n)
+    zero = jnp.zeros((), x.dtype)
+    return lax.reduce_window(padded, zero, lax.add, (*lead, *w.kernel), (*lead, *w.stride), [(0, 0)] * x.ndim)
+
+
+def _shares(total: jax.Array, counts: np.ndarray | int) -> jax.Array:
+    if dtypes.is_floating(total) or dtypes.is_complex(total):
+        return divide(total, jnp.asarray(counts, total.dtype))
+    return lax.div(total, jnp.broadcast_to(jnp.asarray(counts, total.dtype), total.shape))
 
 
 def _avg_pool_rule(
@@ -264,7 +263,7 @@ def _avg_pool_rule(
     divisor: int | None = None,
 ) -> jax.Array:
     w = _window(x, n, kernel, stride, padding, (1,), ctx.meta.shape)
-    return _avg_pool(x, w, count_include_pad, divisor)
+    return _shares(_window_sums(dtypes.widen(x), w), _divisors(w, x.shape[-n:], count_include_pad, divisor))
 
 
 def _avg_pool_backward(
@@ -280,9 +279,8 @@ def _avg_pool_backward(
     divisor: int | None,
 ) -> jax.Array:
     w = _window(x, n, kernel, stride, padding, (1,), grad.shape)
-    wide = dtypes.widen(grad)
-    zeros = jnp.zeros(x.shape, wide.dtype)
-    return jax.vjp(lambda v: _avg_pool(v, w, count_include_pad, divisor), zeros)[1](wide)[0]
+    shares = _shares(dtypes.widen(grad), _divisors(w, x.shape[-n:], count_include_pad, divisor))
+    return transpose_of(lambda v: _window_sums(v, w), shares, x.shape)
 
 
 def _bounds(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
