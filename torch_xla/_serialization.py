@@ -111,6 +111,10 @@ def _set_storage(
     return self
 
 
+def _tag(storage: Any) -> str | None:
+    return str(storage.device) if storage.device.type == "xla" else None
+
+
 def _host_alias(tensor: torch.Tensor) -> torch.Tensor | None:
     """A CPU tensor in a copy of the tensor's storage, which all that share the storage share."""
     base = _bindings.base_of(tensor)
@@ -164,15 +168,26 @@ def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     def rebuild(data: torch.Tensor, dtype: torch.dtype, device: str, requires_grad: bool) -> torch.Tensor:
         # A file of PyTorch's own holds the tensor with its gradient flag, and then the flag of its copy cannot be set.
         data = data.detach()
+        if type(data).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # its memory is that of its parts
+            return original(data, dtype, device, requires_grad)
         function = torch.serialization._serialization_tls.map_location
         if callable(function) and torch.device(device).type == "xla":
             return _placed(data, function, device).requires_grad_(requires_grad)
         location = torch._utils._get_restore_location(device)
-        if torch.device(location).type != "xla":
+        if location.type != "xla":
             return original(data, dtype, device, requires_grad)
-        return _moved(data, torch.device(location)).requires_grad_(requires_grad)
+        return _moved(data, location).requires_grad_(requires_grad)
 
     return rebuild
+
+
+def _with_index(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def location(device: Any) -> Any:
+        place = torch.device(original(device))
+        return torch.device("xla", _bindings.current_device()) if place == torch.device("xla") else place
+
+    return location
 
 
 def _reduce_for_process(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -237,10 +252,24 @@ def _resizing(original: Callable[..., Any]) -> Callable[..., Any]:
     return resize_
 
 
+def _making(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
+    @functools.wraps(original)
+    def new(kind: Any, *args: Any, **options: Any) -> torch.UntypedStorage:
+        device = options.get("device")
+        if device is None or torch.device(device).type != "xla":
+            return original(kind, *args, **options)
+        if args and isinstance(args[0], int):
+            return torch.empty(args[0], dtype=torch.uint8, device=device).untyped_storage()
+        host = original(kind, *args, **{**options, "device": "cpu"})
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(host).to(device).untyped_storage()
+
+    return new
+
+
 def install() -> None:
     """Registers ``xla`` as a place to load to, and how its tensors are pickled and copied; called once, at import."""
     # A priority of its own: PyTorch sorts the entries, and two functions cannot be compared.
-    torch.serialization.register_package(49, lambda storage: None, _restore)
+    torch.serialization.register_package(49, _tag, _restore)
     library = torch.library.Library("aten", "IMPL")
     library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
     _registered.append(library)
@@ -249,8 +278,11 @@ def install() -> None:
         ForkingPickler.register(kind, _reduce_for_process)
     copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
     copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
-    # There is no registration for these two: what makes a tensor on xla from a file, and how its storage is resized.
+    # There is no registration for these: what makes a tensor on xla from a file, where that is, and how its storage is
+    # made and resized.
+    torch._utils._get_restore_location = _with_index(torch._utils._get_restore_location)
     torch._utils._rebuild_device_tensor_from_cpu_tensor = _rebuilding(
         torch._utils._rebuild_device_tensor_from_cpu_tensor
     )
+    torch.UntypedStorage.__new__ = _making(torch.UntypedStorage.__new__)  # type: ignore[assignment, method-assign]
     torch.UntypedStorage.resize_ = _resizing(torch.UntypedStorage.resize_)  # type: ignore[method-assign]

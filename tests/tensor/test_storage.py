@@ -213,3 +213,73 @@ def test_a_new_storage_like_one_is_empty():
     new = base().untyped_storage().new()
     assert new.nbytes() == 0 and new.device.type == "xla"
     assert base().untyped_storage().new().data_ptr() == torch.ones(2).untyped_storage().new().data_ptr() == 0
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+class TestWhatIsMade:
+    @pytest.mark.parametrize("device", ["cpu", "xla", "xla:1"])
+    def test_storages(self, device: str) -> None:
+        assert torch.UntypedStorage(8, device=device).nbytes() == 8
+        assert torch.UntypedStorage(device=device).nbytes() == 0
+        assert torch.UntypedStorage([1, 2], device=device).tolist() == [1, 2]
+        assert len(torch.TypedStorage(3, dtype=torch.float64, device=device, _internal=True)) == 3
+        made = torch.UntypedStorage(8, device=torch.device(device))
+        assert type(made) is torch.UntypedStorage and made.device == torch.empty(0, device=device).device
+
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            torch.UntypedStorage.clone,
+            copy.copy,
+            copy.deepcopy,
+            lambda storage: storage.clone().cpu().to(device=storage.device),
+        ],
+    )
+    @pytest.mark.parametrize("device", ["cpu", "xla"])
+    def test_tensors_of_storages_that_others_gave(self, device: str, copied: Any) -> None:
+        x = base(device)
+        made = copied(x.untyped_storage())
+        one, two = (torch.empty(0, device=device).set_(made, *place) for place in ((), (2, (2, 2), (1, 2))))
+        one.mul_(2)
+        assert one.tolist() == [0, 2, 4, 6, 8, 10] and two.tolist() == [[4, 8], [6, 10]]
+        assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+class Wrapped(torch.Tensor):
+    """A wrapper as libraries of quantized weights make them: its memory is that of its parts."""
+
+    part: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, part: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype, device=part.device)
+
+    def __init__(self, part: torch.Tensor) -> None:
+        self.part = part
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = torch.utils._pytree.tree_map_only(Wrapped, lambda x: x.part, (args, kwargs or {}))
+        made = Wrapped(op(*given[0], **given[1]))
+        if op in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return torch.utils._python_dispatch.return_and_correct_aliasing(op, args, kwargs or {}, made)
+        return made
+
+
+class TestWrappers:
+    def check(self, made: Any, device: str = "xla:0") -> None:
+        assert type(made) is Wrapped and made.part.tolist() == [0, 1, 2, 3, 4, 5]
+        assert made.device == made.part.device == made.detach().device == torch.device(device)
+
+    @pytest.mark.parametrize("place", [None, "xla", "xla:1", torch.device("xla"), "cpu"])
+    @pytest.mark.parametrize("device", ["cpu", "xla", "xla:1"])
+    def test_saved_and_loaded(self, device: str, place: Any) -> None:
+        expected = torch.empty(0, device=device if place is None else place).device
+        self.check(saved_and_loaded(Wrapped(base(device)), weights_only=False, map_location=place), str(expected))
+
+    def test_pickled_and_copied(self) -> None:
+        self.check(pickle.loads(pickle.dumps(Wrapped(base()))))
+        self.check(copy.deepcopy(Wrapped(base())))
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(Wrapped(base("cpu")))
+        self.check(copy.deepcopy(module.to("xla")).weight.detach())
