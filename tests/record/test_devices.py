@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mixed_devices
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import settings
 from probes import python
 
 import torch_xla
+from opdb import schema_inputs
 from torch_xla import _bindings
 
 several_devices = pytest.mark.skipif(torch_xla.device_count() < 2, reason="needs two devices")
@@ -108,3 +111,46 @@ def test_operators_on_mixed_devices() -> None:
     print(f"seed {seed}")  # shown where the test fails
     names = random.Random(seed).sample(names, min(len(names), chosen.max_examples // 3))
     assert len(try_mixes(names, seed)) > len(names) // 4  # of the others no call on the CPU was found
+
+
+def _calls_with_a_device() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A call that the CPU accepts of each overload with an argument for the device of its result."""
+    for name in schema_inputs.names():
+        op = schema_inputs.overload(name)
+        if not any(a.name == "device" for a in op._schema.arguments):
+            continue
+        for shape in ((3,), (2, 3), ()):
+            arguments = schema_inputs.Arguments(op)
+            try:
+                call = schema_inputs.make(arguments.fixed(shape, torch.float32), name) | {"device": torch.device("cpu")}
+                result = schema_inputs.invoke(op, call)
+            except Exception:  # of other shapes, or of a type that has no choices
+                continue
+            if isinstance(result, torch.Tensor) and result.layout == torch.strided and not result.is_nested:
+                yield name, call
+                break
+
+
+@several_devices
+@pytest.mark.filterwarnings("ignore")
+def test_a_result_is_on_the_device_that_is_asked_for() -> None:
+    """By its index, else on the current one; and one that is not there is refused."""
+    made = 0
+    try:
+        _bindings.set_current_device(1)
+        for name, call in _calls_with_a_device():
+            op = schema_inputs.overload(name)
+            given = {k: v.to("xla:0") if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+            for device, expected in (("xla:0", "xla:0"), ("xla", "xla:1"), ("cpu", "cpu")):
+                try:
+                    result = schema_inputs.invoke(op, given | {"device": torch.device(device)})
+                except (NotImplementedError, RuntimeError) as error:
+                    assert "pin" in str(error) or "not implemented" in str(error).lower(), name
+                    break
+                assert str(result.device) == expected, name
+                made += 1
+            with pytest.raises(RuntimeError, match="available are xla:0|pin"):
+                schema_inputs.invoke(op, given | {"device": torch.device("xla:77")})
+    finally:
+        _bindings.set_current_device(0)
+    assert made > 150

@@ -82,6 +82,14 @@ c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(count.loa
 c10::DeviceIndex current_device() { return current; }
 void set_current_device(c10::DeviceIndex index) { current = index; }
 
+c10::DeviceIndex device_index(const std::optional<c10::Device>& device) {
+  const auto index = device && device->has_index() ? device->index() : current_device();
+  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index),
+              ", available are xla:0 to xla:", static_cast<int>(device_count()) - 1,
+              "; CPU_NUM_DEVICES=n gives n CPU devices");
+  return index;
+}
+
 C10_REGISTER_GUARD_IMPL(XLA, XlaGuard);
 
 }  // namespace torch_xla

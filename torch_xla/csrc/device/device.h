@@ -2,6 +2,8 @@
 #pragma once
 #include <c10/core/Device.h>
 
+#include <optional>
+
 namespace torch_xla {
 
 // PyTorch starts one autograd thread per device at the first backward of the process, even a CPU one, and asks for the
@@ -10,6 +12,8 @@ void set_device_count(c10::DeviceIndex count);
 c10::DeviceIndex device_count();
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
+// The device that an argument means: one without an index is the current one. Raises where there is none.
+c10::DeviceIndex device_index(const std::optional<c10::Device>& device);
 
 // Whether the one device stands for several, over which buffers may be split (SPMD).
 bool spans_mesh();

@@ -30,14 +30,6 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 
-c10::DeviceIndex index_of(const std::optional<c10::Device>& device) {
-  const auto index = device && device->has_index() ? device->index() : current_device();
-  TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index),
-              ", available are xla:0 to xla:", static_cast<int>(device_count()) - 1,
-              "; CPU_NUM_DEVICES=n gives n CPU devices");
-  return index;
-}
-
 Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   constexpr int64_t kAddresses = int64_t{1} << 47;  // of a process; XLA may never need the whole, and compute for years
   TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "XLA out of memory. Tried to allocate ",
@@ -62,13 +54,13 @@ Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtyp
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve) {
     const auto twin = at::detail::empty_meta(sizes, type, format);
-    return new_fill(make_meta(twin.sizes(), twin.strides(), 0, type), index_of(device));
+    return new_fill(make_meta(twin.sizes(), twin.strides(), 0, type), device_index(device));
   }
   for (const auto s : sizes) {
     TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
   }
   at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));  // raises where that overflows
-  return new_fill(contiguous_meta(sizes, type), index_of(device));
+  return new_fill(contiguous_meta(sizes, type), device_index(device));
 }
 
 // Whether the strides are those of a dense tensor in some order of its dimensions.
@@ -101,13 +93,13 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   const auto twin = at::detail::empty_strided_meta(sizes, strides, type);  // PyTorch's checks
   auto meta = make_meta(sizes, strides, 0, type);
   if (dense(sizes, strides)) {
-    return new_fill(meta, index_of(device));
+    return new_fill(meta, device_index(device));
   }
   int64_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
     last += (sizes[i] - 1) * strides[i];
   }
-  const auto memory = new_fill(contiguous_meta({last + 1}, type), index_of(device));
+  const auto memory = new_fill(contiguous_meta({last + 1}, type), device_index(device));
   const RecorderLock lock;
   auto alias = impl_of(memory)->alias.as_strided(meta);
   return make_tensor(std::move(alias));

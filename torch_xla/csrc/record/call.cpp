@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/python_hooks.h"
+#include "device/device.h"
 #include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
 
@@ -54,15 +55,23 @@ void Call::find_device() {
         }
       }
     } else if (v.isDevice()) {
-      device_argument_ = v.toDevice().index();
+      wanted_ = v.toDevice();
+      if (wanted_->is_xla()) {
+        wanted_ = c10::Device(c10::DeviceType::XLA, device_index(wanted_));
+      }
     }
   }
   if (device < 0) {
-    device = std::max<c10::DeviceIndex>(device_argument_, 0);
+    device = wanted_ && wanted_->is_xla() ? wanted_->index() : current_device();
   }
   if (other_) {
     throw_other_device({c10::DeviceType::XLA, device}, *other_);
   }
+}
+
+at::Tensor Call::placed(at::Tensor result) const {
+  const bool there = !wanted_ || *wanted_ == c10::Device(c10::DeviceType::XLA, device) || !result.defined();
+  return there ? result : result.to(*wanted_);
 }
 
 void Call::adopt_foreign() {

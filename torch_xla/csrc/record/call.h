@@ -29,6 +29,8 @@ class Call {
   bool foreign() const { return foreign_; }
   // Whether the call is not ours: what a FakeTensor wraps is a meta tensor that claims to be dispatched as on xla.
   bool fake() const { return fake_; }
+  // A result where it is to be: an argument may ask for another device than that of the tensors.
+  at::Tensor placed(at::Tensor result) const;
   // Brings stray host values to the device. Runs without the recorder's lock: it may copy.
   void adopt_foreign();
   // Index lists may hold host tensors, as on every device.
@@ -70,7 +72,7 @@ class Call {
   bool foreign_ = false;  // some tensor is on another device
   bool fake_ = false;
   std::optional<c10::Device> other_;
-  c10::DeviceIndex device_argument_ = -1;
+  std::optional<c10::Device> wanted_;  // an argument
 };
 
 }  // namespace torch_xla

@@ -298,7 +298,7 @@ void give_back(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& 
       ++next;
       results.emplace_back(*number++);
     } else if (*length == MetaSet::kTensor) {
-      results.emplace_back(std::move(*next++));
+      results.emplace_back(call.placed(std::move(*next++)));
     } else {
       c10::List<at::Tensor> list;
       for (int32_t i = 0; i < *length; ++i) {
