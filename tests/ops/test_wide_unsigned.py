@@ -57,3 +57,33 @@ def test_what_is_still_refused() -> None:
     with pytest.raises(NotImplementedError, match="not implemented for 'UInt32'"):  # it has no lowering
         torch.geqrf(words.view(1, 2))
     assert words.tolist() == [1, 1]
+
+
+LARGE = 2**63 + 5
+
+
+def _some(device, *values):
+    return torch.tensor(values, dtype=torch.uint64).to(device)
+
+
+def _filled(device, *sizes):
+    return torch.full(sizes, LARGE, dtype=torch.uint64, device=device)
+
+
+LARGE_NUMBERS = {
+    "fill": lambda d: _filled(d, 3),
+    "fill that is read": lambda d: _filled(d, 3).to(torch.float64) + 1.0,
+    "fill of one": lambda d: _filled(d) == _some(d, 1, LARGE),
+    "in place": lambda d: _some(d, 1, 2).fill_(LARGE),
+    "comparison": lambda d: _some(d, 1, LARGE).eq(LARGE),
+    "choice": lambda d: torch.where(torch.tensor([True, False]).to(d), _some(d, 1, 2), LARGE),
+    "bits": lambda d: _some(d, 1, LARGE, 3).bitwise_and(LARGE),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_NUMBERS)
+def test_numbers_that_no_signed_integer_holds(name):
+    for _ in range(2):
+        found = LARGE_NUMBERS[name]("xla")
+        torch_xla.sync()
+        assert torch.equal(found.cpu(), LARGE_NUMBERS[name]("cpu"))

@@ -255,7 +255,8 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   Args args;
   std::vector<int64_t> sizes(meta->sizes.begin(), meta->sizes.end());
   args.push_back(attr(sizes));
-  const auto kind = number.isBool() ? Arg::Kind::Attr : number.isInt() ? Arg::Kind::Integer : Arg::Kind::Number;
+  const bool varies = number.isDouble() || number.isComplexDouble();  // neither a bool nor an integer of 2^63 or more
+  const auto kind = number.isInt() ? Arg::Kind::Integer : varies ? Arg::Kind::Number : Arg::Kind::Attr;
   args.push_back({kind, 0, number});
   args.push_back(attr(static_cast<int64_t>(meta->dtype)));
   for (int i = 0; i < 3; ++i) {
