@@ -147,6 +147,23 @@ def test_who_wants_more_than_a_stand_in_gets_the_module() -> None:
     python("-c", _COMPILED)
 
 
+_OF_ITSELF = """
+import sys
+import torch, torch_xla
+
+stand_in = torch._dynamo
+assert "torch._dynamo" not in sys.modules
+for name in ("__file__", "__path__", "__spec__", "__loader__", "__package__"):
+    said = getattr(stand_in, name)
+    assert said is getattr(sys.modules["torch._dynamo"], name), name
+assert not hasattr(stand_in, "__version__")
+"""
+
+
+def test_what_a_module_says_of_itself_is_that_of_the_module() -> None:
+    python("-c", _OF_ITSELF)
+
+
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         result = function(*args)

@@ -23,11 +23,11 @@ from torch_xla._core.untraced import skip
 class _StandIn(ModuleType):
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
+        for attribute in ("__loader__", "__package__", "__spec__"):  # the module's, which are not known
+            del self.__dict__[attribute]
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 
     def __setattr__(self, name: str, value: object) -> None:
