@@ -28,7 +28,6 @@ from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
 from torch_xla._compile import step as step
 from torch_xla._core.torch import install as _recording
-from torch_xla._core.torch import module_to as _modules
 from torch_xla._core.torch import optimizers as _optimizers
 from torch_xla._graph import Graph as Graph
 from torch_xla._launch import launch as launch
@@ -54,7 +53,6 @@ __all__ = [
 
 _torch._register_device_module("xla", _device_module)
 _recording.install()
-_modules.install()
 _optimizers.install()
 _serialization.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():

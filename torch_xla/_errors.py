@@ -57,10 +57,6 @@ class GraphLimitError(RuntimeError):
     """A region given to `torch_xla.compile` broke a promise: one graph only, or at most so many different ones."""
 
 
-class LeftBehindError(RuntimeError):
-    """An optimizer holds parameters that no longer belong to the module that moved to ``xla``."""
-
-
 def message(area: str, got: str, *, expected: str | None = None, do: str | None = None) -> str:
     """Builds an error text: ``[area] got …, expected …; do …``.
 

@@ -111,6 +111,10 @@ def _set_storage(
     return self
 
 
+def _set_whole_storage(self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    return _set_storage(self, source, 0, (source.nbytes() // self.element_size(),))
+
+
 def _tag(storage: Any) -> str | None:
     return str(storage.device) if storage.device.type == "xla" else None
 
@@ -272,6 +276,7 @@ def install() -> None:
     torch.serialization.register_package(49, _tag, _restore)
     library = torch.library.Library("aten", "IMPL")
     library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
+    library.impl("set_.source_Storage", _set_whole_storage, "XLA")
     _registered.append(library)
     copyreg.pickle(torch.Tensor, _reduce)
     for kind in (torch.Tensor, torch.nn.Parameter):

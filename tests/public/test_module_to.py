@@ -1,14 +1,16 @@
-"""Modules that move keep their parameters, ties and optimizers; where that cannot be, the optimizer says so."""
+"""Modules that move, and `parameter.data = tensor` of another device, keep parameters, ties, hooks and optimizers."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch_xla
-from torch_xla._errors import LeftBehindError
 
 
 class Tied(nn.Module):
@@ -114,23 +116,123 @@ def test_a_live_graph_on_the_cpu_does_not_prevent_the_move():
     assert model.weight is weight
     model(torch.ones(1, 3, device="xla")).sum().backward()
     assert model.weight.grad.device.type == "xla"
-    with pytest.raises(RuntimeError, match="poisoned by swap_tensors"):
+    with pytest.raises(RuntimeError, match="same device"):
         reference.sum().backward()
 
 
-def test_a_parameter_that_cannot_be_kept_is_reported_at_the_first_step():
+def test_hooks_and_weak_references_survive():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    other = nn.Linear(1, 1)
-    held = weakref.ref(model.weight)
+    held, seen = weakref.ref(model.weight), []
+    model.weight.register_hook(lambda grad: grad * 2)
+    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append((p is held(), p.grad.device.type)))
     model.to("xla")
-    assert model.weight is not held()
-    with pytest.raises(LeftBehindError, match=r"left behind on cpu.*build the optimizer after \.to\('xla'\)"):
-        optimizer.step()
-    with pytest.raises(LeftBehindError):
-        optimizer.step()
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    torch.optim.SGD(other.parameters(), 0.1).step()
+    assert model.weight is held()
+    before = model.weight.detach().cpu()
+    model(torch.ones(1, 3, device="xla")).sum().backward()
+    assert seen == [(True, "xla")] and model.weight.grad.eq(2).all()
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach().cpu(), before - 0.2)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_module_moves():
+    model = torch.jit.script(nn.Linear(3, 2))
+    x = torch.ones(1, 3)
+    expected = model(x)
+    torch.testing.assert_close(model.to("xla")(x.to("xla")).cpu(), expected)
+    torch.testing.assert_close(model.to("cpu")(x), expected)
+
+
+DATA = {
+    "another shape": lambda d: torch.arange(6.0, device=d),
+    "a view": lambda d: torch.arange(6.0, device=d)[1:4:2],
+    "a transposed one": lambda d: torch.arange(6.0, device=d).view(2, 3).t(),
+    "another type": lambda d: torch.ones(2, dtype=torch.bfloat16, device=d),
+    "an inference tensor": torch.inference_mode()(lambda d: torch.ones(2, device=d)),
+    "pending": lambda d: torch.ones(3, device=d) * 2,
+}
+
+
+def check_same(ours, theirs):
+    assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+    assert ours.storage_offset() == theirs.storage_offset()
+    torch.testing.assert_close(ours.detach().cpu(), theirs)
+
+
+@pytest.mark.parametrize("path", ["cpu xla", "xla cpu", "xla xla", "cpu xla cpu xla:1 xla"])
+@pytest.mark.parametrize("name", DATA)
+def test_data_of_another_device(name, path):
+    first, *others = path.split()
+    parameter = nn.Parameter(torch.zeros(4, device=first))
+    detached = parameter.detach()
+    for device in others:
+        expected, given = DATA[name]("cpu"), DATA[name](device)
+        parameter.data = given
+        assert parameter.device == torch.empty(0, device=device).device and parameter.is_leaf
+        assert parameter.data_ptr() == given.data_ptr()
+        check_same(parameter, expected)
+        (gradient,) = torch.autograd.grad((parameter * 3).sum(), parameter)
+        assert gradient.device == parameter.device and gradient.eq(3).all()
+        if name != "an inference tensor":
+            parameter.data.add_(1)  # an alias of what it was given
+            check_same(given, expected + 1 if expected.is_contiguous() else expected.add_(1))
+    assert detached.device.type == first and detached.eq(0).all()
+
+
+def test_data_that_is_a_conjugate():
+    parameter = nn.Parameter(torch.zeros(4))
+    z = torch.complex(torch.ones(2), torch.arange(2.0))
+    parameter.data = z.to("xla").conj()
+    torch.testing.assert_close((parameter * 1).detach().cpu(), z.conj() * 1)
+
+
+def test_a_moved_parameter_is_a_tensor_like_others():
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.data = torch.arange(4.0, device="xla")
+    view = parameter.detach()[1:3]
+    with torch.no_grad():
+        parameter.mul_(2)
+        parameter[0] = 7
+    torch_xla.sync()
+    assert parameter.tolist() == [7, 2, 4, 6] and view.tolist() == [2, 4]
+    other = nn.Parameter(torch.zeros(1))
+    other.data = parameter
+    assert other.data_ptr() == parameter.data_ptr() and other.tolist() == [7, 2, 4, 6]
+    with torch.no_grad():
+        other.data = other.data.view(2, 2).t()
+        other.data.t_()  # of another tensor in the same memory
+        parameter.set_(torch.ones(2, device="xla"))
+    assert parameter.tolist() == [1, 1] and parameter.shape == (2,)
+    assert other.tolist() == [[7, 4], [2, 6]]
+    kept = pickle.loads(pickle.dumps(parameter))
+    assert kept.device == parameter.device and kept.tolist() == [1, 1]
+    assert copy.deepcopy(parameter).tolist() == [1, 1]
+
+
+def test_memory_that_a_parameter_had_is_released():
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.data = torch.ones(1000, device="xla")
+    torch_xla.sync()
+    storage = StorageWeakRef(parameter.untyped_storage())
+    assert not storage.expired()
+    parameter.data = torch.zeros(2)
+    assert storage.expired()
+
+
+class Claims(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_data_of_what_only_claims_to_be_there_is_refused():
+    parameter = nn.Parameter(torch.zeros(2))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        parameter.data = torch.Tensor._make_wrapper_subclass(Claims, (2,), device="xla")
+    parameter.data = parameter.data.to("xla")
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        parameter.data = torch.ones(2).to_sparse()
 
 
 def test_programs_without_xla_see_the_default():

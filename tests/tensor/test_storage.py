@@ -233,6 +233,7 @@ class TestWhatIsMade:
             copy.copy,
             copy.deepcopy,
             lambda storage: storage.clone().cpu().to(device=storage.device),
+            lambda storage: saved_and_loaded(storage, weights_only=False)._untyped_storage,
         ],
     )
     @pytest.mark.parametrize("device", ["cpu", "xla"])

@@ -381,11 +381,11 @@ const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::M
   Vector<Value> replaced;
   Alias old;
   const RecorderLock lock;
-  auto* const impl = impl_of(self);
-  if (extent(*meta) > impl->alias.storage->nbytes()) {
-    impl->alias.storage->resize(extent(*meta), meta, replaced);
+  auto& alias = impl_of(self)->alias;
+  if (extent(*meta) > alias.storage->nbytes()) {
+    alias.storage->resize(extent(*meta), meta, replaced);
   }
-  old = impl->rebind(impl->alias.as_strided(meta));
+  old = rebind(self, alias.as_strided(meta));
   return self;
 }
 
@@ -395,19 +395,15 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
               " to a tensor of type ", self.dtype());
   Alias old;
   const RecorderLock lock;
-  old = impl_of(self)->rebind(impl_of(source)->alias);
-  return self;
-}
-
-Tensor& set_whole_storage(Tensor& self, at::Storage source) {
-  const auto count = static_cast<int64_t>(source.nbytes() / self.element_size());
-  set_storage(self, source, 0, {count}, {1});
+  old = rebind(self, impl_of(source)->alias);
   return self;
 }
 
 Tensor& set_empty(Tensor& self) {
   return set_tensor(self, new_fill(contiguous_meta({0}, self.scalar_type()), self.device().index()));
 }
+
+void record_stream(Tensor& /*self*/, at::Stream /*stream*/) {}  // a device has one
 
 bool is_set_to(const Tensor& self, const Tensor& other) {
   return self.is_alias_of(other) && self.sizes() == other.sizes() && self.strides() == other.strides() &&
@@ -480,8 +476,8 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("resize_", TORCH_FN(resize_));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_empty));
-  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
   m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));

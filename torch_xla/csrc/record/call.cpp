@@ -201,18 +201,18 @@ void Call::push(Arg arg) {
 }
 
 void Call::add_input(const at::Tensor& t) {
-  auto* const impl = impl_of(t);
-  const auto& value = impl->alias.current();
-  if (const auto id = impl->alias.storage->id; id < first_storage_) {
+  auto& alias = impl_of(t)->alias;
+  const auto& value = alias.current();
+  if (const auto id = alias.storage->id; id < first_storage_) {
     reads.add(id);
   }
   history = history || torch::autograd::impl::grad_fn_unsafe(t) != nullptr;
   inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
-  key.mix(impl->alias.meta->layout);
+  key.mix(alias.meta->layout);
   if (info.view || info.inplace_view) {
-    key.mix(static_cast<uint64_t>(impl->alias.meta->offset));
+    key.mix(static_cast<uint64_t>(alias.meta->offset));
   }
-  if (impl->is_wrapped_number()) {
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
     key.mix(static_cast<uint64_t>(1));
   }
 }

@@ -167,26 +167,26 @@ void record_inplace_view(Call& call, Stack* stack) {
   Alias old;
   {
     const RecorderLock lock;
-    old = impl_of(self)->rebind(impl_of(view)->alias);
+    old = rebind(self, impl_of(view)->alias);
   }
   torch::jit::drop(*stack, info.kinds.size());
   stack->push_back(self);
 }
 
 void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome& outcome) {
-  auto* const impl = impl_of(t);
-  auto& storage = *impl->alias.storage;
+  auto& alias = impl_of(t)->alias;
+  auto& storage = *alias.storage;
   if (value.node->seeded && storage.origin && storage.value == storage.origin) {
     storage.origin = {};  // random numbers replace what the memory was made with: it is never needed
   }
-  if (impl->sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
-    const auto resized = make_meta(meta->sizes, meta->strides, impl->storage_offset(), meta->dtype);
+  if (t.sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
+    const auto resized = make_meta(meta->sizes, meta->strides, t.storage_offset(), meta->dtype);
     if (extent(*resized) > storage.nbytes()) {
       storage.resize(extent(*resized), resized, outcome.old_values);
     }
-    outcome.old_aliases.push_back(impl->rebind(impl->alias.as_strided(resized)));
+    outcome.old_aliases.push_back(rebind(t, alias.as_strided(resized)));
   }
-  impl->alias.write(std::move(value));
+  alias.write(std::move(value));
   outcome.written.push_back(&t);
 }
 

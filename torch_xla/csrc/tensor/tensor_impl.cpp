@@ -12,6 +12,28 @@ namespace torch_xla {
 namespace {
 std::atomic<uint64_t> created{0};
 std::atomic<uint64_t> destroyed{0};
+
+// Beside a tensor of PyTorch's own class that has the memory of an xla tensor.
+struct Moved final : c10::BackendMeta, Aliased {
+  explicit Moved(Alias a) : Aliased{std::move(a)} {}
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
+    const RecorderLock lock;
+    return c10::make_intrusive<Moved>(alias);
+  }
+};
+
+// Beside a tensor whose memory is about to be another's: PyTorch copies what is beside it too.
+struct Moving final : c10::BackendMeta {
+  explicit Moving(c10::TensorImpl* from) : from(from) {}
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
+    const RecorderLock lock;
+    if (const auto* const source = aliased(from)) {
+      return c10::make_intrusive<Moved>(source->alias);
+    }
+    return {};
+  }
+  c10::TensorImpl* from;  // what this is beside
+};
 }  // namespace
 
 uint64_t created_tensors() { return created.load(std::memory_order_relaxed); }
@@ -20,14 +42,14 @@ uint64_t destroyed_tensors() { return destroyed.load(std::memory_order_relaxed);
 XlaTensorImpl::XlaTensorImpl(Alias a)
     : TensorImpl(c10::Storage(a.storage), c10::DispatchKeySet(c10::DispatchKey::XLA),
                  c10::scalarTypeToTypeMeta(a.meta->dtype)),
-      alias(std::move(a)) {
+      Aliased{std::move(a)} {
   created.fetch_add(1, std::memory_order_relaxed);
   refresh_metadata();
 }
 
 XlaTensorImpl::XlaTensorImpl(Alias a, c10::DispatchKeySet viewed)
     : TensorImpl(TensorImpl::VIEW, c10::Storage(a.storage), viewed, c10::scalarTypeToTypeMeta(a.meta->dtype)),
-      alias(std::move(a)) {
+      Aliased{std::move(a)} {
   created.fetch_add(1, std::memory_order_relaxed);
   refresh_metadata();
 }
@@ -51,6 +73,9 @@ void XlaTensorImpl::refresh_metadata() {
 
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::copy_detached(Version&& version, bool allow_metadata_change) const {
+  if (!alias.storage) {
+    return TensorImpl::shallow_copy_and_detach(std::forward<Version>(version), allow_metadata_change);
+  }
   Alias copy;
   {
     const RecorderLock lock;
@@ -58,6 +83,7 @@ c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::copy_detached(Version&& versi
   }
   auto result = c10::make_intrusive<XlaTensorImpl>(std::move(copy));
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_metadata_change);
+  result->forget_beside();
   result->refresh_numel();
   result->refresh_contiguous();
   return result;
@@ -74,16 +100,26 @@ c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::shallow_copy_and_detach(c10::
 }
 
 void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
-  auto* const source = dynamic_cast<XlaTensorImpl*>(impl.get());
-  TORCH_CHECK(source != nullptr, "[tensor] cannot make an xla tensor share the memory of a ", impl->device(),
-              " tensor; copy it with .to('xla') first");
-  copy_tensor_metadata(source, this, version_counter(), allow_tensor_metadata_change());
+  auto* const source = aliased(impl.get());
+  TORCH_CHECK(source != nullptr || impl->device_type() != c10::DeviceType::XLA,
+              "[tensor] got the data of a wrapper that claims to be on ", impl->device(),
+              ", expected that of a tensor; unwrap it first");
+  TensorImpl::shallow_copy_from(impl);
+  forget_beside();
   Alias other;  // holds the old one, to be destroyed after the lock is gone
   const RecorderLock lock;
-  other = source->alias;  // copied first: the source may be this tensor
+  if (source != nullptr) {
+    other = source->alias;  // copied first: the source may be this tensor
+  }
   std::swap(alias, other);
   refresh_numel();
   refresh_contiguous();
+}
+
+void XlaTensorImpl::forget_beside() {
+  if (extra_meta_ != nullptr) {
+    extra_meta_->backend_meta_.reset();
+  }
 }
 
 void XlaTensorImpl::release_resources() {
@@ -91,11 +127,48 @@ void XlaTensorImpl::release_resources() {
   alias = {};
 }
 
-Alias XlaTensorImpl::rebind(Alias a) {
-  TORCH_CHECK(allow_tensor_metadata_change(), "set_sizes_and_strides ", err_msg_tensor_metadata_change_not_allowed);
+Aliased* aliased(c10::TensorImpl* impl) {
+  if (typeid(*impl) == typeid(XlaTensorImpl)) {
+    auto* const own = static_cast<XlaTensorImpl*>(impl);
+    return own->alias.storage ? own : nullptr;
+  }
+  auto* const beside = impl->get_backend_meta();
+  return beside != nullptr && typeid(*beside) == typeid(Moved) ? static_cast<Moved*>(beside) : nullptr;
+}
+
+Aliased* moved_or_throw(const at::Tensor& t) {
+  auto* const found = t.defined() ? aliased(t.unsafeGetTensorImpl()) : nullptr;
+  if (found == nullptr) {
+    throw_not_ours(t);
+  }
+  return found;
+}
+
+bool takes_data(const at::Tensor& self, const at::Tensor& from) {
+  auto* const target = self.unsafeGetTensorImpl();
+  auto* const source = from.unsafeGetTensorImpl();
+  const auto is_plain = [](c10::TensorImpl* impl) {
+    const auto keys = impl->key_set();
+    return aliased(impl) != nullptr || ((keys.has(c10::DispatchKey::CPU) || keys.has(c10::DispatchKey::Meta)) &&
+                                        !keys.has(c10::DispatchKey::Python));
+  };
+  const bool is_ours = aliased(target) != nullptr || aliased(source) != nullptr;
+  if (!target->has_compatible_shallow_copy_type(from.key_set()) && !(is_ours && is_plain(target) && is_plain(source))) {
+    return false;
+  }
+  if (is_ours && typeid(*target) == typeid(c10::TensorImpl) && source->get_backend_meta() == nullptr) {
+    source->set_backend_meta(c10::make_intrusive<Moving>(source));
+  }
+  return true;
+}
+
+Alias rebind(const at::Tensor& t, Alias a) {
+  auto* const impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(impl->sizes(), impl->strides());  // raises before anything is changed
+  auto& alias = impl_of(t)->alias;
   std::swap(alias, a);
-  storage_ = c10::Storage(alias.storage);
-  refresh_metadata();
+  impl->set_storage_and_dtype(c10::Storage(alias.storage), c10::scalarTypeToTypeMeta(alias.meta->dtype));
+  impl->set_sizes_and_strides(alias.meta->sizes, alias.meta->strides, alias.meta->offset);
   return a;
 }
 
@@ -143,7 +216,7 @@ void set_storage(const at::Tensor& self, const at::Storage& source, int64_t offs
   if (extent(*meta) > storage->nbytes()) {
     storage->resize(extent(*meta), {}, replaced);
   }
-  old = impl_of(self)->rebind(memory_alias(shared, meta));
+  old = rebind(self, memory_alias(shared, meta));
 }
 
 at::Tensor base_of(const at::Tensor& tensor) {
