@@ -5,6 +5,7 @@ Work is dispatched in order, on one stream per device; streams and events exist 
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -303,4 +304,6 @@ def __getattr__(name: str) -> Any:
     # Checkpointing asks here whether there is random state worth saving.
     if name == "_initialized":
         return client.client_started()
+    if name == "amp":
+        return importlib.import_module("torch_xla.amp")
     raise AttributeError(f"module 'torch.xla' has no attribute {name!r}")

@@ -186,8 +186,12 @@ class TestDeviceModule:
         stream.wait_event(stream.record_event())
         stream.synchronize()
         assert stream.query()
+        torch.ones(2, device="xla").record_stream(torch.Stream(device="xla"))
         with pytest.raises(RuntimeError, match="enable_timing=True"):
             torch.xla.Event().elapsed_time(end)
+
+    def test_mixed_precision(self):
+        assert torch.get_device_module("xla").amp.GradScaler is torch_xla.amp.GradScaler
 
     @pytest.mark.own_client("a plugin need not tell of its memory")
     def test_memory_and_types(self):

@@ -70,3 +70,22 @@ def test_nested_tensors_are_jagged() -> None:
         torch.nested.nested_tensor(parts).to("xla")
     nested = torch.nested.nested_tensor(parts, device="xla", layout=torch.jagged)
     assert (nested + 1).values().tolist() == [2] * 5
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.as_nested_tensor([torch.ones(2, device="xla"), torch.ones(3, device="xla")]),
+        lambda: torch._nested_tensor_from_mask(torch.ones(1, 2, 3, device="xla"), torch.ones(1, 2).bool().to("xla")),
+        lambda: attention([torch.ones(n, 2, 4, device="xla") for n in (3, 5)]),
+    ],
+)
+def test_nested_tensors_with_strides_are_refused_in_words(make: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError, match=r"^\[layout\] got aten::_nested_tensor_from_\w+ on .*to_padded_tensor"):
+        make()
+
+
+def attention(parts: list[Tensor]) -> Tensor:
+    q = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(q, q, q)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -241,3 +242,24 @@ def test_the_functional_form_of_an_operator_may_come_later() -> None:
         define("double", "(Tensor x) -> Tensor", lambda x: x * 2)
         define("double_", "(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2))
         assert last() == "late.double.default"
+
+
+MASK = torch.tensor([[True, False, True, True]]).expand(3, 4)
+EXPANDED: dict[str, Callable[[torch.Tensor], object]] = {
+    "masked_fill_": lambda x: x.masked_fill_(MASK.to(x.device), 1.0),
+    "index_fill_": lambda x: x.index_fill_(1, torch.tensor([0], device=x.device), 1.0),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0], device=x.device),), x.new_ones(())),
+    "set by a mask": lambda x: x.__setitem__(MASK.to(x.device), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_write_to_an_expanded_tensor_warns_each_time_as_on_the_cpu(name: str) -> None:
+    def warned(device: str) -> set[str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            EXPANDED[name](torch.zeros(3, 1, device=device).expand(3, 4))
+        return {str(warning.message) for warning in found}
+
+    expected = warned("cpu")
+    assert expected and warned("xla") == warned("xla") == expected

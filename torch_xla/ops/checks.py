@@ -242,7 +242,8 @@ def _no_index(index: torch.Tensor) -> bool:
 
 # Its Meta kernels take any types.
 @doubts("aten.mm", "aten.linear", "aten.addmm", "aten._addmm_activation", "aten.linalg_cross", "aten.addbmm")
-def _product(*arguments: Any) -> bool:
+@doubts("aten.huber_loss_backward")
+def _mixed(*arguments: Any) -> bool:
     return len({t.dtype for t in _tensors(arguments)}) > 1
 
 

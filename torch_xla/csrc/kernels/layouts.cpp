@@ -22,6 +22,16 @@ void refuse_nested(const c10::OperatorHandle& op, torch::jit::Stack*) {
   refuse(op, "nested", "make it with layout=torch.jagged");
 }
 
+// What makes a nested tensor with strides; attention of jagged ones does, and calls something else on
+// NotImplementedError.
+void refuse_to_nest(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(
+      false, "[layout] got ", op.operator_name().name,
+      " on device xla, which makes a nested tensor with strides, "
+      "expected layout=torch.jagged; for attention pad that (torch.nested.to_padded_tensor) and give a mask, or "
+      "compute it on the CPU");
+}
+
 // Gradients that would be sparse elsewhere are dense here, as torch_xla 2 has those of embedding bags: most optimizers
 // take either, with equal results.
 at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& indices, int64_t rows, int64_t padding_idx,
@@ -41,7 +51,14 @@ void register_gradients(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, XLA, m) { register_gradients(m); }
+TORCH_LIBRARY_IMPL(aten, XLA, m) {
+  register_gradients(m);
+  for (const auto* const makes :
+       {"_nested_from_padded", "_nested_from_padded_and_nested_example", "_nested_tensor_from_mask",
+        "_nested_tensor_from_tensor_list", "_nested_view_from_buffer"}) {
+    m.impl(makes, torch::CppFunction::makeFromBoxedFunction<&refuse_to_nest>());
+  }
+}
 TORCH_LIBRARY_IMPL(aten, AutogradXLA, m) { register_gradients(m); }
 TORCH_LIBRARY_IMPL(_, SparseXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
 TORCH_LIBRARY_IMPL(_, SparseCsrXLA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }

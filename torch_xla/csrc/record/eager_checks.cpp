@@ -105,14 +105,26 @@ bool accepted_before(const Hash& key, bool remember) {
   return accepted->count(key) != 0;
 }
 
+// Hands warnings on, and knows whether there were any.
+struct Listener final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override {
+    heard = true;
+    next->process(warning);
+  }
+  c10::WarningHandler* const next = c10::WarningUtils::get_warning_handler();
+  bool heard = false;
+};
+
 }  // namespace
 
 void raise_if_overlapping(const OpInfo& info, Arguments arguments) {
   if (!info.written.empty() && overlaps(info, arguments)) {
     const auto key = geometry(info, arguments);
     if (!accepted_before(key, false)) {
-      raise_as_cpu(info, arguments);
-      accepted_before(key, true);
+      Listener listener;
+      const c10::WarningUtils::WarningHandlerGuard guard(&listener);
+      warn_and_raise_as_cpu(info, arguments);
+      accepted_before(key, !listener.heard);
     }
   }
 }

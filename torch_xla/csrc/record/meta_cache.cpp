@@ -181,12 +181,11 @@ struct Called {
   std::vector<c10::IValue> given;
 };
 
-// Runs the CPU kernel on twins of the arguments; what the caller records warns by itself.
+// Runs the CPU kernel on twins of the arguments.
 Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall,
                    Fill fill = Fill::Zeros) {
   torch::jit::Stack stack;
   CpuTwins twins(limit, fill);
-  const Silence silence;
   const KernelsOnly alone;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
@@ -384,15 +383,21 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   return remembered(info, arguments, key, {std::move(stack), std::move(given)});
 }
 
-void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
+void warn_and_raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
   try {
     call_on_cpu(info, arguments, bytes, fill);
   } catch (const TooLarge&) {
   }
 }
 
+void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
+  const Silence silence;  // what is recorded warns by itself
+  warn_and_raise_as_cpu(info, arguments, bytes, fill);
+}
+
 MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   try {
+    const Silence silence;
     auto called = call_on_cpu(info, arguments);
     // Zeros have no imaginary part that could be lost in what is written.
     const auto is_complex = [](const c10::IValue& v) {

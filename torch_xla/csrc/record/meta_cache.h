@@ -24,6 +24,9 @@ constexpr size_t kSmall = size_t{1} << 24;
 constexpr size_t kAnySize = size_t{1} << 40;
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes = kSmall,
                   Fill fill = Fill::Zeros);
+// The same, and its warnings.
+void warn_and_raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes = kSmall,
+                           Fill fill = Fill::Zeros);
 
 // After `infer_metas` failed: the same, and the metas of what the CPU kernel returned if it accepts the call; null
 // where it was not asked.
