@@ -49,10 +49,11 @@ void Call::find_device() {
         note(t, info.aliased[i]);
       }
     } else if (info.kinds[i] == ArgKind::OptTensorList && v.isList()) {
+      const auto indexed = arguments[0].toTensor().device();
       for (const auto& e : v.toListRef()) {  // those on the host may come along
-        if (e.isTensor() && is_xla(e.toTensor())) {
-          note(e.toTensor(), false);
-        }
+        TORCH_CHECK(
+            !e.isTensor() || !e.toTensor().defined() || e.toTensor().is_cpu() || e.toTensor().device() == indexed,
+            "indices should be either on cpu or on the same device as the indexed tensor (", indexed, ")");
       }
     } else if (v.isDevice()) {
       wanted_ = v.toDevice();
