@@ -63,6 +63,7 @@ LONGEST_STREAM = _C.LONGEST_STREAM
 follow_streams = _C.follow_streams
 follows_streams = _C.follows_streams
 find_loop = _C.find_loop
+calls_since_barrier = _C.calls_since_barrier
 is_looping = _C.is_looping
 nothing_found = _C.nothing_found
 piece_ends = _C.piece_ends

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+
+from probes import python
 
 from torch_xla._core.job import connection
 
@@ -21,3 +25,23 @@ def test_only_gloo_is_kept_back() -> None:
         os.close(sink)
     with os.fdopen(source, "rb") as found:
         assert found.read() == b"a line of another thread\nthe next line"
+
+
+def test_a_loop_that_stays_whole_is_told_of_while_it_grows(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, torch, torch_xla, torch_xla.core.xla_model as xm
+def steps(index):
+    x = torch.ones(4, device="xla")
+    for _ in range(200):
+        x = xm.all_reduce("sum", (x * 0.5 + 1) * (x - 1))
+        x = xm.all_reduce("max", x.tanh())
+    os._exit(0)  # before it runs
+if __name__ == "__main__":
+    torch_xla.launch(steps)
+""")
+    found = python(script, devices=2, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
+    told = re.findall(r"(\d+) operators were recorded without a barrier, in a loop at (.*?) whose \d+ operators", found)
+    assert "put torch_xla.sync() at the end of its body" in found
+    assert {line for _, line in told} <= {f"{script}:6 in steps", f"{script}:7 in steps"}
+    assert {count for count, _ in told} == {"512", "1250"}, found

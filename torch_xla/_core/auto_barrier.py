@@ -13,12 +13,12 @@ from collections.abc import Callable
 from torch_xla import _bindings, _config, _metrics, _timeline
 from torch_xla._core import region
 from torch_xla._core.device import environment
-from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level
 
 Run = Callable[[int, _bindings.Cut], None]
 
 _told: set[str] = set()
+_grown: dict[str | None, int] = {}  # by line of a loop that stays whole, how long it was when that was told
 
 
 def initialize() -> None:
@@ -34,25 +34,22 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
         run: Cuts a device's graph and runs it.
         compiles: Whether a new graph is compiled on a device: then a loop whose pieces are all new ones is none.
     """
-    if region.stack() or not region.allowed or pending.any_on(device) or _bindings.is_captured(device):
+    if region.stack() or not region.allowed or _bindings.is_captured(device):
+        return
+    if environment.rank_info().world > 1:
+        _tell_growth(device)
         return
     if not _bindings.is_looping(device):
         growing = False
         with _timeline.span("look for a loop"):
             found = _bindings.find_loop(device)
-            if found is None and environment.rank_info().world == 1 and not compiles(device):
+            if found is None and not compiles(device):
                 growing = True
                 found = _bindings.find_loop(device, growing)
         if found is None:
-            if _bindings.nothing_found(device):
-                _tell(
-                    "long",
-                    f"{_bindings.LONGEST_STREAM} operators were recorded without a barrier, and do not repeat: put "
-                    f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
-                )
+            _tell_of_no_loop(device)
             return
-        if not _may_cut(*found, growing):
-            return
+        _tell_of_loop(*found, growing)
     for end in _bindings.piece_ends(device)[:-1]:
         _cut(device, end, run)
 
@@ -90,25 +87,41 @@ def _cut(device: int, end: int, run: Run) -> None:
     _metrics.count("AutoBarrier")
 
 
-def _may_cut(calls: int, crossing: int, line: str | None, growing: bool) -> bool:
-    """Tells of a loop that was found; whether it is to be cut."""
+def _tell_of_loop(calls: int, crossing: int, line: str | None, growing: bool) -> None:
     repeat = "repeat in other sizes" if growing else "repeat"
-    where = f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators {repeat}"
-    if environment.rank_info().world > 1:
-        _bindings.follow_streams(False)
-        _tell(
-            "processes",
-            f"{where}; in a job of several processes, which must agree on where they cut, it stays whole: put "
-            "torch_xla.sync() at the end of its body",
-        )
-        return False
     _tell(
         f"{line}",
-        f"{where}, and each such piece becomes a graph as if torch_xla.sync() stood there; {crossing} pending values "
-        "go from one to the next. Put torch_xla.sync() at the end of its body, or switch this off with "
-        "torch_xla.experimental.auto_barrier(False)",
+        f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators {repeat}, and each such piece "
+        f"becomes a graph as if torch_xla.sync() stood there; {crossing} pending values go from one to the next. Put "
+        "torch_xla.sync() at the end of its body, or switch this off with torch_xla.experimental.auto_barrier(False)",
     )
-    return True
+
+
+def _tell_of_no_loop(device: int) -> None:
+    if _bindings.nothing_found(device):
+        _tell(
+            "long",
+            f"{_bindings.LONGEST_STREAM} operators were recorded without a barrier, and do not repeat: put "
+            f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
+        )
+
+
+def _tell_growth(device: int) -> None:
+    """Tells of a loop that stays whole, and again where it has become twice as long."""
+    found = _bindings.find_loop(device, follow=False)
+    if found is None:
+        _tell_of_no_loop(device)
+        return
+    calls, _, line = found
+    recorded = _bindings.calls_since_barrier(device)
+    if recorded >= 2 * _grown.get(line, 0) and _config.XLA_LOOP_REPORT.get():
+        _grown[line] = recorded
+        print(
+            f"torch_xla: {recorded} operators were recorded without a barrier, in a loop at "
+            f"{line or 'an unknown line'} whose {calls} operators repeat; in a job of several processes, which must "
+            "agree on where they cut, it stays whole: put torch_xla.sync() at the end of its body",
+            file=sys.stderr,
+        )
 
 
 def _tell(what: str, text: str) -> None:
@@ -120,3 +133,4 @@ def _tell(what: str, text: str) -> None:
 def forget() -> None:
     """Tells everything again."""
     _told.clear()
+    _grown.clear()

@@ -14,15 +14,20 @@ void bind_loops(py::module_& m) {
       py::arg("on"), py::arg("first_look") = StreamLimits().first_look,
       py::arg("least_piece") = StreamLimits().least_piece);
   m.def("follows_streams", &follows_streams);
-  // (calls, values that cross, line) of a loop that was not known; None where there is none.
+  // (calls, values that cross, line) of a loop that was not known, followed from then on if asked for; None where there
+  // is none.
   m.def(
       "find_loop",
-      [](int device, bool growing) -> py::object {
-        const auto found = find_repetition(static_cast<c10::DeviceIndex>(device), growing);
+      [](int device, bool growing, bool follow) -> py::object {
+        const auto found = find_repetition(static_cast<c10::DeviceIndex>(device), growing, follow);
         return found ? py::object(py::make_tuple(found->calls, found->crossing, describe_frame(found->frame)))
                      : py::none();
       },
-      py::arg("device"), py::arg("growing") = false);
+      py::arg("device"), py::arg("growing") = false, py::arg("follow") = true);
+  m.def("calls_since_barrier", [stream](int device) {
+    const RecorderLock lock;
+    return stream(device).calls();
+  });
   m.def("is_looping", [stream](int device) {
     const RecorderLock lock;
     return stream(device).looping();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cut/reach.h"
+#include "ir/op_info.h"
 #include "loops/stream.h"
 
 namespace torch_xla {
@@ -131,10 +132,15 @@ class Crossing {
 };
 
 Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : starts_(std::move(starts)) {
+  // What keeps a collective pending, its last result, is no value of the program's.
+  const auto& collective = op_info("xla::collective", "");
+  const auto is_mark = [&](const Value& v) {
+    return v.node->op == &collective && v.index + 1 == v.node->outs->metas.size();
+  };
   next_epoch();
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
-    if (!s.value.node->leaf()) {
+    if (!s.value.node->leaf() && !is_mark(s.value)) {
       roots_.push_back(s.value);
     }
   });
@@ -195,7 +201,7 @@ Frame Crossing::frame_at(size_t call) const {
 
 }  // namespace
 
-std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing) {
+std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing, bool follow) {
   const RecorderLock lock;
   auto& stream = stream_of(device);
   const auto& calls = stream.window();
@@ -232,7 +238,9 @@ std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing)
     starts.push_back(i);
   }
   const Repetition found{piece, later, crossing.frame_at(phase)};
-  stream.found(Loop(&calls[first + phase], piece, what), starts);
+  if (follow) {
+    stream.found(Loop(&calls[first + phase], piece, what), starts);
+  }
   return found;
 }
 

@@ -13,9 +13,9 @@ struct Repetition {
   Frame frame = nullptr;  // the line where a piece begins
 };
 
-// Looks at the stream's window; what it finds is followed from now on. Takes the recorder's lock.
+// Looks at the stream's window; what it finds is followed from now on, if asked for. Takes the recorder's lock.
 //
 // `growing` is for loops of which every turn has other sizes or constants, and so a graph of its own.
-std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing);
+std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing, bool follow);
 
 }  // namespace torch_xla

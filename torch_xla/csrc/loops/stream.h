@@ -64,6 +64,8 @@ class Stream {
   // A loop was found whose pieces begin at these calls of the window.
   void found(Loop loop, const std::vector<size_t>& starts);
   bool looping() const { return active_ != nullptr; }
+  // Calls since the latest barrier.
+  size_t calls() const { return calls_; }
   // Where pieces end that are complete and not cut, the oldest first.
   std::vector<uint64_t> ends() const;
   void drop_ends(uint64_t until);
