@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ def distributed_tensors(index: int) -> None:
     same(own.to_local(), values(rank, (2, 2)), "each its own")
     rows = distribute_tensor(mine.clone().requires_grad_(), mesh, [Shard(0)])
     assert rows.requires_grad and rows.is_leaf
+    file = io.BytesIO()
+    torch.save(rows, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.device.type == "xla" and loaded.placements == rows.placements
+    same(loaded.to_local().detach(), whole.chunk(size)[rank], "from a file")
     columns = rows.redistribute(mesh, [Shard(1)])
     same(columns.to_local().detach(), whole.chunk(size, 1)[rank], "redistributed")
     product = rows @ distribute_tensor(values(1, (4, 3)), mesh, [Replicate()])
