@@ -220,8 +220,8 @@ class Stream:
         synchronize(self.device_index)
 
     def query(self) -> bool:
-        """Whether nothing is pending on the device."""
-        return not _bindings.has_pending(self.device_index)
+        """Whether the device has computed all that was recorded; starts what is pending, and does not wait."""
+        return _barrier.query(self.device_index)
 
     def wait_stream(self, stream: Stream) -> None:
         """Does nothing: order is kept anyway."""
@@ -264,9 +264,8 @@ class Event:
         """Does nothing: order is kept anyway."""
 
     def query(self) -> bool:
-        """Whether the device has passed this point."""
-        self.synchronize()
-        return True
+        """Whether the device has passed this point; starts what is pending, and does not wait."""
+        return self._stream is None or self._stream.query()
 
     def synchronize(self) -> None:
         """Waits until the device has passed this point."""

@@ -109,12 +109,11 @@ class Graph:
         if scope is None:
             raise RuntimeError(message("graph", "got capture_end()", expected="capture_begin() before it"))
         from torch_xla._core import pipeline  # which imports JAX
-        from torch_xla._core.lower import numbers
 
         with sync.exclusive(), scope:
             marks = pending.take(self._device)
             what = _bindings.Cut.of_capture(self._device)
-            cut, executable = numbers.settled(pipeline.captured, what, not self._keeps)
+            cut, executable = pipeline.captured(what, not self._keeps)
             del marks
             if self._debug:
                 self._text = pipeline.render(graph.describe(cut), "dot")

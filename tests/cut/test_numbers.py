@@ -148,7 +148,7 @@ from torch_xla._core.graph import graph
 run = pipeline._compile
 def compile(cut, *rest):
     executable = run(cut, *rest)
-    for node in graph.describe(cut).nodes:
+    for node in graph.describe(cut).nodes if executable else ():
         if node.op.startswith(("aten.pow", "aten.slice.Tensor")):
             print(node.op, *node.args[1:])
     return executable

@@ -121,7 +121,7 @@ def test_a_program_that_runs_out_after_its_start() -> None:
 
     def wait() -> None:
         torch_xla.sync(wait=True)
-        _bindings.add_run(1, Failed())
+        _bindings.in_flight(1).add_program(Failed())
         executor.wait(1)
 
     for find_out in (lambda: transfer.download((Failed(), -1), (2,), torch.float32), wait):

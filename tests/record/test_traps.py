@@ -66,11 +66,11 @@ def test_exit_waits_for_what_was_started() -> None:
     done = script("""
 import atexit
 from torch_xla import _bindings
-atexit.register(lambda: print(_bindings.runs_in_flight(0)))  # called last
+atexit.register(lambda: print(_bindings.in_flight(0).programs))  # called last
 x = torch.randn(600, 600, device='xla')
 for _ in range(3):
     x = x @ x; torch_xla.sync()
-print(_bindings.runs_in_flight(0) > 0)
+print(_bindings.in_flight(0).programs > 0)
 """)
     assert (done.stdout.split(), done.stderr) == (["True", "0"], "")
 

@@ -69,7 +69,7 @@ class TestAsynchrony:
         y = slow()
         wait()
         assert ready(y)
-        assert not _bindings.runs_in_flight(0)
+        assert not _bindings.in_flight(0).programs
 
     def test_waiting_for_another_device_waits_not_for_this_one(self, slow: Any) -> None:
         y = slow()
@@ -78,7 +78,7 @@ class TestAsynchrony:
 
     def test_the_host_is_at_most_two_steps_ahead(self, slow: Any) -> None:
         results = [slow() for _ in range(4)]
-        assert _bindings.runs_in_flight(0) <= 2
+        assert _bindings.in_flight(0).programs <= 2
         assert ready(results[0])
         assert ready(results[1])
         assert not ready(results[3])
@@ -119,9 +119,9 @@ class TestWhatFailsLate:
 
         x = torch.arange(5.0).to("xla")
         torch_xla.sync(wait=True)
-        _bindings.add_run(0, Failing())
+        _bindings.in_flight(0).add_program(Failing())
         for _ in range(_bindings.RUNS_AHEAD - 1):
-            _bindings.add_run(0, _bindings.buffer_of(x))
+            _bindings.in_flight(0).add_program(_bindings.buffer_of(x))
         return x * 3.5
 
     def test_memory_that_ran_out(self) -> None:

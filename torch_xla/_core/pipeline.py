@@ -1,55 +1,37 @@
-"""The one function that runs all stages: cut → look up → (lower → compile) → run → attach."""
+"""The one function that runs all stages: cut → plan → look up → (lower → compile) → run → attach.
+
+`plan.py` says which graphs a request comes to; here each is run, and what is left of one that failed is tried again.
+What runs on a device is known by `_bindings.in_flight(device)` alone: programs that were started, the graph that runs
+operator by operator while the host records on, and what failed with nobody there to be told.
+"""
 
 from __future__ import annotations
 
-import atexit
+import functools
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from torch_xla import _bindings, _capture, _config, _fallbacks, _files, _metrics, _timeline
-from torch_xla._core import hotness, region
-from torch_xla._core.compile import cache, compiler, dispatch
-from torch_xla._core.device import client, failures, memory, placement, splits, transfer
+from torch_xla._core import hotness, plan, region
+from torch_xla._core.compile import cache, compiler, dispatch, interruptible
+from torch_xla._core.device import client, failures, memory, placement
 from torch_xla._core.graph import graph, graph_text, verify
 from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
+from torch_xla._core.plan import Request, Step, Way
 from torch_xla._core.report import debug_level, loop_report, retrace
-from torch_xla._core.run import by_operator, executor, split_check, value_check
-from torch_xla._errors import ExecutionError, GraphLimitError, OutOfMemoryError, message, raise_first
+from torch_xla._core.run import by_operator, executor, fills, split_check, value_check
+from torch_xla._errors import ExecutionError, GraphLimitError, message, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import Meta, StaticNumbers
 
 _REMEMBERED = 1 << 14
-_by_host: dict[tuple[str, int], tuple[str, str]] = {}  # graphs that no program computes: what wants the host, and why
+_by_host: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, *value_check.ASKED_BY)
-
-
-@dataclass
-class _Barrier:
-    """What is asked for, and what came of it so far.
-
-    Attributes:
-        cut: What its graph is to be made of.
-        cause: What asks for it, as the analyses print it.
-        reading: Its values go to the host next, so a very small graph is computed there.
-        name: What its graph is called, in a region.
-        weighed: Whether it was asked what to run instead.
-        divided: Whether the small parts of its graph are computed on the host, and the rest apart from them.
-        waits: Whether the host waits for a graph that runs operator by operator.
-        failures: What to raise once all that can run has been started.
-    """
-
-    cut: _bindings.Cut
-    cause: str
-    reading: bool
-    name: str | None = None
-    weighed: bool = False
-    divided: bool = False
-    waits: bool = False
-    failures: list[Exception] = field(default_factory=list)
 
 
 def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
@@ -67,150 +49,134 @@ def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
         RuntimeError: Lowering, compiling or starting failed. Here and where it did not fit, what depends on the failed
             operators has the values of the last barrier again, and the rest has been started.
     """
+    lowering.check_not_inside()
     finish(what.device)
-    _run_all([what], _Barrier(what, cause, reading))
+    request = Request(what, cause, reading)
+    _run(request, [Step(what, Way.PLANNED)])
 
 
-def _run_all(waiting: list[_bindings.Cut], barrier: _Barrier) -> None:
+def _run(request: Request, steps: list[Step]) -> None:
+    """Runs graphs one after the other, and what is left of those that fail; raises what failed at the end."""
     try:
-        while waiting:
-            waiting[:1] = numbers.settled(_attempt, waiting[0], barrier)
-    except BaseException as raised:  # an interrupt, say, or a limit
-        for failure in barrier.failures:
-            raised.add_note(f"a failure before that: {failure}")
-        barrier.failures.clear()
+        while steps:
+            steps[:1] = _attempt(steps[0], request)
+    except BaseException:  # an interrupt, say, or a limit
+        _bindings.in_flight(request.cut.device).failures.extend(request.failures)
+        request.failures.clear()
         raise
-    raise_first(barrier.failures)
-
-
-@dataclass
-class _Ahead:
-    """A graph that runs operator by operator while the host records on."""
-
-    run: _bindings.OperatorRun
-    cut: _bindings.Graph
-    barrier: _Barrier
-
-
-_ahead: dict[int, _Ahead] = {}
+    raise_first(request.failures)
 
 
 def finish(device: int) -> None:
     """Waits for a graph that runs operator by operator on a device, and gives its results to the tensors.
 
     Raises:
-        RuntimeError: An operator failed; as `run` says it of a graph whose start failed.
+        RuntimeError: An operator failed, as `run` says it of a graph whose start failed; or something failed earlier
+            that nobody was told.
     """
-    found = _ahead.get(device)
-    if found is None:
-        return
-    barrier = found.barrier
+    in_flight = _bindings.in_flight(device)
+    running = in_flight.operator_run
+    if running is not None:
+        lowering.check_not_inside()
+        request: Request = running.request
+        _run(request, _finished(running, request))
+    if in_flight.failures:
+        untold = list(in_flight.failures)
+        in_flight.failures.clear()
+        raise_first(untold)
+
+
+def _finished(running: _bindings.OperatorRun, request: Request) -> list[Step]:
+    """Finishes such a graph; gives what is left of it."""
     try:
-        by_operator.finish(found.run)
-        left = []
-    except (StaticNumbers, numbers.CutAgain):
-        found.cut.clear()
-        barrier.cut.again = True
-        left = [barrier.cut]
+        obstacle = by_operator.finish(running)
     except Exception as error:
+        if running.interrupted:
+            raise
         _raise_interrupt()
-        left = _apart(error, found.cut, barrier)
-    del _ahead[device]  # not where an interrupt came
-    barrier.waits = True
-    _run_all(left, barrier)
+        return _apart(error, running.graph, request)
+    if obstacle is None:
+        return []
+    if isinstance(obstacle, StaticNumbers):
+        numbers.specialize(obstacle)
+    running.graph.clear()
+    request.cut.again = True
+    return [Step(request.cut, Way.PROGRAM, ahead=False)]
 
 
-def finish_all() -> None:
-    """Likewise on all devices."""
-    failed: list[Exception] = []
-    for device in list(_ahead):
-        try:
-            finish(device)
-        except Exception as error:
-            failed.append(error)
-    raise_first(failed)
+def finish_all(wait: bool = False) -> None:
+    """Likewise on all devices, where nobody can be told: what fails is raised by the next barrier or read.
+
+    Args:
+        wait: Whether to wait for programs too.
+    """
+    for device in range(_bindings.device_count()):
+        for end in (finish, executor.wait) if wait else (finish,):
+            try:
+                end(device)
+            except Exception as error:
+                _bindings.in_flight(device).failures.append(error)
 
 
-def _finish_at_exit() -> None:
-    _ahead.clear()  # its end is waited for
+def _end() -> None:
+    """Waits for what runs, and tells what failed and was not raised: the process then ends with code 1."""
+    finish_all(wait=True)
+    for device in range(_bindings.device_count()):
+        for failure in _bindings.in_flight(device).failures:
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+            _bindings.exit_with_failure()
 
 
-def _attempt(what: _bindings.Cut, barrier: _Barrier) -> list[_bindings.Cut]:
-    """Cuts a graph and runs it; gives what is to be tried next, in order, where it failed."""
+client.at_exit(_end)
+
+
+def _attempt(step: Step, request: Request) -> list[Step]:
+    """Runs a graph; gives what is to be tried next, in order: its plan, the rest of one that failed, or it again."""
+    cut = step.graph
     watched = _watched()
     try:
-        with _timeline.span("cut") if watched else _timeline.NOTHING:
-            cut = what.graph()
-    except RuntimeError:
-        if barrier.failures:
-            return []  # it needs what was lost
-        raise
-    later = client.spmd() and cut.num_outputs > 0  # then the compiled program says how they are split
-    if cut.has_fills and not later:
-        try:
-            provide_fills(cut)
-        except OutOfMemoryError as error:
-            return _apart(error, cut, barrier)
-    try:
+        if cut is None:
+            try:
+                with _timeline.span("cut") if watched else _timeline.NOTHING:
+                    cut = step.cut.graph()
+            except RuntimeError:
+                if request.failures:
+                    return []  # it needs what was lost
+                raise
+            if cut.has_fills and not (client.spmd() and cut.num_outputs):  # there the program says how they are split
+                fills.provide(cut)
         outputs = cut.num_outputs
         if not outputs:
             return []
-        first = what is barrier.cut
-        if watched and first:  # a region does not see its graph's parts
-            barrier.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-        if barrier.reading and first:
-            if cut.fits_host and not cut.has_fills and _run_on_host(cut):
-                return []
-            if not (barrier.weighed or region.stack() or _knows(cut)):
-                barrier.weighed = what.again = True
-                cut.clear()  # it holds what others may write over
-                return [_instead(what) or what]
-            if not (barrier.divided or region.stack() or later or _knows(cut)):
-                parts = by_operator.divide(cut, what)
-                if parts:
-                    barrier.divided = True
-                    cut.clear()
-                    return [*parts, what]
-        if barrier.divided and cut.is_small_part and _run_on_host(cut):
+        if step.way is Way.PLANNED:
+            if watched:  # a region does not see its graph's parts
+                request.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
+            return plan.steps(request, cut)
+        if step.way is Way.HOST and (cut.fits_host or cut.is_small_part) and _run_on_host(cut, request):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
-        if watched or cut.has_fills or not cache.run(cut):
-            _run_by_stages(cut, barrier, first and not watched)
-        if barrier.reading and first:
+        known = not (watched or cut.has_fills) and cache.run(cut)
+        if not known and not _run_by_stages(cut, request, step.ahead and not watched):
+            step.cut.again = True
+            cut.clear()
+            return [replace(step, graph=None)]
+        if request.reading and step.cut is request.cut:
             loop_report.value_read(outputs, cut.device)
         return []
+    except _bindings.StaleGraph:
+        return [replace(step, graph=None)]
     except GraphLimitError:  # before anything ran: the graph stays pending
         raise
-    except (StaticNumbers, numbers.CutAgain):
-        what.again = True
-        raise
     except ExecutionError as late:  # so it does here, without what needs the lost values
-        barrier.failures.append(late)
-        cut.clear()  # the error holds it
-        return [what]
+        request.failures.append(late)
+        if cut is not None:
+            cut.clear()  # the error holds it
+        return [replace(step, graph=None)]
     except Exception as error:
         _raise_interrupt()
-        if not client.client_started():
-            raise  # it says why there is no device, and is no graph's failure: that stays pending
-        return _apart(error, cut, barrier)
-
-
-def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
-    """What to run where a value is read and the graph for it would be a new one, or None: a read costs a read.
-
-    All that is pending, where that is a graph that is known: the loop's body mostly, which ends here. Or the value
-    alone, where such a graph is about to come: what the value needs is computed twice in this step, and no part of the
-    body gets a graph of its own. After the end of a loop without barriers again all that is pending: other values are
-    read next.
-    """
-    whole = _bindings.Cut.of_device(what.device)
-    known = is_known(whole)
-    if known:
-        return whole
-    needed = what.needed()
-    if needed is not None and _bindings.whole_comes(what.device):
-        return needed
-    return whole if known is not None and _bindings.was_cut(what.device) else None
+        if cut is None or not client.client_started() or interruptible.is_foreign(error):
+            raise  # it says why there is no device, say, and is no graph's failure: that stays pending
+        return _apart(error, cut, request)
 
 
 def compute_on_host(what: _bindings.Cut) -> bool:
@@ -223,46 +189,24 @@ def compute_on_host(what: _bindings.Cut) -> bool:
     cut = what.graph()
     try:
         alone = bool(cut.num_outputs) and cut.fits_host and not region.stack()
-        return alone and not cut.has_fills and _run_on_host(cut)
+        return alone and _run_on_host(cut, Request(what, debug_level.READ, reading=True))
     finally:
         cut.clear()  # it holds what others may write over, also where a kernel raised
 
 
-def _run_on_host(cut: _bindings.Graph) -> bool:
-    if not (by_operator.on() and by_operator.run(cut)):
+def _run_on_host(cut: _bindings.Graph, request: Request) -> bool:
+    if not by_operator.on() or cut.has_fills or by_operator.run(cut, request) is not None:
         return False
     _metrics.count("HostCompute")
     return True
 
 
-def _knows(cut: _bindings.Graph) -> bool:
-    """Whether a graph is no new one: it has a program, or ran without."""
-    return cache.knows(cut) or (hotness.counts(cut.device) and hotness.knows(cut))
-
-
-def is_known(what: _bindings.Cut) -> bool | None:
-    """Whether a graph has a program in memory, or ran without; None where nothing is to be computed. It stays pending.
-
-    Args:
-        what: What the graph is to be made of.
-    """
-    finish(what.device)
-    cut = what.graph()
-    if not cut.num_outputs:
-        return None
-    if cut.has_fills:
-        provide_fills(cut)
-    known = _knows(cut)
-    cut.clear()
-    return known
-
-
-def _apart(error: Exception, cut: _bindings.Graph, barrier: _Barrier) -> list[_bindings.Cut]:
+def _apart(error: Exception, cut: _bindings.Graph, request: Request) -> list[Step]:
     """Takes notice of a graph's failure; gives what is left of it."""
-    failure, parts = failures.of_graph(error, cut, barrier.name)
+    failure, parts = failures.of_graph(error, cut, request.name)
     if failure is not None:
-        barrier.failures.append(failure)
-    return parts
+        request.failures.append(failure)
+    return [Step(part, Way.PROGRAM, ahead=False) for part in parts]
 
 
 def _raise_interrupt() -> None:
@@ -284,33 +228,51 @@ def inspected() -> bool:
     return bool(not region.allowed or dispatch.disturbed()) or _WATCHING.any_set()
 
 
-def _run_by_stages(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> None:
-    cause, name = barrier.cause, barrier.name
+def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
+    """Runs a graph; False where more is known of its numbers than when it was cut, so that it is to be cut again.
+
+    Args:
+        cut: The graph.
+        request: What it is run for.
+        ahead: Whether the host may record on while it runs operator by operator.
+    """
     with _timeline.span("look up"):
         executable = cache.find(cut)
     new = executable is None
     if executable is None:
-        numbers.compare(cut)
+        if numbers.compare(cut):
+            return False
         executable = cache.find(cut)
-        if executable is None:
-            if _runs_without(cut, barrier, ahead):
-                return
-            try:
-                if known := _by_host.get(hotness.key_of(cut)):
-                    raise fallback.NeedsHost(*known)
-                executable = _first_use(cut, cause, name)
-            except fallback.NeedsHost as needed:
-                _run_by_host(cut, needed)
-                return
+    if executable is None and _runs_without(cut):
+        if numbers.take_wanted():
+            return False
+        hotness.note(cut)
+        if cut.has_fills:
+            fills.provide(cut)
+        obstacle = _run_uncompiled(cut, request, ahead)
+        if isinstance(obstacle, StaticNumbers):
+            return not numbers.specialize(obstacle)
+        if obstacle is None:
+            _metrics.count("UncompiledRun")
+            return True
+    if executable is None:
+        outcome = _by_host.get(hotness.key_of(cut)) or _first_use(cut, request)
+        if outcome is None or isinstance(outcome, StaticNumbers):
+            return outcome is not None and not numbers.specialize(outcome)
+        if isinstance(outcome, fallback.NeedsHost):
+            _run_by_host(cut, outcome, request)
+            return True
+        executable = outcome
     if cut.has_fills:
-        provide_fills(cut, executable.program.input_places)
+        fills.provide(cut, executable.program.input_places)
     if new and client.spmd():
         same_program.compare(cut)
-    memory.before_run(executable.loaded, cut, name)
-    debug_level.before_run(cut, cause, name)
+    memory.before_run(executable.loaded, cut, request.name)
+    debug_level.before_run(cut, request.cause, request.name)
     split_check.before_run(cut)
     value_check.before_run(cut)
     executor.run(executable, cut)
+    return True
 
 
 def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
@@ -323,67 +285,63 @@ def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, comp
     Returns:
         The graph, and its program. Nothing ran.
     """
-    cut = what.graph()
-    what.again = True
-    executable = cache.find(cut) if cut.num_outputs else None
-    if executable is None and cut.num_outputs:
-        numbers.compare(cut)
-        numbers.take_wanted()
-        if compiles:
-            executable = program_of(cut)
-        else:
-            compiler.lower(graph.describe(cut), "graph")
-    return cut, executable
+
+    def attempt() -> tuple[_bindings.Graph, compiler.Executable | None]:
+        cut = what.graph()
+        what.again = True
+        executable = cache.find(cut) if cut.num_outputs else None
+        while cut.num_outputs and executable is None and (numbers.compare(cut) or numbers.take_wanted()):
+            cut = what.graph()
+            executable = cache.find(cut)
+        if cut.num_outputs and executable is None:
+            if compiles:
+                executable = program_of(cut)
+            else:
+                compiler.lower(graph.describe(cut), "graph")
+        return cut, executable
+
+    return numbers.settled(attempt)
 
 
 def program_of(cut: _bindings.Graph) -> compiler.Executable:
     """The program of a graph that was captured.
 
     Raises:
+        StaticNumbers: It is to be cut again.
         RuntimeError: A part of it runs on the host, which no program of the device can call.
     """
     executable = cache.find(cut)
-    if executable is None:
-        try:
-            executable = _first_use(cut, debug_level.CAPTURE, region.name())
-        except fallback.NeedsHost as needed:
-            what = f"got {needed.op}, which runs on the host ({needed.reason}),"
-            raise RuntimeError(message("graph", what, do="leave it out of the capture")) from None
-        if client.spmd():
-            same_program.compare(cut)
-    return executable
+    if executable is not None:
+        return executable
+    request = Request(_bindings.Cut.of_device(cut.device), debug_level.CAPTURE, reading=False, name=region.name())
+    outcome = _first_use(cut, request)
+    if isinstance(outcome, StaticNumbers):
+        raise outcome
+    if isinstance(outcome, fallback.NeedsHost):
+        what = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
+        raise RuntimeError(message("graph", what, do="leave it out of the capture"))
+    assert outcome is not None, "what rules want as constants is known since the cut"
+    if client.spmd():
+        same_program.compare(cut)
+    return outcome
 
 
-def _runs_without(cut: _bindings.Graph, barrier: _Barrier, ahead: bool) -> bool:
-    """Runs a graph that has no program operator by operator; False where it is to be compiled.
-
-    Args:
-        cut: The graph.
-        barrier: What it is for.
-        ahead: Whether the host may record on meanwhile.
-    """
-    if inspected() or not hotness.counts(cut.device) or hotness.is_due(cut):
-        return False
-    numbers.take_wanted()
-    hotness.note(cut)
-    if cut.has_fills:
-        provide_fills(cut)
-    if not ahead or barrier.reading or barrier.waits or cut.fits_host:
-        done = by_operator.run(cut)
-    else:
-        running = by_operator.begin(cut)
-        done = running is not None and (running.start() or by_operator.complete(running))
-        if running is not None and done and cut.num_outputs:
-            if not _ahead:
-                atexit.unregister(_finish_at_exit)
-                atexit.register(_finish_at_exit)
-            _ahead[cut.device] = _Ahead(running, cut, barrier)
-    if done:
-        _metrics.count("UncompiledRun")
-    return done
+def _runs_without(cut: _bindings.Graph) -> bool:
+    """Whether a graph that has no program runs operator by operator, and is not compiled."""
+    return not inspected() and hotness.counts(cut.device) and not hotness.is_due(cut)
 
 
-def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
+def _run_uncompiled(cut: _bindings.Graph, request: Request, ahead: bool) -> by_operator.Obstacle | None:
+    """Runs a graph operator by operator, while the host records on where `ahead` says so."""
+    if not ahead or request.reading or cut.fits_host:
+        return by_operator.run(cut, request)
+    running = by_operator.begin(cut, request)
+    if running is None:
+        return by_operator.CANNOT_RUN
+    return None if running.start() else by_operator.finish(running)
+
+
+def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Request) -> None:
     """Runs a graph operator by operator that no program computes: a part of it wants the host, which none can call.
 
     Operators without any lowering are no part of a graph there (`needs_host` in `sync.py`). Others show it late: by a
@@ -392,14 +350,15 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
     Args:
         cut: The graph.
         needed: What wants the host.
+        request: What it is run for.
 
     Raises:
         RuntimeError: Nor can operators be run for themselves there.
     """
     if cut.has_fills:
-        provide_fills(cut)
+        fills.provide(cut)
     key = hotness.key_of(cut)
-    if session.connected() is not None or not by_operator.run(cut):
+    if session.connected() is not None or by_operator.run(cut, request) is not None:
         what = f"got {needed.op}, which runs on the host ({needed.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
         failure: Any = RuntimeError(message("run", what, expected=where, do="compute it with .cpu()"))
@@ -409,70 +368,50 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost) -> None:
     _fallbacks.between_graphs(needed.op, f"{needed.reason}, and all of its graph with it", _bindings.user_frame())
     if len(_by_host) >= _REMEMBERED:
         _by_host.clear()
-    _by_host[key] = needed.op, needed.reason
+    _by_host[key] = fallback.NeedsHost(needed.op, needed.reason)  # without the frames that this one holds
 
 
-def _first_use(cut: _bindings.Graph, cause: str, name: str | None) -> compiler.Executable:
-    """A program that this process has not run yet, from the disk or compiled."""
+# None where it is to be cut again.
+Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost | None
+
+
+def _first_use(cut: _bindings.Graph, request: Request) -> Compiled:
+    """A program that this process has not run yet, from the disk or compiled, or what stands in the way of one."""
     with lowering.uncollected():
         described = rolling.decide(cut)
     # Where programs span the job the first one makes the connection.
     if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
-        return cache.load(cut) or _compile(cut, described, cause, name)
+        return cache.load(cut) or _compile(cut, described, request)
     described = described or graph.describe(cut)
     agreement.prepare(described)
-    executable = cache.load(cut) or _compile(cut, described, cause, name)
-    agreement.announce(executable.program, described)
-    return executable
+    outcome = cache.load(cut) or _compile(cut, described, request)
+    if isinstance(outcome, compiler.Executable):
+        agreement.announce(outcome.program, described)
+    return outcome
 
 
-def _compile(cut: _bindings.Graph, described: graph.Graph | None, cause: str, name: str | None) -> compiler.Executable:
-    numbers.take_wanted()
+def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Request) -> Compiled:
+    if numbers.take_wanted():
+        return None
     with lowering.uncollected():
         described = described or graph.describe(cut)
-        if _config.XLA_VERIFY_GRAPHS.get():
-            verify.verify(described)
-        _dump(described)
-        lowered = compiler.lower(described, name or "graph")
-    retrace.note(described, _bindings.user_frame(), name, hotness.knows(cut))
-    debug_level.before_compile(described, cause, name)
-    executable = compiler.compile_lowered(cut, lowered, name or "graph")
+    if _config.XLA_VERIFY_GRAPHS.get():
+        verify.verify(described)
+    _dump(described)
+    name = request.name or "graph"
+    try:
+        lowered = interruptible.call(functools.partial(compiler.lower, described, name), f"lowering {name}")
+    except (StaticNumbers, fallback.NeedsHost) as obstacle:
+        return obstacle
+    retrace.note(described, _bindings.user_frame(), request.name, hotness.knows(cut))
+    debug_level.before_compile(described, request.cause, request.name)
+    try:
+        executable = compiler.compile_lowered(cut, lowered, name)
+    except fallback.NeedsHost as needed:
+        return needed
     debug_level.after_compile(executable)
     cache.add(cut, executable)
     return executable
-
-
-def provide_fills(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
-    """Gives buffers to those leaves of a graph that are still to be filled with a number.
-
-    Args:
-        cut: The graph.
-        places: Placement number of each of its leaves, where its program is known.
-
-    Raises:
-        OutOfMemoryError: There is no room for some.
-    """
-    buffers: list[Any] = []
-    found: list[int] = []
-    errors: dict[int, OutOfMemoryError] = {}
-    for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
-        if where == splits.ANYWHERE:
-            where = places[slot] if places and slot >= 0 else splits.WHOLE
-        found.append(where)
-        try:
-            buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))
-        except OutOfMemoryError as error:
-            errors[i] = error
-    if errors:
-        first, *others = errors.values()
-        for other in others:
-            first.add_note(str(other))
-        first.fills = tuple(errors)
-        try:
-            raise first
-        finally:
-            del first, others, errors  # they would hold themselves, with the caller's variables
-    cut.provide_fills(buffers, found)
 
 
 def _dump(described: graph.Graph) -> None:

@@ -36,14 +36,14 @@ def _free_lock() -> None:
     _lock = threading.RLock()
 
 
-def _finish_ahead() -> None:
+def _finish_before_fork() -> None:
     """Waits for graphs that run in threads, which a forked child would not have."""
     if _pipeline.cache_info().currsize:
         with _lock:
             _pipeline().finish_all()
 
 
-os.register_at_fork(before=_finish_ahead, after_in_child=_free_lock)  # the thread that had it is not in the child
+os.register_at_fork(before=_finish_before_fork, after_in_child=_free_lock)  # the thread that had it is not in the child
 
 
 class _Own(threading.local):
@@ -87,7 +87,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
                 _bindings.end_stream(device)
-                if wait:
+                if wait or _bindings.in_flight(device).failures:
                     _wait(device)
             except Exception as error:
                 failed.append(error)
@@ -187,6 +187,20 @@ def wait(index: int | None = None) -> None:
     raise_first(failed)
 
 
+def query(index: int) -> bool:
+    """Whether a device has computed all that was recorded; starts what is pending, and does not wait.
+
+    Raises:
+        RuntimeError: Something of it failed.
+    """
+    if _bindings.has_pending(index):
+        sync(index)
+    if not _bindings.in_flight(index).idle:
+        return False
+    _wait(index)  # for nothing; but what failed is raised
+    return True
+
+
 def _wait(device: int) -> None:
     region.refuse_captured("a wait", device)
     if _pipeline.cache_info().currsize:
@@ -219,7 +233,8 @@ def _cut_pieces(device: int) -> list[Exception]:
     if not _bindings.piece_ends(device):
         return []
     with _lock:
-        return auto_barrier.flush(device, _run_piece, _pipeline().is_known)
+        _pipeline().finish(device)
+        return auto_barrier.flush(device, _run_piece, _pipeline().plan.is_known)
 
 
 def _run_piece(device: int, cut: _bindings.Cut) -> None:
@@ -311,7 +326,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         what = _bindings.Cut.of_tensors(list(tensors))
         _pipeline().finish(what.device)
         cut = what.preview()
-        _pipeline().provide_fills(cut)
+        _pipeline().fills.provide(cut)
         described = graph.describe(cut)
         stage = lowering.lower(described, name, platform=platform).stage
         vectors = [vector for vector in cut.packed_numbers() if vector.size]
@@ -382,6 +397,16 @@ class _Hooks:
         """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
         with _lock:
             auto_barrier.look(index, _run_piece, _compiles)
+
+    @untraced
+    def query(self, index: int) -> bool:
+        """Whether a device has computed all that was recorded."""
+        return query(index)
+
+    @untraced
+    def synchronize(self, index: int) -> None:
+        """Computes all that was recorded on a device, and waits for it."""
+        sync(index, wait=True)
 
     def note_read(self, op: str) -> None:
         """Counts an operator that gives a value to Python."""

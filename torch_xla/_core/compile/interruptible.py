@@ -1,7 +1,11 @@
-"""Slow calls run in a thread of their own: the main thread can be interrupted, and shows that time passes."""
+"""Slow calls run in a thread of their own: the main thread can be interrupted, and shows that time passes.
+
+A signal handler may compute tensors meanwhile, which it could not in the midst of JAX's tracing.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import threading
 from collections.abc import Callable
@@ -41,15 +45,25 @@ def call(function: Callable[[], T], label: str) -> T:
             raised.append(error)
             outcome.set_result(None)
 
-    threading.Thread(target=run, name="torch_xla-compile").start()
-    if _is_watched() and not wait([outcome], _PATIENCE_SECONDS).done:
-        with _line(label) as line:
-            while not wait([outcome], _REDRAW_SECONDS).done:
-                line.refresh()
-    result = outcome.result()
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="torch_xla-compile")
+    try:
+        thread.start()
+        if _is_watched() and not wait([outcome], _PATIENCE_SECONDS).done:
+            with _line(label) as line:
+                while not wait([outcome], _REDRAW_SECONDS).done:
+                    line.refresh()
+        result = outcome.result()
+    except BaseException as error:
+        error.torch_xla_foreign = True  # type: ignore[attr-defined]  # an attribute of our own
+        raise
     if raised:
         raise raised.pop()
     return cast(T, result)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether an exception is no failure of what was called, but came from a signal handler meanwhile."""
+    return getattr(error, "torch_xla_foreign", False)
 
 
 def _is_watched() -> bool:

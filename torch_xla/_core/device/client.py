@@ -33,6 +33,7 @@ Meeting = tuple[str, int, int]
 _find_meeting: Callable[[], Meeting | None] | None = None
 _everyone: tuple[jax.Device, ...] = ()
 _met = 0  # how many processes JAX was told of
+_ends: list[Callable[[], None]] = []
 _chosen: str | None = None
 _started = False
 _starting = threading.RLock()
@@ -324,12 +325,15 @@ def _note_fork() -> None:
     _forked = True
 
 
+def at_exit(end: Callable[[], None]) -> None:
+    """Has something called at the end of a process that started the client, as long as that is there."""
+    _ends.append(end)
+
+
 def _finish_at_exit() -> None:
-    """Waits for what was started: its threads must not meet a client and a process that are being taken down."""
     background.end()
-    for index in range(0 if _forked else len(_devices())):
-        for _ in range(_bindings.runs_in_flight(index)):  # not for more: a daemon thread may start ever new ones
-            _bindings.wait_for_runs(index, max(_bindings.runs_in_flight(index) - 1, 0))
+    for end in [] if _forked else _ends:
+        end()
 
 
 def _check_process() -> None:

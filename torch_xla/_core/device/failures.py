@@ -64,7 +64,7 @@ def late(error: Exception, device: int) -> ExecutionError:
         error: What a wait for it raised.
         device: Index of its device.
     """
-    others = [found for token in _bindings.take_runs(device) if (found := _error_of(token))]
+    others = [found for token in _bindings.in_flight(device).take_programs() if (found := _error_of(token))]
     failure: ExecutionError
     if (reason := explained(error)) is not None:
         failure = LateJobError(reason)

@@ -113,7 +113,7 @@ def finish() -> None:
         pending.run(wait=True)
         # Programs that were started may be in a collective, in which nobody is pending any more.
         for device in range(_bindings.device_count() if client.client_started() else 0):
-            _bindings.wait_for_runs(device)
+            _bindings.in_flight(device).wait_for_programs()
 
 
 def _leave_at_exit(watching: threading.Thread) -> None:

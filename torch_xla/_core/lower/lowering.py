@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,7 @@ from torch_xla._core.lower import convolutions, manual, placing, rolling, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
 from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
 from torch_xla._core.lower.horizontal import Plan
+from torch_xla._errors import message
 from torch_xla.ops import collective, conv, fallback, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.call_settings import as_recorded
@@ -57,6 +59,25 @@ Results = dict[int, Any]  # of each node, by index
 if scopes.on():
     # The line of an operator is the user's, not that of the rule.
     source_info_util.register_exclusion(os.path.dirname(_config.__file__) + os.sep)
+
+
+class _Thread(threading.local):
+    inside = False
+
+
+_thread = _Thread()
+
+
+def check_not_inside() -> None:
+    """Raises where this thread is in the midst of JAX's tracing, which would take what is computed for a part of it."""
+    if _thread.inside:
+        raise RuntimeError(
+            message(
+                "sync",
+                "got a barrier inside the lowering of a graph, of a finalizer or a signal handler",
+                do="read there what is computed already, or compute it later",
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -183,8 +204,12 @@ def _as_rules_want(place: placement.Placement | None) -> Iterator[None]:
     """A scope in which rules are run, for the devices of a place or, without one, to be shown or exported."""
     kernels = host_kernel.used(place is not None and place.on_host)
     host = fallback.where(None if place is None else client.has_callbacks)
-    with _jax_internals.as_rules_want(precision.current().products), kernels, host:
-        yield
+    before, _thread.inside = _thread.inside, True
+    try:
+        with _jax_internals.as_rules_want(precision.current().products), kernels, host:
+            yield
+    finally:
+        _thread.inside = before
 
 
 def compute_alone(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch_xla import _bindings
 from torch_xla._errors import message
@@ -20,42 +20,40 @@ R = TypeVar("R")
 _ROUNDS = 1000  # each finds out about one operator at least
 
 
-class CutAgain(Exception):
-    """More is known of a graph's numbers than when it was cut."""
-
-
-def settled(attempt: Callable[..., R], *arguments: Any) -> R:
-    """What `attempt`, which cuts a graph, gives; made again as long as more is found out of its numbers."""
+def settled(attempt: Callable[[], R]) -> R:
+    """What `attempt`, which cuts and lowers a graph, gives; made again as long as it finds numbers to be constants."""
     for _ in range(_ROUNDS):
         try:
-            return attempt(*arguments)
-        except CutAgain:
-            continue
+            return attempt()
         except StaticNumbers as static:
-            if not _demote(static.op, static.arguments):
-                text = f"{static.op} asked for numbers that are constants already"
-                raise RuntimeError(message("lower", f"got a rule that {text}", do="report it")) from static
+            specialize(static)
     raise RuntimeError(message("lower", f"got a graph whose numbers differ after {_ROUNDS} cuts", do="report it"))
 
 
-def compare(cut: _bindings.Graph) -> None:
+def specialize(static: StaticNumbers) -> bool:
+    """Has numbers recorded as constants from now on, which a rule found it needs so; True."""
+    if not _demote(static.op, static.arguments):
+        text = f"{static.op} asked for numbers that are constants already"
+        raise RuntimeError(message("lower", f"got a rule that {text}", do="report it")) from static
+    return True
+
+
+def compare(cut: _bindings.Graph) -> bool:
     """Compares a graph that has no program yet with those that have one.
 
-    Raises:
-        CutAgain: It differs from one in constants alone, which are inputs from now on where that is possible.
+    Args:
+        cut: The graph.
+
+    Returns:
+        Whether it is to be cut again: it differs from one in constants alone, which are inputs from now on where that
+        is possible.
     """
-    if cut.constants_vary():
-        raise CutAgain
+    return cut.constants_vary()
 
 
-def take_wanted() -> None:
-    """Has recorded as constants what rules want so, once the rules are imported.
-
-    Raises:
-        CutAgain: That was not known yet.
-    """
-    if _take_wanted.cache_info().currsize == 0 and _take_wanted():
-        raise CutAgain
+def take_wanted() -> bool:
+    """Has recorded as constants what rules want so, once the rules are imported; whether that was not known yet."""
+    return _take_wanted.cache_info().currsize == 0 and _take_wanted()
 
 
 @functools.cache

@@ -21,12 +21,18 @@ from torch_xla._core.graph import graph, sequence
 from torch_xla._core.lower import lowering, manual
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
+from torch_xla.ops.registry import StaticNumbers
 
 _NUMBERS = {float: np.float64, int: np.int64, complex: np.complex128}
 
 
 class CannotRun(Exception):
     """A graph has an operator that only a program computes."""
+
+
+# What stands in the way of a run; the graph stays as it is.
+Obstacle = CannotRun | StaticNumbers
+CANNOT_RUN = CannotRun()
 
 
 def on() -> bool:
@@ -49,11 +55,14 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     return parts
 
 
-def begin(cut: _bindings.Graph) -> _bindings.OperatorRun | None:
+def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
     """A run of a graph operator by operator, of which nothing is computed yet; None where only a program computes it.
 
+    It is its device's until it is finished, which it must be before anything else is cut.
+
     Args:
-        cut: The graph; empty once the run is finished, which it must be before anything else is cut.
+        cut: The graph; empty once the run is finished.
+        request: What it is run for.
 
     Raises:
         ExecutionError: An earlier program failed; this graph was not started.
@@ -66,41 +75,43 @@ def begin(cut: _bindings.Graph) -> _bindings.OperatorRun | None:
             transfer.download(location, shape, dtype)
             for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
         ]
-    return _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
+    running = _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
+    running.request = request
+    _bindings.in_flight(cut.device).operator_run = running
+    return running
 
 
-def run(cut: _bindings.Graph) -> bool:
-    """Runs a graph operator by operator; False where only a program computes it, and it stays as it is.
+def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
+    """Runs a graph operator by operator; gives what stands in the way, if anything does.
 
     Args:
-        cut: The graph; empty afterwards where this is True.
+        cut: The graph; empty afterwards where nothing does.
+        request: What it is run for.
 
     Raises:
         LoweringError: An operator has neither a kernel that takes it nor a rule; names it and the user's line.
         ExecutionError: An earlier program failed; this graph was not started.
     """
     with _timeline.span("operators", lambda: (cut.device, _bindings.user_frame())):
-        running = begin(cut)
-        return running is not None and complete(running)
+        running = begin(cut, request)
+        return CANNOT_RUN if running is None else finish(running)
 
 
-def complete(running: _bindings.OperatorRun) -> bool:
-    """Finishes a run that `begin` gave; False where only a program computes the graph, which stays as it is."""
-    try:
-        finish(running)
-    except CannotRun:
-        return False
-    return True
+def finish(running: _bindings.OperatorRun) -> Obstacle | None:
+    """Finishes a run; gives what stands in the way, if anything does.
 
-
-def finish(running: _bindings.OperatorRun) -> None:
-    """Finishes a run; an error says which node raised it, so that the others are not lost with that."""
+    An error says which node raised it, so that the others are not lost with that.
+    """
     try:
         running.finish()
+    except (CannotRun, StaticNumbers) as obstacle:
+        _bindings.in_flight(running.graph.device).operator_run = None
+        return obstacle.with_traceback(None)
     except Exception as error:
-        if not hasattr(error, "nodes"):
+        if not (hasattr(error, "nodes") or running.interrupted):
             error.nodes = (running.position,)  # type: ignore[attr-defined]  # an attribute of our own
         raise
+    return None
 
 
 def _host() -> jax.Device:

@@ -21,9 +21,10 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
         RuntimeError: The program could not be started, or a host callback in it failed.
     """
     device, key = cut.device, cut.key
-    if _bindings.runs_in_flight(device) >= _bindings.RUNS_AHEAD:
+    in_flight = _bindings.in_flight(device)
+    if in_flight.programs >= _bindings.RUNS_AHEAD:
         with _timeline.span("wait"):
-            _bindings.wait_for_runs(device, _bindings.RUNS_AHEAD - 1)
+            in_flight.wait_for_programs(_bindings.RUNS_AHEAD - 1)
     start = time.perf_counter()
     with undisturbed(), _timeline.span(_metrics.stage("ExecuteTime")):
         token = cut.execute(executable.program)
@@ -36,6 +37,7 @@ def wait(device: int) -> None:
     Raises:
         ExecutionError: A program failed; a torch.OutOfMemoryError too where it did not fit into the memory.
     """
-    if _bindings.runs_in_flight(device):
+    in_flight = _bindings.in_flight(device)
+    if in_flight.programs:
         with _timeline.span("wait", _bindings.user_frame):
-            _bindings.wait_for_runs(device)
+            in_flight.wait_for_programs()

@@ -91,6 +91,16 @@ at::Tensor fetch(const at::Tensor& xla) {
   return call("fetch", xla).cast<at::Tensor>();
 }
 
+bool query(c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  return call("query", static_cast<int>(device)).cast<bool>();
+}
+
+void synchronize(c10::DeviceIndex device) {
+  const py::gil_scoped_acquire gil;
+  call("synchronize", static_cast<int>(device));
+}
+
 void note_read(const char* op) {
   const py::gil_scoped_acquire gil;
   call("note_read", op);

@@ -28,6 +28,10 @@ PyObject* put(PyObject* numbers, c10::DeviceIndex device);
 void explain(PyObject* token, c10::DeviceIndex device);
 // The values of an xla tensor, computed first where they are pending, as a new CPU tensor.
 at::Tensor fetch(const at::Tensor& xla);
+// Whether a device has computed all that was recorded; starts what is pending.
+bool query(c10::DeviceIndex device);
+// Computes all that was recorded on a device, and waits for it.
+void synchronize(c10::DeviceIndex device);
 // Counts an operator that gives a value to Python.
 void note_read(const char* op);
 // Computes these tensors now (eager mode).

@@ -178,11 +178,24 @@ py::list describe_members(const std::vector<Members>& packs) {
   return found;
 }
 
+// A function of a graph that nothing has run meanwhile.
+template <class Function>
+auto checked(Function function) {
+  return [function](Graph& graph) {
+    graph.check();
+    return function(graph);
+  };
+}
+
 }  // namespace
 
 void bind_graphs(py::module_& m) {
+  py::register_exception<StaleGraph>(m, "StaleGraph");
   py::class_<Packing>(m, "Packing")
-      .def(py::init<const Graph&>())
+      .def(py::init([](Graph& graph) {
+        graph.check();
+        return Packing(graph);
+      }))
       .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); })
       .def("result_metas", [](const Packing& packing, const Graph& g) {
         py::list metas;
@@ -228,7 +241,8 @@ void bind_graphs(py::module_& m) {
                              })
       .def_readonly("successors", &Graph::successors)
       .def_property_readonly("outputs",
-                             [](const Graph& g) {
+                             [](Graph& g) {
+                               g.check();
                                py::list outputs;
                                for (const auto& v : g.outputs) {
                                  outputs.append(py::make_tuple(v.node->slot, v.index));
@@ -269,19 +283,25 @@ void bind_graphs(py::module_& m) {
               g.stacks.push_back({leaves, outputs});
             }
           })
-      .def("describe_nodes", &describe_nodes)
+      .def("describe_nodes", checked(&describe_nodes))
       .def("describe_node", &describe_one)
       .def("leaf_locations", &leaf_locations)
-      .def_property_readonly("number_places", [](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); })
-      .def("packed_numbers", &packed_numbers)
+      .def_property_readonly("number_places",
+                             checked([](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); }))
+      .def("packed_numbers", checked(&packed_numbers))
       .def("describe_fills", &describe_fills)
-      .def("provide_fills", &provide_fills)
+      .def("provide_fills",
+           [](Graph& g, const std::vector<py::object>& buffers, const std::vector<uint32_t>& places) {
+             g.check();
+             provide_fills(g, buffers, places);
+           })
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
       .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
-      .def_property_readonly("fits_host", &Graph::fits_host)
-      .def_property_readonly("is_small_part", &is_small_part)
+      .def_property_readonly("fits_host", checked([](Graph& g) { return g.fits_host(); }))
+      .def_property_readonly("is_small_part", checked([](Graph& g) { return is_small_part(g); }))
       .def("divide",
-           [](const Graph& g, const Cut& what) {
+           [](Graph& g, const Cut& what) {
+             g.check();
              std::vector<Cut> cuts;
              if (auto division = divide(g, what)) {
                if (!division->before.values.empty()) {
@@ -292,7 +312,7 @@ void bind_graphs(py::module_& m) {
              return cuts;
            })
       .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
-      .def("constants_vary", &Graph::constants_vary)
+      .def("constants_vary", checked([](Graph& g) { return g.constants_vary(); }))
       .def("clear", &Graph::clear)
       .def("halves", &Graph::halves)
       .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
@@ -300,6 +320,9 @@ void bind_graphs(py::module_& m) {
   py::class_<OperatorRun>(m, "OperatorRun")
       .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
            py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
+      .def_readwrite("request", &OperatorRun::request)
+      .def_property_readonly("graph", &OperatorRun::graph, py::return_value_policy::reference)
+      .def_property_readonly("interrupted", &OperatorRun::interrupted)
       .def("start", &OperatorRun::start)
       .def("finish", &OperatorRun::finish)
       .def_property_readonly("position", &OperatorRun::position);

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
@@ -7,6 +9,7 @@
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
 #include "run/host_operators.h"
+#include "run/in_flight.h"
 #include "run/program.h"
 
 namespace torch_xla {
@@ -25,7 +28,11 @@ py::list places_of(const Vector<Program::Type>& types) {
 
 void bind_runs(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
-      .def(py::init<Graph&, bool>(), py::arg("graph"), py::arg("waits"))
+      .def(py::init([](Graph& graph, bool waits) {
+             graph.check();
+             return std::make_shared<Program>(graph, waits);
+           }),
+           py::arg("graph"), py::arg("waits"))
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
       .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
@@ -54,10 +61,24 @@ void bind_runs(py::module_& m) {
   m.def("is_captured", [](int device) { return is_captured(static_cast<c10::DeviceIndex>(device)); });
   m.def("captures_here", &captures_here);
   m.attr("RUNS_AHEAD") = kRunsAhead;
+  py::class_<InFlight>(m, "InFlight")
+      .def_property("operator_run", &InFlight::operator_run, &InFlight::set_operator_run)
+      .def_property_readonly("programs", &InFlight::programs)
+      .def("add_program", &InFlight::add_program)
+      .def("wait_for_programs", &InFlight::wait_for_programs, py::arg("left") = 0)
+      .def("take_programs", &InFlight::take_programs)
+      .def_property_readonly("idle", &InFlight::idle)
+      .def_readonly("failures", &InFlight::failures);
   m.def(
-      "wait_for_runs", [](int device, size_t left) { wait_for_runs(static_cast<c10::DeviceIndex>(device), left); },
-      py::arg("device"), py::arg("left") = 0);
-  m.def("take_runs", [](int device) { return take_runs(static_cast<c10::DeviceIndex>(device)); });
+      "in_flight", [](int device) -> InFlight& { return InFlight::of(static_cast<c10::DeviceIndex>(device)); },
+      py::return_value_policy::reference);
+  // At its very end, where an exit code can still be chosen; Python's own handlers cannot.
+  m.def("exit_with_failure", [] {
+    Py_AtExit([] {
+      std::fflush(nullptr);
+      std::_Exit(1);
+    });
+  });
   m.def("buffers_on", [](int device) {
     py::list found;
     for (auto* const buffer : buffers_on(static_cast<c10::DeviceIndex>(device))) {
@@ -70,8 +91,6 @@ void bind_runs(py::module_& m) {
     std::transform(buffers.begin(), buffers.end(), std::back_inserter(failed), [](const auto& b) { return b.ptr(); });
     lose_buffers(static_cast<c10::DeviceIndex>(device), failed, error);
   });
-  m.def("runs_in_flight", [](int device) { return runs_in_flight(static_cast<c10::DeviceIndex>(device)); });
-  m.def("add_run", [](int device, py::object token) { add_run(static_cast<c10::DeviceIndex>(device), token); });
   m.def("in_eager_operation", &in_eager_operation);
   m.def("set_eager_operation", &set_eager_operation);
   m.def("host_kernel_target", &host_kernel_target);

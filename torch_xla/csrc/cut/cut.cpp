@@ -143,6 +143,9 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (runs && pending && !cut.captured) {
     cut_at_ = std::min(cut.until, node_sequence());
   }
+  if (runs) {
+    note_change(device);
+  }
   next_epoch();
   auto roots = cut.values;
   for (const auto& t : cut.tensors) {
@@ -155,15 +158,20 @@ Graph::Graph(const Cut& cut, bool runs) {
   }
   read_ = runs && cut.scope == Cut::Scope::kLive;
   collect(std::move(roots), runs);
-  if (runs && cut.until != Cut::kNow) {
-    find_versions(cut.until);
+  if (cut_at_ != 0) {
+    keep_values(cut.until);
   }
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }
   find_places();
+  change_ = changes_of(device);
+  epoch_ = latest_epoch();
   if (outputs.empty()) {
     settle();
+    if (cut_at_ != 0) {
+      for_each_storage(device, [&](Storage& s) { s.take_synced(forgotten_); });
+    }
   }
 }
 

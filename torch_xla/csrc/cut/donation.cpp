@@ -31,10 +31,13 @@ void Graph::find_donations(const Cut& cut) {
                : -1;
   };
   for_each_storage(device, [&](Storage& s) {
-    for (const auto* held : {&s.value, &s.synced}) {
+    for (const auto* held : {&s.value, &s.synced, &s.at_barrier}) {
       if (*held && held->node->epoch == epoch) {
         ++held->node->references;
       }
+    }
+    if (s.at_barrier && s.at_barrier.node->leaf() && !(s.at_barrier == s.value)) {
+      s.at_barrier.node->pinned = true;
     }
     if (s.value.node->epoch == epoch && s.value.node->leaf()) {
       const auto slot = s.value.node->given ? slot_of(*s.value.node) : -1;
@@ -51,7 +54,7 @@ void Graph::find_donations(const Cut& cut) {
       return;
     }
     const bool here = s.value.node->sequence < cut.until;
-    const auto value = here ? s.value : version_of(s);
+    const auto& value = here ? s.value : s.at_barrier;
     const auto output = value && value.node->epoch == epoch && !value.node->leaf()
                             ? output_at[base[value.node->slot] + value.index]
                             : -1;

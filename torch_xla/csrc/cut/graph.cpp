@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/metric.h"
@@ -21,11 +22,34 @@ namespace torch_xla {
 
 namespace {
 
-// The node sequence at the cut of each device's latest barrier that was run, or failed; one that was interrupted, or
-// did not fit into memory, is still to come.
+// The node sequence at the cut of each device's latest barrier that runs or was run; one that was interrupted, or did
+// not fit into memory, is still to come.
 std::array<uint64_t, kMaxDevices> last_cut{};
 
+// How often the nodes of a device's graphs were changed: by a cut, which decides on their numbers, or by results.
+std::array<uint64_t, kMaxDevices> changes{};
+
 }  // namespace
+
+void note_change(c10::DeviceIndex device) { ++changes[device]; }
+uint64_t changes_of(c10::DeviceIndex device) { return changes[device]; }
+
+void Graph::check() {
+  const RecorderLock lock;
+  if (change_ != changes_of(device)) {
+    throw StaleGraph();
+  }
+  if (epoch_ == latest_epoch()) {
+    return;
+  }
+  for (uint32_t i = 0; i < nodes.size(); ++i) {  // another walk has numbered them since
+    nodes[i]->slot = i;
+  }
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    leaves[i]->slot = i;
+  }
+  epoch_ = latest_epoch();
+}
 
 const std::shared_ptr<const Sharing>& Graph::sharing() {
   if (sharing_ == nullptr) {
@@ -94,6 +118,7 @@ void Graph::attach(Vector<Result> results) {
   Vector<Value> old;
   {
     const RecorderLock lock;
+    note_change(device);
     settle();
     if (read_) {
       stream_of(device).read(nodes.size());
@@ -134,9 +159,9 @@ void Graph::attach(Vector<Result> results) {
       if (s.value.node->leaf() && s.placement == kAnywhere) {
         s.placement = s.value.node->placement;
       }
-      auto latest = s.value.node->leaf() ? s.value : version_of(s);
-      if (latest && latest.node->leaf() && !(s.synced == latest)) {
-        old.push_back(std::exchange(s.synced, std::move(latest)));
+      s.take_synced(old);
+      if (s.value.node->leaf() && !(s.synced == s.value)) {
+        old.push_back(std::exchange(s.synced, s.value));
       }
     });
   }
@@ -145,12 +170,10 @@ void Graph::attach(Vector<Result> results) {
 
 bool Graph::let_record() {
   const RecorderLock lock;
-  if (cut_at_ == 0 || !keeps_writes()) {
-    return false;
+  if (cut_at_ != 0) {
+    last_cut[device] = cut_at_;
   }
-  find_versions(cut_at_);
-  last_cut[device] = cut_at_;
-  return true;
+  return cut_at_ != 0;
 }
 
 void Graph::settle() {
@@ -161,31 +184,42 @@ void Graph::settle() {
   }
 }
 
-void Graph::find_versions(uint64_t until) {
-  std::unordered_map<uint64_t, const Write*> latest;
+// Each storage keeps the value it has at this barrier, which a failure of a later graph gives it back.
+void Graph::keep_values(uint64_t until) {
+  std::unordered_map<uint64_t, ValueId> written;  // by storage, before a cut that lies further back
   for (const auto& write : writes(device)) {
-    if (write.when > until) {
+    if (until == Cut::kNow || write.when > until) {
       break;
     }
-    latest[write.storage] = &write;
+    written[write.storage] = write.value;
   }
-  for (const auto& [storage, write] : latest) {
-    const auto found = std::partition_point(nodes.begin(), nodes.end(),
-                                            [&](const NodePtr& node) { return node->sequence < write->node; });
-    if (found != nodes.end() && (*found)->sequence == write->node) {
-      versions_[storage] = {static_cast<uint32_t>(found - nodes.begin()), write->index};
+  const auto find = [&](const ValueId& id) -> Value {
+    const auto same = [&](const NodePtr& node) { return node->sequence == id.node; };
+    const auto node =
+        std::partition_point(nodes.begin(), nodes.end(), [&](const NodePtr& n) { return n->sequence < id.node; });
+    if (node != nodes.end() && same(*node)) {
+      return {*node, id.index};
     }
-  }
-}
-
-Value Graph::version_of(const Storage& storage) const {
-  const auto found = versions_.find(storage.id);
-  if (found == versions_.end()) {
-    return {};
-  }
-  Value value{nodes[found->second.node], found->second.index};
-  resolve(value);
-  return value;
+    const auto leaf = std::find_if(leaves.begin(), leaves.end(), same);
+    return leaf != leaves.end() ? Value{*leaf, 0} : Value{};
+  };
+  for_each_storage(device, [&](Storage& s) {
+    Value value;
+    if (s.value.node->sequence < until) {
+      value = s.value == s.synced ? Value() : s.value;
+    } else if (const auto write = written.find(s.id); write != written.end()) {
+      value = find(write->second);
+      if (!value && s.synced) {  // a leaf that is gone: it has none to go back to
+        forgotten_.push_back(std::exchange(s.synced, {}));
+      }
+    } else if (s.initial.node < until) {
+      value = find(s.initial);  // else it is `synced`
+    }
+    if (s.at_barrier) {
+      forgotten_.push_back(std::move(s.at_barrier));
+    }
+    s.at_barrier = std::move(value);
+  });
 }
 
 std::vector<std::vector<uint32_t>> Graph::resting() const {
@@ -213,7 +247,6 @@ void Graph::clear() {
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
   }
-  versions_.clear();
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();
@@ -227,13 +260,11 @@ bool is_lost(const at::Tensor& tensor) {
 
 bool has_pending(c10::DeviceIndex device, uint64_t until) {
   const RecorderLock lock;
-  if (last_cut[device] == node_sequence()) {
-    return false;  // nothing at all was recorded since
-  }
-  return any_storage(device, [&](const Storage& s) {
-    const auto& node = *s.value.node;
-    return (!node.leaf() || node.unfilled()) && node.sequence < until;
-  });
+  const auto since = last_cut[device];  // what is older runs, or waits for placeholders
+  return since != node_sequence() && any_storage(device, [&](const Storage& s) {
+           const auto& node = *s.value.node;
+           return (!node.leaf() || node.unfilled()) && since <= node.sequence && node.sequence < until;
+         });
 }
 
 PyObject* buffer_of(const at::Tensor& tensor) {

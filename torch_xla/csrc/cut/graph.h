@@ -2,10 +2,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "cut/arguments.h"
@@ -42,8 +42,16 @@ struct Structure {
   static Hash placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to);
 };
 
+// Nodes of a graph have become leaves, or other nodes, since it was cut: something computed what is pending meanwhile,
+// in a signal handler, a finalizer or a hook of the user's. It is to be cut again.
+struct StaleGraph final : std::exception {
+  const char* what() const noexcept override { return "[graph] another barrier has run what was cut; cut it again"; }
+};
+
 class Graph final : public Structure, public Arguments {
  public:
+  // Raises StaleGraph where it cannot be run any more. Else its nodes and leaves have their positions as scratch.
+  void check() override;
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
   ~Graph() override = default;
@@ -74,7 +82,7 @@ class Graph final : public Structure, public Arguments {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
-  // The host records on while it runs: keeps in mind which value each storage has here. False where that is not known.
+  // The host records on while it runs: what was recorded until here counts as computed. False where it is no barrier's.
   bool let_record();
   // Leaves the graph empty.
   void attach(Vector<Result> results) override;
@@ -101,21 +109,20 @@ class Graph final : public Structure, public Arguments {
   void take_given();
   void settle();
 
-  // Where a storage's value at the end of a cut further back is among the nodes: it was written again since.
-  struct Version {
-    uint32_t node;
-    uint32_t index;
-  };
-  void find_versions(uint64_t until);
-  Value version_of(const Storage& storage) const;
+  void keep_values(uint64_t until);
 
-  bool read_ = false;                               // it was cut for values that are read, with what else lives of it
-  uint64_t cut_at_ = 0;                             // the node sequence, where a barrier cut it
-  std::unordered_map<uint64_t, Version> versions_;  // by storage
+  bool read_ = false;    // it was cut for values that are read, with what else lives of it
+  uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
+  uint64_t change_ = 0;  // the latest of its device's nodes, at the cut
+  uint64_t epoch_ = 0;   // the latest walk
   std::shared_ptr<const Sharing> sharing_;
   Vector<Value> forgotten_;       // what views remembered, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
+
+// Graphs of the device that were cut before are stale.
+void note_change(c10::DeviceIndex device);
+uint64_t changes_of(c10::DeviceIndex device);
 
 // Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
 // tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.

@@ -21,11 +21,15 @@ namespace {
 template <class Bad>
 void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
                Vector<Value>& old) {
+  note_change(device);
   next_epoch();
   auto all = roots;
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
     all.push_back(s.value);
+    if (s.at_barrier) {
+      all.push_back(s.at_barrier);
+    }
   });
   auto nodes = reach(all);
   sort_by_sequence(nodes);
@@ -38,17 +42,18 @@ void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, co
   }
   roots.erase(std::remove_if(roots.begin(), roots.end(), lost), roots.end());
   for_each_storage(device, [&](Storage& s) {
-    for (auto* held : {&s.origin, &s.synced}) {
+    for (auto* held : {&s.origin, &s.synced, &s.at_barrier}) {
       if (*held && lost(*held)) {
         old.push_back(std::exchange(*held, {}));
       }
     }
+    s.take_synced(old);
     if (!lost(s.value)) {
       return;
     }
     old.push_back(std::move(s.value));
-    if (s.synced) {
-      s.value = s.synced;
+    if (s.at_barrier || s.synced) {
+      s.value = s.at_barrier ? s.at_barrier : s.synced;
     } else {
       s.value = make_leaf(s.meta, nullptr);
       s.value.node->error = std::make_unique<std::string>(error);

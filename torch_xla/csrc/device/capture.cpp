@@ -15,14 +15,14 @@ namespace {
 
 using at::impl::ThreadLocalPythonObjects;
 
-struct Device {
+struct Captured {
   std::shared_ptr<c10::SafePyObject> token;  // kept, so that no later one has its address
   std::atomic<const void*> thread{nullptr};  // the token of the one that captures it
   std::atomic<uint64_t> first_storage{0};
 };
 
-Device& device_at(c10::DeviceIndex device) {
-  static auto* const all = new std::array<Device, std::numeric_limits<c10::DeviceIndex>::max()>;
+Captured& device_at(c10::DeviceIndex device) {
+  static auto* const all = new std::array<Captured, std::numeric_limits<c10::DeviceIndex>::max()>;
   return all->at(device);
 }
 

@@ -4,7 +4,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <atomic>
+#include <utility>
 
+#include "base/python_hooks.h"
 #include "device/random.h"
 
 namespace torch_xla {
@@ -14,6 +16,11 @@ namespace {
 std::atomic<int> count{1};
 std::atomic<bool> mesh{false};
 thread_local c10::DeviceIndex current = 0;
+
+// One that was made without an index is of the device that is current when it is asked.
+c10::DeviceIndex index_of(const c10::Stream& stream) {
+  return stream.device().has_index() ? stream.device_index() : current;
+}
 
 struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::DeviceType::XLA; }
@@ -36,14 +43,25 @@ struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
   // XLA orders the work of a device itself: there is one stream.
   c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(stream.device()); }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
-  bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
-  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
-  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
-              c10::EventFlag /*flag*/) const override {}
+  bool queryStream(const c10::Stream& stream) const override { return query(index_of(stream)); }
+  void synchronizeStream(const c10::Stream& stream) const override { synchronize(index_of(stream)); }
+  // An event is the device that it was recorded on: all that was recorded there counts as before it.
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/,
+              c10::EventFlag /*flag*/) const override {
+    destroyEvent(std::exchange(*event, new c10::DeviceIndex(index_of(stream))), -1);
+  }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* /*event*/) const override { return true; }
-  void synchronizeEvent(void* /*event*/) const override {}
-  void destroyEvent(void* /*event*/, c10::DeviceIndex /*device*/) const noexcept override {}
+  bool queryEvent(void* event) const override {
+    return event == nullptr || query(*static_cast<c10::DeviceIndex*>(event));
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) {
+      synchronize(*static_cast<c10::DeviceIndex*>(event));
+    }
+  }
+  void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
+    delete static_cast<c10::DeviceIndex*>(event);
+  }
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };
 

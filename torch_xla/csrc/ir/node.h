@@ -135,7 +135,8 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
-  bool given = false;  // the next program may have the buffer, though a tensor still has it
+  bool given = false;    // the next program may have the buffer, though a tensor still has it
+  bool donated = false;  // a program is about to write over the buffer
   CallSettings settings = 0;
 
   Hash attrs;  // of the constant arguments and the settings

@@ -75,22 +75,6 @@ Tensor values_of(const NodePtr& leaf, size_t input, c10::DeviceIndex device) {
   return on_memory(location.buffer, location.start, leaf->meta(0));
 }
 
-// Whether an operator means places of its input's memory, which begin where the node's value does.
-bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
-
-// Whether a kernel takes inputs with any strides, and means their elements. Many others read memory as if it were in
-// order, because who calls them sees to that, or address it.
-bool takes_strides(const OpInfo& op) {
-  static const auto* const products =
-      new std::unordered_set<std::string>{"aten.addmm.default", "aten.bmm.default", "aten.linear.default",
-                                          "aten.linear_backward.default", "aten.mm.default"};
-  if (op.view) {
-    return !addresses(op) && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
-           op.inverse != Inverse::Type;
-  }
-  return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
-}
-
 // Whether an argument is the type of a tensor that is made, which is left out where an out= tensor has decided it.
 bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
   const auto& arguments = schema.arguments();
@@ -146,7 +130,7 @@ class OperatorRun::Run {
   }
 
   // Computes what is left. `alone` is a thread that has no Python: what it cannot do without, or what raises, is left.
-  void compute(bool alone) {
+  void compute(bool alone, bool* interrupted = nullptr) {
     static auto& time = metric("OperatorsTime");
     if (at_ == graph_.nodes.size()) {
       return;
@@ -155,24 +139,22 @@ class OperatorRun::Run {
     const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
     const at::NoGradGuard no_gradients;
     const Silence silence;
+    if (alone) {
+      try {
+        while (at_ < graph_.nodes.size() && step(&Run::without_rule)) {
+        }
+      } catch (...) {  // raised again where it can be told
+      }
+      return;
+    }
     auto asked = std::chrono::steady_clock::now();
-    for (; at_ < graph_.nodes.size(); ++at_) {
-      const auto& node = *graph_.nodes[at_];
-      const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input_, node.inputs.size());
-      auto results = alone ? results_alone(node, inputs) : results_of(node, at_, inputs);
-      if (!results) {
-        return;
-      }
-      keep(node, first_[at_], std::move(*results));
-      input_ += node.inputs.size();
-      for (const auto place : inputs) {
-        drop(place);
-      }
-      if (const auto now = std::chrono::steady_clock::now(); !alone && now - asked > kAsk) {
+    while (at_ < graph_.nodes.size()) {
+      step(&Run::results_of);
+      if (const auto now = std::chrono::steady_clock::now(); now - asked > kAsk) {
         asked = now;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) {
-          ++at_;
+          *interrupted = true;
           throw py::error_already_set();
         }
       }
@@ -263,15 +245,25 @@ class OperatorRun::Run {
     return value;
   }
 
-  std::optional<HostResults> results_alone(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
-    try {
-      return without_rule(node, inputs);
-    } catch (...) {  // raised again where it can be told
-      return {};
+  // Computes the next node; false where `compute` cannot. It may run a signal handler, which computes all the rest.
+  bool step(std::optional<HostResults> (Run::*compute)(const Node&, c10::ArrayRef<uint32_t>) const) {
+    const auto position = at_;
+    const auto node = graph_.nodes[position];
+    const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input_, node->inputs.size());
+    auto results = (this->*compute)(*node, inputs);
+    if (!results || graph_.nodes.empty() || at_ != position) {
+      return results.has_value();
     }
+    keep(*node, first_[position], std::move(*results));
+    ++at_;
+    input_ += inputs.size();
+    for (const auto place : inputs) {
+      drop(place);
+    }
+    return true;
   }
 
-  std::optional<HostResults> results_of(const Node& node, size_t position, c10::ArrayRef<uint32_t> inputs) const {
+  std::optional<HostResults> results_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     try {
       if (auto results = without_rule(node, inputs)) {
         return results;
@@ -281,7 +273,7 @@ class OperatorRun::Run {
         throw;
       }
     }
-    return by_rule(position, inputs);
+    return by_rule(at_, inputs);
   }
 
   std::optional<HostResults> without_rule(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
@@ -438,6 +430,7 @@ class OperatorRun::Run {
 
 OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
     : graph_(graph), rule_(std::move(rule)) {
+  graph.check();
   keep_clones_of_given(graph);
   run_ = std::make_shared<Run>(graph, rule_, leaves);
 }
@@ -467,30 +460,36 @@ bool OperatorRun::start() {
 }
 
 void OperatorRun::finish() {
+  interrupted_ = false;
   if (task_ != nullptr && task_->lost()) {
     new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
     run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
     task_ = nullptr;
   }
-  while (task_ != nullptr) {
-    bool done = false;
+  while (const auto task = task_) {
+    bool ended = false;
     {
       const py::gil_scoped_release unlocked;
-      done = task_->wait_for(kAsk);
+      ended = task->wait_for(kAsk);
     }
-    if (done) {
+    if (ended) {
       task_ = nullptr;
     } else if (PyErr_CheckSignals() != 0) {
+      interrupted_ = true;
       throw py::error_already_set();
     }
   }
   Vector<Arguments::Result> results;
   {
     const py::gil_scoped_release unlocked;
-    run_->compute(/*alone=*/false);
-    results = run_->outputs();
+    run_->compute(/*alone=*/false, &interrupted_);
+    if (!done()) {
+      results = run_->outputs();
+    }
   }
-  graph_.attach(std::move(results));
+  if (!done()) {
+    graph_.attach(std::move(results));
+  }
 }
 
 }  // namespace torch_xla

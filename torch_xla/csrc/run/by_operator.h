@@ -27,14 +27,26 @@ class OperatorRun {
   // Begins in the device's worker, while the host records on; nothing else is cut there until it is finished. False
   // where that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
   bool start();
-  // Computes what is left, and gives the results to their tensors. May be called again after an interrupt.
+  // Computes what is left, and gives the results to their tensors. May be called again after an interrupt, and in a
+  // signal handler that a call of it runs: what that has done the other leaves.
   void finish();
+  // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
+  bool done() const { return graph_.nodes.empty(); }
+  // Whether the worker has more to do.
+  bool busy() const { return task_ != nullptr && !task_->lost() && !task_->wait_for({}); }
   // The node that it has come to.
   size_t position() const;
+
+  // What it is run for, as Python knows it.
+  py::object request = py::none();
+  // Whether what `finish` raised came from a signal handler: the run goes on.
+  bool interrupted() const { return interrupted_; }
+  Graph& graph() { return graph_; }
 
  private:
   class Run;
   Graph& graph_;
+  bool interrupted_ = false;
   const py::object rule_;
   std::shared_ptr<Run> run_;
   std::shared_ptr<Task> task_;

@@ -75,6 +75,9 @@ void end_capture(c10::DeviceIndex device) {
       }
     }
     for_each_storage(device, [&](Storage& s) {
+      if (s.at_barrier) {
+        garbage.push_back(std::move(s.at_barrier));
+      }
       if (s.id >= first && !s.value.node->leaf()) {
         garbage.push_back(std::exchange(s.value, make_uncomputed(s.meta)));
         garbage.push_back(std::exchange(s.origin, {}));

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/kernel_settings.h"
 #include "ir/op_info.h"
@@ -352,6 +353,19 @@ void promote_as_recorded(const Node& node, HostStack& arguments) {
       v = std::move(list);
     }
   }
+}
+
+bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
+
+bool takes_strides(const OpInfo& op) {
+  static const auto* const products =
+      new std::unordered_set<std::string>{"aten.addmm.default", "aten.bmm.default", "aten.linear.default",
+                                          "aten.linear_backward.default", "aten.mm.default"};
+  if (op.view) {
+    return !addresses(op) && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
+           op.inverse != Inverse::Type;
+  }
+  return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
 }
 
 }  // namespace torch_xla

@@ -26,6 +26,12 @@ bool stays_in_memory(const std::string& name, const HostStack& arguments);
 // Those of which this is not always so.
 std::vector<std::string> trusting_operators();
 
+// Whether an operator means places of its input's memory, which begin where the node's value does.
+bool addresses(const OpInfo& op);
+// Whether a kernel takes inputs with any strides, and means their elements. Many others read memory as if it were in
+// order, because who calls them sees to that, or address it.
+bool takes_strides(const OpInfo& op);
+
 // The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
 // rounded, as a rule's are.
 std::optional<HostStack> in_float(const HostStack& arguments);

@@ -2,13 +2,12 @@
 
 #include <pybind11/numpy.h>
 
-#include <chrono>
-#include <deque>
 #include <string_view>
 
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "device/device.h"
+#include "run/in_flight.h"
 
 namespace torch_xla {
 
@@ -16,24 +15,12 @@ namespace {
 
 thread_local bool eager_operation = false;
 
-// The tokens of what was started on a device, under the GIL. Never destroyed: the interpreter ends before that.
-std::deque<py::object>& runs(c10::DeviceIndex device) {
-  static auto* const all = new std::array<std::deque<py::object>, kMaxDevices>;
-  return all->at(device);
-}
-
-void block(const py::object& token) {
-  static auto* const name = PyUnicode_InternFromString("block_until_ready");
-  if (!py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(token.ptr(), name))) {
-    throw py::error_already_set();
-  }
-}
-
 // For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
 // it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
-py::tuple start(const py::object& run, const py::tuple& arguments) {
+py::tuple start(const py::object& run, const py::tuple& passed, Arguments& arguments) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), arguments.ptr()));
+    arguments.check();
+    auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), passed.ptr()));
     if (!results) {
       throw py::error_already_set();
     }
@@ -114,51 +101,14 @@ std::vector<py::object> Program::number_buffers(const Arguments& arguments) {
   return buffers;
 }
 
-void wait_for_runs(c10::DeviceIndex device, size_t left) {
-  auto& queue = runs(device);
-  if (queue.size() <= left) {
-    return;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  while (queue.size() > left) {
-    auto token = std::move(queue.front());
-    queue.pop_front();
-    try {
-      block(token);
-    } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) {  // an interrupt: the run goes on, and may still fail
-        queue.push_front(std::move(token));
-        throw;
-      }
-      explain(token.ptr(), device);
-      throw;
-    }
-  }
-  note_wait(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-}
-
-std::vector<py::object> take_runs(c10::DeviceIndex device) {
-  std::vector<py::object> taken(runs(device).begin(), runs(device).end());
-  runs(device).clear();
-  return taken;
-}
-
-size_t runs_in_flight(c10::DeviceIndex device) { return runs(device).size(); }
-void add_run(c10::DeviceIndex device, py::object token) { runs(device).push_back(std::move(token)); }
-
-void note_wait(double seconds) {
-  static auto &waiting = metric("DeviceLockWait"), &executing = metric("ExecuteTime");
-  waiting.add(seconds, "seconds");
-  executing.amend(seconds);  // what was started took longer than its start
-}
-
 bool in_eager_operation() { return eager_operation; }
 void set_eager_operation(bool on) { eager_operation = on; }
 
 // Starting and attaching are one piece: between the two, where donated inputs are gone and results not yet attached, no
 // Python code may run, since that is where an interrupt would be raised.
 py::object execute(Arguments& arguments, Program& program) {
-  wait_for_runs(arguments.device, kRunsAhead - 1);
+  auto& in_flight = InFlight::of(arguments.device);
+  in_flight.wait_for_programs(kRunsAhead - 1);
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
@@ -184,10 +134,10 @@ py::object execute(Arguments& arguments, Program& program) {
     if (program.meet) {
       met = program.meet();
     }
-    results = start(program.run(), passed);
+    results = start(program.run(), passed, arguments);
     token = results[results.size() - 1];
     if (program.waits) {
-      block(token);
+      block_until_ready(token);
     }
     const Timed timed(attaching_time());
     auto given = program.packing.results_of(results);
@@ -202,7 +152,7 @@ py::object execute(Arguments& arguments, Program& program) {
     }
     throw;
   }
-  add_run(arguments.device, token);
+  in_flight.add_program(token);
   if (met) {
     met(results);
   }

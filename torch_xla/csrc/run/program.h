@@ -63,18 +63,6 @@ class Program {
 // Returns the token of the run.
 py::object execute(Arguments& arguments, Program& program);
 
-// Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
-constexpr size_t kRunsAhead = 2;
-// Waits until so many runs of a device are left that were started and not waited for.
-void wait_for_runs(c10::DeviceIndex device, size_t left);
-// Forgets them; whoever takes them waits.
-std::vector<py::object> take_runs(c10::DeviceIndex device);
-size_t runs_in_flight(c10::DeviceIndex device);
-void add_run(c10::DeviceIndex device, py::object token);
-
-// Tells the metrics that the host waited for a device.
-void note_wait(double seconds);
-
 // Whether this thread runs a single operation of eager mode: those are measured by themselves.
 bool in_eager_operation();
 void set_eager_operation(bool on);

@@ -48,7 +48,7 @@ void for_each_waiting(const Node& leaf, Visit visit) {
 }  // namespace
 
 bool is_cloneable(const Node& node) {
-  return node.leaf() && node.error == nullptr && (node.buffer != nullptr || node.source.defined()) &&
+  return node.leaf() && node.error == nullptr && !node.donated && (node.buffer != nullptr || node.source.defined()) &&
          !is_placeholder(node);
 }
 
@@ -60,7 +60,8 @@ Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
     return other;
   }
   const auto* const first = original_of(*leaf.node);
-  const auto original = first != nullptr ? *first : leaf.node;
+  // While a program is about to write over the original's buffer, the leaf is given one of its own.
+  const auto original = first != nullptr && !(*first)->donated ? *first : leaf.node;
   auto clone = make_leaf({leaf.node->outs, leaf.index}, nullptr);
   clone.node->placement = leaf.node->placement;
   clone.node->source = c10::make_intrusive<LazyClone>(original, holder);
@@ -99,6 +100,7 @@ Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool
   Vector<NodePtr> found;
   const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
+    leaves[i]->donated = donated[i];
     if (original_of(*leaves[i]) != nullptr) {
       found.push_back(leaves[i]);
     } else if (donated[i]) {

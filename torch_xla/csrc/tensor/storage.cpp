@@ -83,6 +83,7 @@ Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
 Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
     : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), no_memory(), false),
       id(address),
+      initial{v.node->sequence, v.index},
       value(std::move(v)),
       meta(std::move(m)),
       index(d),
@@ -107,8 +108,20 @@ void Storage::let_go() {
 
 void Storage::release_resources() {
   let_go();
-  value = synced = origin = {};
+  value = synced = at_barrier = origin = {};
   StorageImpl::release_resources();
+}
+
+void Storage::take_synced(Vector<Value>& garbage) {
+  if (at_barrier) {
+    resolve(at_barrier);
+    if (at_barrier.node->leaf()) {
+      if (synced) {
+        garbage.push_back(std::move(synced));
+      }
+      synced = std::exchange(at_barrier, {});
+    }
+  }
 }
 
 void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) {
@@ -136,6 +149,7 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
   }
   ++generation;
   garbage.push_back(std::exchange(synced, {}));
+  garbage.push_back(std::exchange(at_barrier, {}));
   garbage.push_back(std::exchange(origin, holds || bytes == 0 ? Value() : value));
   const auto size = static_cast<int64_t>(bytes);
   set_data_ptr_noswap(data_at(new_address(size), size, index));

@@ -25,6 +25,12 @@ class RecorderLock {
   NoPython no_python_;
 };
 
+// A value by the sequence of its node, without keeping it.
+struct ValueId {
+  uint64_t node = 0;
+  uint32_t index = 0;
+};
+
 // It is PyTorch's storage at once, so that all who compare storages, sizes or addresses see aliases as they are. No one
 // can read at its address: that is a number no other living storage has, and null for no bytes, as on CPU.
 struct Storage final : c10::StorageImpl, Pooled<Storage> {
@@ -36,15 +42,20 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
   void resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage);
 
-  const uint64_t id;  // no other storage ever has it
+  const uint64_t id;      // no other storage ever has it
+  const ValueId initial;  // its first value
   Value value;
   MetaRef meta;  // of the base tensor
   c10::DeviceIndex index;
   uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
   uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
   Value synced;             // the leaf it had after the last barrier
-  Value origin;             // the fill it was created with, until the first barrier
-  uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
+  Value at_barrier;    // the value it had at the latest barrier, whose graph has not ended; none where it is `synced`
+  Value origin;        // the fill it was created with, until the first barrier
+  uint32_t placement;  // where its values are to be: as the first one, or as was asked for since
+
+  // What it had at a barrier is what it goes back to, once it is computed. Wants the recorder's lock.
+  void take_synced(Vector<Value>& garbage);
 
   Storage* previous = nullptr;  // the list of living storages of the device
   Storage* next = nullptr;

@@ -27,7 +27,7 @@ void note_write(const Storage& storage) {
   if (log.size() == kMost) {
     log.erase(log.begin(), log.begin() + kMost / 2);
   }
-  log.push_back({storage.id, node_sequence(), storage.value.node->sequence, storage.value.index});
+  log.push_back({storage.id, node_sequence(), {storage.value.node->sequence, storage.value.index}});
 }
 
 const Vector<Write>& writes(c10::DeviceIndex device) { return log_of(device); }

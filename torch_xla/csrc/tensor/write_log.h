@@ -8,8 +8,7 @@ namespace torch_xla {
 struct Write {
   uint64_t storage;  // its id
   uint64_t when;     // the node sequence after it
-  uint64_t node;     // of the value: the sequence of its node
-  uint32_t index;    // and which result of that it is
+  ValueId value;
 };
 
 // Takes notice of a write that was just done.

@@ -1,0 +1,133 @@
+"""What a barrier or a read comes to: which graphs, one after the other, and in which way each runs."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from torch_xla import _bindings
+from torch_xla._core import hotness, region
+from torch_xla._core.compile import cache
+from torch_xla._core.device import client
+from torch_xla._core.run import by_operator, fills
+
+
+class Way(enum.Enum):
+    """How a graph runs.
+
+    Attributes:
+        PLANNED: As `steps` says of it.
+        HOST: With PyTorch's CPU kernels, now, where it is small enough; else as a PROGRAM.
+        PROGRAM: By its program; without one operator by operator, until `hotness` says that it is compiled.
+    """
+
+    PLANNED = enum.auto()
+    HOST = enum.auto()
+    PROGRAM = enum.auto()
+
+
+@dataclass
+class Request:
+    """What is asked for, and what came of it so far.
+
+    Attributes:
+        cut: What its graph is to be made of.
+        cause: What asks for it, as the analyses print it.
+        reading: Its values go to the host next, so a very small graph is computed there.
+        name: What its graph is called, in a region.
+        failures: What to raise once all that can run has been started.
+    """
+
+    cut: _bindings.Cut
+    cause: str
+    reading: bool
+    name: str | None = None
+    failures: list[Exception] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A graph to run.
+
+    Attributes:
+        cut: What it is to be made of.
+        way: How it runs.
+        graph: The graph, where it was cut already.
+        ahead: Whether the host may record on while it runs operator by operator.
+    """
+
+    cut: _bindings.Cut
+    way: Way
+    graph: _bindings.Graph | None = None
+    ahead: bool = True
+
+
+def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
+    """What to run for a request.
+
+    For a barrier that is its graph. Where a value is read a read should cost a read: a very small graph runs on the
+    host, and in the place of a new one comes a graph that has a program, or one whose growing parts run on the host.
+
+    Args:
+        request: The request.
+        graph: Its graph; empty afterwards where something else runs first.
+    """
+    what = request.cut
+    if not request.reading:
+        return [Step(what, Way.PROGRAM, graph)]
+    if by_operator.on() and graph.fits_host and not graph.has_fills:
+        return [Step(what, Way.HOST, graph)]
+    if region.stack() or knows(graph):
+        return [Step(what, Way.PROGRAM, graph)]
+    graph.clear()  # it holds what others may write over
+    what.again = True
+    other = _instead(what)
+    if other is not None:
+        return [Step(other, Way.PROGRAM, ahead=False)]
+    if client.spmd():
+        return [Step(what, Way.PROGRAM)]
+    graph = what.graph()
+    parts = by_operator.divide(graph, what)
+    if not parts:
+        return [Step(what, Way.PROGRAM, graph)]
+    graph.clear()
+    return [Step(part, Way.HOST, ahead=False) for part in (*parts, what)]
+
+
+def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
+    """What to run where a value is read and the graph for it would be a new one, or None.
+
+    All that is pending, where that is a graph that is known: the loop's body mostly, which ends here. Or the value
+    alone, where such a graph is about to come: what the value needs is computed twice in this step, and no part of the
+    body gets a graph of its own. After the end of a loop without barriers again all that is pending: other values are
+    read next.
+    """
+    whole = _bindings.Cut.of_device(what.device)
+    known = is_known(whole)
+    if known:
+        return whole
+    needed = what.needed()
+    if needed is not None and _bindings.whole_comes(what.device):
+        return needed
+    return whole if known is not None and _bindings.was_cut(what.device) else None
+
+
+def knows(graph: _bindings.Graph) -> bool:
+    """Whether a graph is no new one: it has a program, or ran without."""
+    return cache.knows(graph) or (hotness.counts(graph.device) and hotness.knows(graph))
+
+
+def is_known(what: _bindings.Cut) -> bool | None:
+    """Whether a graph has a program in memory, or ran without; None where nothing is to be computed. It stays pending.
+
+    Args:
+        what: What the graph is to be made of; nothing else runs on its device.
+    """
+    graph = what.graph()
+    if not graph.num_outputs:
+        return None
+    if graph.has_fills:
+        fills.provide(graph)
+    known = knows(graph)
+    graph.clear()
+    return known

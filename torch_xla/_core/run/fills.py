@@ -1,0 +1,43 @@
+"""Leaves that are filled with one number, such as those of `torch.zeros`, get their buffers when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_xla import _bindings
+from torch_xla._core.device import splits, transfer
+from torch_xla._errors import OutOfMemoryError
+
+
+def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
+    """Gives buffers to those leaves of a graph that are still to be filled with a number.
+
+    Args:
+        cut: The graph.
+        places: Placement number of each of its leaves, where its program is known.
+
+    Raises:
+        OutOfMemoryError: There is no room for some.
+    """
+    buffers: list[Any] = []
+    found: list[int] = []
+    errors: dict[int, OutOfMemoryError] = {}
+    for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
+        if where == splits.ANYWHERE:
+            where = places[slot] if places and slot >= 0 else splits.WHOLE
+        found.append(where)
+        try:
+            buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))
+        except OutOfMemoryError as error:
+            errors[i] = error
+    if errors:
+        first, *others = errors.values()
+        for other in others:
+            first.add_note(str(other))
+        first.fills = tuple(errors)
+        try:
+            raise first
+        finally:
+            del first, others, errors  # they would hold themselves, with the caller's variables
+    cut.provide_fills(buffers, found)
