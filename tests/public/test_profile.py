@@ -67,7 +67,7 @@ def test_a_graph_that_ran_without_a_program_is_a_run_of_its_line():
     assert [(run.key, run.seconds) for run in found.runs] == [(report.UNCOMPILED, 2.0)] * 2
     assert [step.stages["operators"] for step in found.steps if step.ended] == [2.0, 2.0]
     text = "2 new graphs ran operator by operator at train.py:9 in <module>, 4.00 s"
-    assert ("compile", text) in words.findings(found)
+    assert ("operators", text) in words.findings(found)
 
 
 def test_nested_spans_are_cut_into_pieces():

@@ -104,13 +104,7 @@ def test_a_clean_script_says_nothing(tmp_path):
     "way",
     [
         pytest.param("compiled", marks=pytest.mark.compiled("both ways")),
-        pytest.param(
-            "by default",
-            marks=[
-                pytest.mark.by_default("both ways"),
-                pytest.mark.xfail(reason="first runs, and reads that the host computes, are named as compiled again"),
-            ],
-        ),
+        pytest.param("by default", marks=pytest.mark.by_default("both ways")),
     ],
 )
 def test_the_report_of_a_clean_script_finds_no_new_graphs(way, tmp_path):

@@ -90,7 +90,7 @@ def findings(report: Report) -> list[tuple[str, str]]:
             uncompiled.setdefault(run.line, []).append(run.seconds)
     for line, runs in uncompiled.items():
         text = f"{count(len(runs), 'new graph')} ran operator by operator at {short(line or 'an unknown line')}"
-        found.append((sum(runs), "compile", f"{text}, {seconds(sum(runs))}"))
+        found.append((sum(runs), "operators", f"{text}, {seconds(sum(runs))}"))
     steps = usual(report)
     devices = max(len({run.device for run in report.runs}), 1)
     length = sum(s.seconds for s in steps) * devices or 1.0
