@@ -148,13 +148,7 @@ def test_bad_input():
     "way",
     [
         pytest.param("compiled", marks=pytest.mark.compiled("both ways")),
-        pytest.param(
-            "by default",
-            marks=[
-                pytest.mark.by_default("both ways"),
-                pytest.mark.xfail(reason="the host reads parts of a buffer without asking whether they are there"),
-            ],
-        ),
+        pytest.param("by default", marks=pytest.mark.by_default("both ways")),
     ],
 )
 def test_a_buffer_that_is_gone_is_said(way):

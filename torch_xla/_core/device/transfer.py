@@ -260,12 +260,14 @@ def finish(started: Any, index: int | None = None) -> None:
 
     Raises:
         ExecutionError: The program that makes it failed; a torch.OutOfMemoryError too where it did not fit.
+        RuntimeError: The buffer was deleted.
     """
     try:
         started.block_until_ready()
     except Exception as error:
         if index is None and started.is_deleted():
-            raise  # no program failed: it was given to one
+            text = f"[transfer] a buffer, {started.aval}, is gone: something outside torch_xla deleted it ({error})"
+            raise RuntimeError(text) from None
         raise failures.late(error, placement.index_of(started) if index is None else index) from error
 
 
