@@ -18,12 +18,8 @@ SCRIPT = Path(__file__).with_name("mixed_programs.py")
 @pytest.mark.parametrize(
     ("kinds", "threads"),
     [
-        ("way,settings,failure,allocation", 0),
+        ("way,settings,failure,interrupt,allocation", 0),
         ("way,allocation,fork", 1),
-        # Whether it fails depends on where the interrupt comes.
-        pytest.param(
-            "way,interrupt", 0, marks=pytest.mark.xfail(strict=False, reason="an interrupt in a run breaks the device")
-        ),
     ],
 )
 def test_values_are_the_cpus(kinds: str, threads: int) -> None:

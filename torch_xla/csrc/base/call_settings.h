@@ -9,6 +9,5 @@ namespace torch_xla {
 using CallSettings = uint8_t;
 
 CallSettings call_settings();
-void set_call_settings(CallSettings settings);
 
 }  // namespace torch_xla

@@ -247,6 +247,7 @@ void Graph::clear() {
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
   }
+  forgotten_.clear();
   leaves.clear();
   outputs.clear();
   unused_fills_.clear();

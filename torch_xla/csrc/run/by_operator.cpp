@@ -435,7 +435,7 @@ OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std:
   run_ = std::make_shared<Run>(graph, rule_, leaves);
 }
 
-size_t OperatorRun::position() const { return run_->position(); }
+size_t OperatorRun::position() const { return run_ != nullptr ? run_->position() : 0; }
 
 OperatorRun::~OperatorRun() {
   if (task_ != nullptr && !task_->lost()) {
@@ -479,17 +479,22 @@ void OperatorRun::finish() {
       throw py::error_already_set();
     }
   }
+  const auto run = run_;  // a signal handler may finish it
+  if (run == nullptr) {
+    return;
+  }
   Vector<Arguments::Result> results;
   {
     const py::gil_scoped_release unlocked;
-    run_->compute(/*alone=*/false, &interrupted_);
+    run->compute(/*alone=*/false, &interrupted_);
     if (!done()) {
-      results = run_->outputs();
+      results = run->outputs();
     }
   }
   if (!done()) {
     graph_.attach(std::move(results));
   }
+  run_ = nullptr;  // its values
 }
 
 }  // namespace torch_xla
