@@ -151,7 +151,10 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         if step.way is Way.PLANNED:
             if watched:  # a region does not see its graph's parts
                 request.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-            return plan.steps(request, cut)
+            steps = plan.steps(request, cut)
+            if steps[0].graph is not cut:
+                return steps
+            (step,) = steps
         if step.way is Way.HOST and (cut.fits_host or cut.is_small_part) and _run_on_host(cut, request):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.

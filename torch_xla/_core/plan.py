@@ -26,7 +26,7 @@ class Way(enum.Enum):
     PROGRAM = enum.auto()
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """What is asked for, and what came of it so far.
 
@@ -45,7 +45,7 @@ class Request:
     failures: list[Exception] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """A graph to run.
 
