@@ -12,7 +12,6 @@ Cut = _C.Cut
 Graph = _C.Graph
 Calls = _C.Calls
 Slot = _C.Slot
-InFlight = _C.InFlight
 OperatorRun = _C.OperatorRun
 StaleGraph = _C.StaleGraph
 Packing = _C.Packing

@@ -37,8 +37,6 @@ void forget_writes(c10::DeviceIndex device, uint64_t until) {
   log.erase(log.begin(), std::partition_point(log.begin(), log.end(), [&](const Write& w) { return w.when <= until; }));
 }
 
-bool keeps_writes() { return kept; }
-
 void keep_writes(bool on) {
   kept = on;
   if (!on) {

@@ -19,6 +19,5 @@ const Vector<Write>& writes(c10::DeviceIndex device);
 void forget_writes(c10::DeviceIndex device, uint64_t until);
 // Whether they are noted at all.
 void keep_writes(bool on);
-bool keeps_writes();
 
 }  // namespace torch_xla
