@@ -92,7 +92,7 @@ def side(devices: int) -> dict[str, float]:
         torch_xla.sync()
     figures["compile_s"] = met.metric_data("CompileTime")[1] / 1e9 - before / 1e9
     state = [value for group in optimizer.state.values() for value in group.values() if value.dim()]
-    held = torch_xla._core.sync.buffers([p.detach() for p in model.parameters()] + state)
+    held = torch_xla._core.execute.barrier.buffers([p.detach() for p in model.parameters()] + state)
     figures["bytes"] = float(sum(buffer.addressable_shards[0].data.nbytes for buffer in held))
     return figures
 

@@ -133,8 +133,8 @@ def pytest_report_header() -> str:
 def same_start() -> None:
     """The same random numbers, current device and graphs known in every run of a test, whichever ran before."""
     torch.manual_seed(0)
-    if "torch_xla._core.hotness" in sys.modules:
-        sys.modules["torch_xla._core.hotness"].clear()
+    if "torch_xla._core.execute.hotness" in sys.modules:
+        sys.modules["torch_xla._core.execute.hotness"].clear()
     if "torch_xla" in sys.modules:  # importing it is part of what some tests look at
         sys.modules["torch_xla"]._bindings.set_current_device(0)
 
@@ -212,8 +212,8 @@ def when_hot() -> Iterator[None]:
     if os.environ["PJRT_DEVICE"] == plugin.NAME:
         pytest.skip("on a plugin new graphs are compiled")
     import torch_xla
-    from torch_xla._core import hotness
     from torch_xla._core.compile import cache
+    from torch_xla._core.execute import hotness
     from torch_xla._core.report import retrace
 
     torch_xla.sync()

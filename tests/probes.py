@@ -18,8 +18,8 @@ import warm
 
 import torch_xla
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import pipeline
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import pipeline
 from torch_xla._core.graph import graph
 
 ROOT = Path(__file__).parents[1]

@@ -137,7 +137,7 @@ def _next_program(pipe: socket.socket) -> str:
 if __name__ == "__main__":
     import jax.numpy  # noqa: F401
 
-    import torch_xla._core.preload  # noqa: F401
+    import torch_xla._core.execute.preload  # noqa: F401
 
     assert threading.active_count() == 1
     _program = _next_program(socket.socket(fileno=int(sys.argv[1])))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _capture, _config, _metrics
-from torch_xla._core import step_closures
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
+from torch_xla._core.execute import barrier as _barrier
+from torch_xla._core.execute import step_closures
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._api import barrier
-from torch_xla._core import region
+from torch_xla._core.execute import region
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client, memory
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla._graph import Graph as Graph
 from torch_xla._graph import is_current_stream_capturing as is_current_stream_capturing
 

@@ -17,8 +17,8 @@ from torch.optim.optimizer import (
 )
 
 from torch_xla import _bindings, _metrics, _timeline
-from torch_xla._core import region, sync
 from torch_xla._core.device import memory
+from torch_xla._core.execute import barrier, region
 from torch_xla._core.graph import graph
 from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level, loop_report
@@ -88,8 +88,8 @@ class Graph:
             raise RuntimeError(message("graph", "got a second capture", do="make another graph, or reset() this one"))
         region.refuse_captured("a capture")
         device = _bindings.current_device()
-        with sync.exclusive():
-            sync.sync(device, wait=True, cause=debug_level.CAPTURE)
+        with barrier.exclusive():
+            barrier.sync(device, wait=True, cause=debug_level.CAPTURE)
             _bindings.begin_capture(device)
             with ExitStack() as scope:
                 scope.callback(_bindings.end_capture, device)
@@ -108,15 +108,16 @@ class Graph:
         scope, self._scope = self._scope, None
         if scope is None:
             raise RuntimeError(message("graph", "got capture_end()", expected="capture_begin() before it"))
-        from torch_xla._core import pipeline  # which imports JAX
+        from torch_xla._core.execute import pipeline  # which imports JAX, as does this:
+        from torch_xla._core.report import render
 
-        with sync.exclusive(), scope:
+        with barrier.exclusive(), scope:
             marks = pending.take(self._device)
             what = _bindings.Cut.of_capture(self._device)
             cut, executable = pipeline.captured(what, not self._keeps)
             del marks
             if self._debug:
-                self._text = pipeline.render(graph.describe(cut), "dot")
+                self._text = render.render(graph.describe(cut), "dot")
             run = _bindings.CapturedGraph(cut)
             scope.close()
             self._pipeline, self._key, self._cut, self._run = pipeline, cut.key, cut, run
@@ -130,7 +131,7 @@ class Graph:
         """Compiles the graph, if that has not been done."""
         self._check_captured("instantiate()")
         if self._executable is None and self._cut.num_outputs:
-            with sync.exclusive():
+            with barrier.exclusive():
                 self._set(self._pipeline.program_of(self._cut))
 
     def replay(self) -> None:
@@ -145,10 +146,10 @@ class Graph:
         if self._executable is None:
             self.instantiate()
         device = self._device
-        with _timeline.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), sync.exclusive():
+        with _timeline.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
             self._pipeline.finish(device)
             if _bindings.has_pending(device):
-                sync.sync(device, cause=debug_level.REPLAY)
+                barrier.sync(device, cause=debug_level.REPLAY)
             if self._executable is None:  # nothing was recorded
                 return
             start = time.perf_counter()

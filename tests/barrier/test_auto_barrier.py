@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 from torch_xla import _bindings, _metrics, experimental
-from torch_xla._core import auto_barrier
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import auto_barrier
 
 STEPS = 12
 

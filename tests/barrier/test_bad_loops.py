@@ -14,8 +14,8 @@ from torch import Tensor
 
 import torch_xla
 from torch_xla import _bindings, _metrics
-from torch_xla._core import auto_barrier
 from torch_xla._core.compile import cache, compiler
+from torch_xla._core.execute import auto_barrier
 from torch_xla.ops import registry
 
 LIBRARY = torch.library.Library("looping", "DEF")

@@ -19,11 +19,10 @@ from probes import python
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import sync
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.device import client
+from torch_xla._core.execute import barrier, executor, hooks
 from torch_xla._core.lower import lowering
-from torch_xla._core.run import executor
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import dtypes, registry
 
@@ -531,10 +530,10 @@ xm.mark_step()
 
         _bindings.in_flight(0).add_program(Interrupted())
         with pytest.raises(KeyboardInterrupt):
-            sync.wait(0)
+            barrier.wait(0)
         with pytest.raises(RuntimeError, match="it failed in the end"):
-            sync.wait(0)
-        sync.wait(0)
+            barrier.wait(0)
+        barrier.wait(0)
 
 
 class TestReferences:
@@ -556,7 +555,7 @@ class TestReferences:
         def fail(self: Any, *_: Any) -> Any:
             raise RuntimeError("no pack")
 
-        monkeypatch.setattr(sync._Hooks, "pack", fail)
+        monkeypatch.setattr(hooks.Hooks, "pack", fail)
         with pytest.raises(RuntimeError, match="no pack"):
             step()
             torch_xla.sync()

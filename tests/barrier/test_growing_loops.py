@@ -16,8 +16,8 @@ from torch.nn import functional
 
 import torch_xla
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import auto_barrier, hotness
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import auto_barrier, hotness
 from torch_xla._core.report import retrace
 
 pytestmark = pytest.mark.by_default("new graphs are not compiled")

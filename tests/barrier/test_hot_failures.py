@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core import hotness, sync
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import barrier, hotness
 from torch_xla.ops import registry
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
@@ -153,7 +153,7 @@ class TestMemory:
     def test_a_buffer_that_was_deleted(self) -> None:
         x = torch.ones(3000).to("xla")
         torch_xla.sync()
-        (buffer,) = sync.buffers([x])
+        (buffer,) = barrier.buffers([x])
         buffer.delete()
         lost = x + 1
         with pytest.raises(RuntimeError, match=r"\[run\] input 0, float32\[3000\], is gone: something outside"):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import torch_xla
 from torch_xla import _config
-from torch_xla._core import hotness
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import hotness
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 

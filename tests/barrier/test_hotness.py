@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla._core import hotness
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import hotness
 from torch_xla.debug import no_new_graphs
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]

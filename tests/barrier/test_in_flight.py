@@ -14,9 +14,9 @@ from probes import python
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import pipeline
 from torch_xla._core.compile import compiler
 from torch_xla._core.device import transfer
+from torch_xla._core.execute import pipeline
 from torch_xla.ops import registry
 
 pytestmark = pytest.mark.by_default("new graphs are not compiled")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _metrics
-from torch_xla._core import auto_barrier
+from torch_xla._core.execute import auto_barrier
 
 
 @pytest.fixture(autouse=True)

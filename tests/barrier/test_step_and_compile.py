@@ -9,7 +9,7 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import experimental
-from torch_xla._core import region
+from torch_xla._core.execute import region
 from torch_xla._errors import GraphLimitError
 
 

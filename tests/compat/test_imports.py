@@ -12,8 +12,8 @@ import pytest
 from probes import ROOT, python
 
 PACKAGE = ROOT / "torch_xla"
-# The folders of `_core` and those of `csrc`, from the bottom to the top; "" has the files beside the folders.
-CORE = ("graph", "device", "lower", "job", "compile", "run", "report", "", "functions", "torch")
+# The folders of `_core` and those of `csrc`, from the bottom to the top.
+CORE = ("graph", "device", "lower", "job", "compile", "report", "execute", "functions", "torch")
 CSRC = ("base", "device", "ir", "tensor", "loops", "record", "kernels", "cut", "run", "bindings")
 LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
@@ -34,9 +34,10 @@ def layer_of(module: str) -> int:
         return LAYERS.index("settings")
     if head in ("_bindings", "_C", "_extension"):
         return LAYERS.index("bindings")
+    if module == "torch_xla._core":
+        return 0  # empty
     if head == "_core":
-        folder = module.split(".")[2] if MODULES[module].parent != PACKAGE / "_core" else ""
-        return LAYERS.index(f"_core/{folder}")
+        return LAYERS.index(f"_core/{module.split('.')[2]}")
     if head in ("ops", "experimental"):
         return LAYERS.index(head)
     return LAYERS.index("public")

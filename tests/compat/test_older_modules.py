@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import torch_xla.distributed.spmd as xs
 from torch_xla import _deprecation
-from torch_xla._core import sync
+from torch_xla._core.execute import export
 from torch_xla.debug.graph_saver import save_tensors_graph
 from torch_xla.experimental.custom_kernel import make_kernel_from_pallas
 from torch_xla.experimental.pytreeify import pytreeify
@@ -89,7 +89,7 @@ class TestSplashAttention:
         config = SplashAttentionConfig(attentiontype_local_sliding=True, slide_window_size=256)
         given = [torch.empty(2, 4, 2048, 8, device="xla", requires_grad=True) for _ in range(3)]
         grads = torch.autograd.grad(splash_attention(*given, config.to_json()).sum(), given)
-        text = sync.lowered(grads, "graph").stage.as_text()
+        text = export.lowered(grads, "graph").stage.as_text()
         assert "2x4x256x2048xf32" in text and "2x4x2048x2048xf32" not in text
 
     def test_its_settings_are_text(self) -> None:

@@ -15,8 +15,8 @@ from probes import sampled, setting
 
 import torch_xla
 from torch_xla import _config, debug
-from torch_xla._core import pipeline
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import pipeline
 from torch_xla.debug import metrics
 
 Counting = Callable[..., AbstractContextManager[Any]]

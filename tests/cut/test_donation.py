@@ -11,7 +11,7 @@ import torch
 
 import torch_xla
 from torch_xla import _XLAC, _bindings
-from torch_xla._core import sync
+from torch_xla._core.execute import barrier
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 SIZE = 50_000  # too large for the host to compute
@@ -24,7 +24,7 @@ def computed(size: int = SIZE) -> torch.Tensor:
     return x
 
 
-def barrier() -> int:
+def sync_counting_donations() -> int:
     """Issues a barrier; the number of buffers its graph gives away."""
     donated = _bindings.Cut.of_device(0).graph().donated
     torch.zeros(1, device="xla")
@@ -42,36 +42,36 @@ class TestDonated:
     def test_a_tensor_written_in_place(self) -> None:
         x = computed()
         x.mul_(1.0)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         address = _XLAC._unsafe_buffer_pointer(x)  # now in the device's own memory, not the host's
         x.add_(2.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         assert _XLAC._unsafe_buffer_pointer(x) == address
         assert x[:2].tolist() == pytest.approx([2.5, 2.5 + 1 / (SIZE - 1)])
 
     def test_a_parameter_whose_data_is_replaced(self) -> None:
         parameter = torch.nn.Parameter(computed())
         parameter.data.mul_(2.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
 
     def test_with_aliases_that_see_the_new_value(self) -> None:
         x = computed()
         alias, data = x.detach(), x.data
         x.add_(2.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         assert alias[0].item() == data[0].item() == 2.5
 
     def test_a_write_through_a_view(self) -> None:
         x = computed()
         x[:3].fill_(7.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         assert x[:4].tolist() == pytest.approx([7.5] * 3 + [3 / (SIZE - 1)])
 
     def test_a_value_that_another_result_of_the_graph_needs(self) -> None:
         x = computed()
         y = x * 2.5
         x.add_(1.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         assert y[-1].item() == 2.5
         assert x[-1].item() == 2.5
 
@@ -81,7 +81,7 @@ class TestDonated:
         counts = []
         for _ in range(3):
             state.mul_(0.5).add_(x)
-            counts.append(barrier())
+            counts.append(sync_counting_donations())
         assert counts == [1, 1, 1]
         assert state[-1].item() == 1.75
 
@@ -93,7 +93,7 @@ class TestDonated:
             optimizer.zero_grad()
             model(torch.ones(3, 8).to("xla")).sum().backward()
             optimizer.step()
-            counts.append(barrier())
+            counts.append(sync_counting_donations())
         assert counts[1:] == [8, 8, 8]
 
     @pytest.mark.compiled("it is about buffers that the host computed", reads=False)
@@ -105,11 +105,11 @@ class TestDonated:
 
         x = constant()
         x.add_(5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         assert x.tolist() == [7, 8, 9]
         assert constant().tolist() == [2, 3, 4]
         x.add_(5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
 
 
 class TestKept:
@@ -119,10 +119,10 @@ class TestKept:
         """Writes to `x`, which must not change what `kept` gives, nor the graph: it has x's buffer as without it."""
         before = kept().cpu().clone()
         x.add_(2.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         torch.testing.assert_close(kept().cpu(), before)
         x.add_(2.5)
-        barrier()
+        sync_counting_donations()
         torch.testing.assert_close(kept().cpu(), before)
         assert x[0].item() == 5.0
 
@@ -136,7 +136,7 @@ class TestKept:
         x = computed()
         clone = x.clone()
         x.add_(2.5)
-        barrier()
+        sync_counting_donations()
         assert clone[0].item() == 0.0
         assert x[0].item() == 2.5
 
@@ -152,7 +152,7 @@ class TestKept:
         view = x[2:4]
         torch_xla.sync()
         x.add_(2.5)
-        barrier()
+        sync_counting_donations()
         torch.testing.assert_close(view.cpu(), torch.linspace(0, 1, SIZE)[2:4] + 2.5)
 
     def test_copies_of_a_state_dict(self) -> None:
@@ -178,18 +178,18 @@ class TestKept:
         references = model.state_dict()
         with torch.no_grad():
             model.weight.add_(2.5)
-        assert barrier() == 1
+        assert sync_counting_donations() == 1
         torch.testing.assert_close(references["weight"].cpu(), model.weight.detach().cpu())
 
     def test_a_value_that_a_pending_graph_needs(self) -> None:
         x = computed()
         pending = x * 2.5
         x.add_(1.5)
-        sync.evaluate([x])
+        barrier.evaluate([x])
         assert _bindings.buffer_of(pending) is None
         assert x[-1].item() == 2.5
         x.add_(1.5)
-        sync.evaluate([x])
+        barrier.evaluate([x])
         torch_xla.sync()
         assert pending[-1].item() == 2.5
         assert x[-1].item() == 4.0
@@ -200,7 +200,7 @@ class TestKept:
         loss = (x * weight.clone()).sum()
         torch_xla.sync()
         weight.add_(2.5)
-        barrier()
+        sync_counting_donations()
         loss.backward()
         torch_xla.sync()
         assert x.grad is not None
@@ -219,7 +219,7 @@ class TestKept:
         torch_xla.sync()
         x.data, y.data = y.data, x.data
         x.add_(1.0)
-        barrier()
+        sync_counting_donations()
         assert x[0].item() == 2.5
         assert y[0].item() == 0.0
 

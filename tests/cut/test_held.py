@@ -11,7 +11,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import _bindings
-from torch_xla._core import sync
+from torch_xla._core.execute import barrier
 from torch_xla.debug import metrics
 
 SIZE = 50_000  # too large for the host to compute
@@ -34,7 +34,7 @@ def test_who_has_a_buffer_keeps_its_values(compiles) -> None:
     with compiles() as compiled:
         for held, copied in ((True, 1), (False, 0), (True, 1)):
             before = copies()
-            buffer = sync.buffers([x])[0] if held else None
+            buffer = barrier.buffers([x])[0] if held else None
             first = x.cpu()[0].item()
             x.add_(2.5)
             torch_xla.sync()
@@ -66,7 +66,7 @@ def test_a_part_of_a_pack_keeps_it() -> None:
 def test_a_buffer_that_was_given_away() -> None:
     x = torch.linspace(0, 1, SIZE).to("xla")
     torch_xla.sync()
-    buffer = sync.buffers([x])[0]
+    buffer = barrier.buffers([x])[0]
     assert _bindings.give_buffer(x, True)
     y = x * 3
     torch_xla.sync()

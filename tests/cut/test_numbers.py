@@ -143,7 +143,7 @@ def test_the_first_graph_of_a_process_has_the_constants_of_later_ones() -> None:
         "-c",
         """
 import torch, torch_xla
-from torch_xla._core import pipeline
+from torch_xla._core.execute import pipeline
 from torch_xla._core.graph import graph
 run = pipeline._compile
 def compile(cut, *rest):

@@ -9,7 +9,7 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _metrics
-from torch_xla._core import pipeline
+from torch_xla._core.execute import pipeline
 from torch_xla._core.graph import graph
 
 

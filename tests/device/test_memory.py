@@ -16,7 +16,7 @@ from probes import setting
 import torch_xla
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, memory, transfer
-from torch_xla._core.run import executor
+from torch_xla._core.execute import executor
 from torch_xla.debug import memory as public
 
 
@@ -86,7 +86,7 @@ def test_a_small_graph_within_the_limit_runs(limited: torch.device) -> None:
 
 @pytest.mark.compiled("a program does not fit")
 def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_xla._core.run import executor
+    from torch_xla._core.execute import executor
 
     x = torch.ones(31, 7).to("xla").requires_grad_()
     y = x * 2

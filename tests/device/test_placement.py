@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import sync
 from torch_xla._core.device import client, placement
+from torch_xla._core.execute import barrier
 
 
 def key_of(tensor: torch.Tensor) -> str:
@@ -27,7 +27,7 @@ def test_one_device(index: int) -> None:
 def test_buffers_are_there(index: int) -> None:
     x = torch.arange(3.0).to(f"xla:{index}")
     for tensor in (x, x + 1, torch.ones(3, device=x.device)):
-        (buffer,) = sync.buffers([tensor])
+        (buffer,) = barrier.buffers([tensor])
         assert buffer.sharding == placement.of(index).sharding
         assert placement.index_of(buffer) == index
 
@@ -38,13 +38,13 @@ def test_no_such_device() -> None:
 
 
 def test_keys_know_the_placement_of_leaves() -> None:
-    (buffer,) = sync.buffers([torch.arange(3.0).to("xla:0")])
+    (buffer,) = barrier.buffers([torch.arange(3.0).to("xla:0")])
     own, same, other = (_bindings.tensor_of(buffer, [3], torch.float32, 0, number) for number in (0, 0, 1))
     assert key_of(own + own) == key_of(same + same)
     assert key_of(own + own) != key_of(other + other)
 
 
 def test_a_copy_has_the_placement_of_its_original() -> None:
-    (buffer,) = sync.buffers([torch.arange(3.0).to("xla:0")])
+    (buffer,) = barrier.buffers([torch.arange(3.0).to("xla:0")])
     own, other = (_bindings.tensor_of(buffer, [3], torch.float32, 0, number) for number in (0, 1))
     assert key_of(other.clone().sin()) != key_of(own.clone().sin())

@@ -17,7 +17,7 @@ import torch_xla
 from torch_xla import _fallbacks
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client, placement
-from torch_xla._core.run import by_operator
+from torch_xla._core.execute import by_operator
 from torch_xla.core.xla_builder import call_jax
 from torch_xla.experimental.fori_loop import while_loop
 

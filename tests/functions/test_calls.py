@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from torch_xla import _bindings
-from torch_xla._core import sync
+from torch_xla._core.execute import export
 from torch_xla._core.functions.calls import calls_of
 
 X = torch.randn(4, 6)
@@ -100,7 +100,7 @@ def test_values_are_let_go_of() -> None:
 def test_the_graph_is_that_of_python() -> None:
     module = traced(lambda x: (torch.cat([x.t() + 1, x.t()]).softmax(0),), X)
     x = X.to("xla")
-    texts = [sync.graph_text([run(x)[0]], "text") for run in (module, calls_of(module))]
+    texts = [export.graph_text([run(x)[0]], "text") for run in (module, calls_of(module))]
     assert texts[0] == texts[1]
 
 
@@ -151,7 +151,7 @@ def test_a_call_of_python_within_has_its_own_line() -> None:
     run = calls_of(traced(lambda x: (torch.ops.torch_xla_tests.calls_inner(x.exp()).sin(),), X))
     x = X.to("xla")
     (found,) = run(x)  # the line of the call
-    described = sync.graph_text([found], "text")
+    described = export.graph_text([found], "text")
     lines = {part for part in described.split() if part.startswith("test_calls.py") or "test_calls.py:" in part}
     assert len(lines) == 2, described
     torch.testing.assert_close(found.cpu(), (X.exp() * 3 + 1).sin(), rtol=1e-4, atol=1e-5)

@@ -202,7 +202,7 @@ class TestText:
         (x,) = buffers((50_000,))
         torch_xla.sync()
         y = x + 2.5
-        assert "aten::add" in torch_xla._core.sync.graph_text([], "text")
+        assert "aten::add" in torch_xla._core.execute.export.graph_text([], "text")
         torch_xla.sync()
         assert _bindings.buffer_of(y) is not None
 

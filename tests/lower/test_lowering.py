@@ -18,9 +18,9 @@ from probes import cut_of, here, sampled
 import torch_xla
 from torch_xla import _XLAC, _bindings
 from torch_xla._core.compile import cache
+from torch_xla._core.execute.export import graph_text, lowered
 from torch_xla._core.lower import lowering
 from torch_xla._core.lower.calling_convention import Convention
-from torch_xla._core.sync import graph_text, lowered
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import registry
 

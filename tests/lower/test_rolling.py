@@ -14,7 +14,7 @@ from torch import nn
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _bindings, debug
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import export
 from torch_xla._core.graph import graph
 from torch_xla._core.lower import lowering, rolling
 
@@ -145,7 +145,7 @@ class TestWhatIsFound:
         model, _, x = trained
         with torch.no_grad():
             y = model(x * 2)
-        assert f"# a loop: {LAYERS} layers of 5 nodes from %1" in _barrier.graph_text([y], "text")
+        assert f"# a loop: {LAYERS} layers of 5 nodes from %1" in export.graph_text([y], "text")
         with debug.profile() as profile:
             torch_xla.sync()
         assert profile.report.compiles[0].loops == ((LAYERS, 5),)

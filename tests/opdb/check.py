@@ -24,8 +24,8 @@ from opdb.cases import DTYPES, Job
 from opdb.compare import Outcome, attempt, devices_wrong, difference, same
 from opdb.samples import Sample
 from torch_xla import _XLAC, _bindings
-from torch_xla._core import sync
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import export
 from torch_xla._core.lower import lowering
 from torch_xla.debug import metrics
 from torch_xla.ops import fallback, host_kernel
@@ -264,7 +264,7 @@ def _check_platforms(job: Job, result: Result) -> None:
             continue  # whether that is right, the other kinds tell
         result.samples += 1
         for platform in PLATFORMS:
-            error = attempt(lambda pending=pending, platform=platform: sync.lowered(pending, "graph", platform)).error
+            error = attempt(lambda pending=pending, platform=platform: export.lowered(pending, "graph", platform)).error
             # A program that calls back is lowered for this machine's devices only.
             if error is not None and _host_ops() == cuts:
                 result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")

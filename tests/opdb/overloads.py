@@ -22,8 +22,8 @@ from opdb.schema_inputs import Call, Spec, names, overload
 from opdb.search import Searcher
 from torch_xla import _XLAC
 from torch_xla._core.compile import cache
+from torch_xla._core.execute import by_operator
 from torch_xla._core.lower import lowering
-from torch_xla._core.run import by_operator
 from torch_xla.debug import metrics
 from torch_xla.ops import call, decompositions, fallback, host_kernel
 from torch_xla.ops.call import way_of

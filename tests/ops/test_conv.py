@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import check, lower
 
-from torch_xla._core import sync
+from torch_xla._core.execute import export
 
 A = torch.ops.aten
 # n, channels in, channels out, kernel, stride, padding, dilation, transposed, output padding, groups
@@ -59,7 +59,7 @@ def test_integers_on_tpus_are_those_of_cpus(case, monkeypatch):
 def test_tpus_get_no_convolutions_of_64_bit_integers(platform, convolutions):
     x, w = (torch.ones(2, 2, size, size, dtype=torch.int64, device="xla") for size in (4, 2))
     both = [torch.conv2d(x, w), torch.conv_transpose2d(x, w)]
-    text = sync.lowered(both, "graph", platform).stage.as_text()
+    text = export.lowered(both, "graph", platform).stage.as_text()
     assert text.count("stablehlo.convolution") == convolutions
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import check
 
-from torch_xla._core import sync
+from torch_xla._core.execute import export
 
 A = torch.ops.aten
 
@@ -42,5 +42,5 @@ def test_doubles_on_tpus_are_those_of_cpus(n, monkeypatch):
 def test_tpus_get_no_transforms_of_doubles():
     x = torch.ones(6, dtype=torch.float64, device="xla")
     both = [torch.fft.fft(x), torch.fft.irfft(torch.fft.rfft(x))]
-    assert "stablehlo.fft" not in sync.lowered(both, "graph", "tpu").stage.as_text()
-    assert "stablehlo.fft" in sync.lowered(both, "graph", "cuda").stage.as_text()
+    assert "stablehlo.fft" not in export.lowered(both, "graph", "tpu").stage.as_text()
+    assert "stablehlo.fft" in export.lowered(both, "graph", "cuda").stage.as_text()

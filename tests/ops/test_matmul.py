@@ -11,8 +11,8 @@ import pytest
 import torch
 from harness import check
 
-from torch_xla._core import sync
 from torch_xla._core.device import client
+from torch_xla._core.execute import export
 from torch_xla.ops import matmul
 
 A = torch.ops.aten
@@ -116,10 +116,10 @@ def test_products_of_integers_on_tpus_are_those_of_cpus(a, b, contracting, batch
 @pytest.mark.parametrize(("platform", "products"), [("cuda", 1), ("tpu", 0)])
 def test_tpus_get_no_products_of_64_bit_integers(platform, products):
     a, b = (torch.ones(3, 3, dtype=torch.int64, device="xla") for _ in range(2))
-    text = sync.lowered([a @ b], "graph", platform).stage.as_text()
+    text = export.lowered([a @ b], "graph", platform).stage.as_text()
     assert text.count("stablehlo.dot_general") == products
     bilinear = torch.nn.functional.bilinear(a, b, torch.stack([a, b]))
-    text = sync.lowered([bilinear], "graph", platform).stage.as_text()
+    text = export.lowered([bilinear], "graph", platform).stage.as_text()
     assert "stablehlo.dot_general" not in text
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import torch
 
 import torch_xla
-from torch_xla._core import sync
+from torch_xla._core.execute import barrier
 
 THREADS = 3
 NEVER = "xla:3"  # no barrier computes what is pending there
@@ -94,7 +94,7 @@ def clones(rng: random.Random) -> None:
     x = torch.arange(4.0).to("xla")
     copies = [x.clone() for _ in range(3)]
     x.add_(1.0)
-    barrier(rng)
+    run_barrier(rng)
     for each in copies:
         check("clones", each.cpu(), torch.arange(4.0))
 
@@ -106,8 +106,8 @@ def together(rng: random.Random) -> None:
     x.cpu()
 
 
-def barrier(rng: random.Random) -> None:
-    sync.sync(torch.xla.current_device(), wait=rng.random() < 0.2)
+def run_barrier(rng: random.Random) -> None:
+    barrier.sync(torch.xla.current_device(), wait=rng.random() < 0.2)
 
 
 WORK: list[Callable[[random.Random], None]] = [
@@ -119,7 +119,7 @@ WORK: list[Callable[[random.Random], None]] = [
     numbers,
     clones,
     together,
-    barrier,
+    run_barrier,
 ]
 
 

@@ -12,7 +12,7 @@ from probes import sampled
 
 import torch_xla
 from torch_xla import _bindings
-from torch_xla._core import sync
+from torch_xla._core.execute import barrier
 from torch_xla.core import xla_model as xm
 
 
@@ -63,7 +63,7 @@ class TestAsynchrony:
         assert z.item() == pytest.approx(y.cpu().sum().item() * 2.5, rel=1e-4)
 
     @pytest.mark.parametrize(
-        "wait", [lambda: torch_xla.sync(wait=True), xm.wait_device_ops, lambda: sync.wait(0), sync.wait]
+        "wait", [lambda: torch_xla.sync(wait=True), xm.wait_device_ops, lambda: barrier.wait(0), barrier.wait]
     )
     def test_waiting(self, slow: Any, wait: Any) -> None:
         y = slow()
@@ -73,7 +73,7 @@ class TestAsynchrony:
 
     def test_waiting_for_another_device_waits_not_for_this_one(self, slow: Any) -> None:
         y = slow()
-        sync.wait(1)
+        barrier.wait(1)
         assert not ready(y)
 
     def test_the_host_is_at_most_two_steps_ahead(self, slow: Any) -> None:

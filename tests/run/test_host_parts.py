@@ -15,7 +15,7 @@ from probes import setting
 import torch_xla
 from torch_xla import _config
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.run import by_operator
+from torch_xla._core.execute import by_operator
 
 pytestmark = pytest.mark.compiled("it is what these tests are about", reads=False)
 

@@ -10,7 +10,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch_xla import _XLAC
-from torch_xla._core.run import split_check
+from torch_xla._core.execute import split_check
 
 GRID = xs.Mesh(np.arange(8), (4, 2), ("a", "b"))
 ALL = [list(range(8))]

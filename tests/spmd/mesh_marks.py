@@ -155,7 +155,7 @@ def test_a_buffer_that_is_gone_is_said(way):
     t = torch.ones(8, 8).to("xla")
     xs.mark_sharding(t, mesh(8), (0, None))
     torch_xla.sync()
-    (buffer,) = torch_xla._core.sync.buffers([t])
+    (buffer,) = torch_xla._core.execute.barrier.buffers([t])
     buffer.delete()
     del buffer
     with pytest.raises(RuntimeError, match="is gone"):

@@ -10,7 +10,7 @@ import torch
 
 import torch_xla
 from torch_xla._core.compile import cache
-from torch_xla._core.sync import _Hooks
+from torch_xla._core.execute.hooks import Hooks
 from torch_xla.amp import GradScaler, syncfree
 
 SYNCFREE = [
@@ -32,8 +32,8 @@ BAD = (0, 1, 3)  # the steps whose gradients overflowed; the first ones, to see 
 def reads(monkeypatch):
     """`with reads(n):` fails unless the host asks for the values of n tensors."""
     asked = []
-    fetch = _Hooks.fetch
-    monkeypatch.setattr(_Hooks, "fetch", lambda self, tensor: asked.append(tensor.shape) or fetch(self, tensor))
+    fetch = Hooks.fetch
+    monkeypatch.setattr(Hooks, "fetch", lambda self, tensor: asked.append(tensor.shape) or fetch(tensor))
 
     @contextmanager
     def reading(expected):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import parts
 from torch_xla._core.device import client, placement, splits
+from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd import marking
 from torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from torch_xla import _api, _bindings, _metrics, backends, runtime
-from torch_xla._core import region
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
+from torch_xla._core.execute import barrier as _barrier
+from torch_xla._core.execute import export as _export
+from torch_xla._core.execute import region
 from torch_xla._core.functions import custom_calls
 from torch_xla._legacy import splits as _splits
 from torch_xla.core import _barriers, _debug_info, _donation, _operators, _preemption
@@ -46,23 +47,23 @@ _xla_get_num_cached_compilation_graph = runtime.get_num_cached_compilation_graph
 
 def _get_xla_tensors_text(tensors: Tensors) -> str:
     """The recorded operations that compute the tensors."""
-    return _barrier.graph_text(list(tensors), "text")
+    return _export.graph_text(list(tensors), "text")
 
 
 def _get_xla_tensors_hlo(tensors: Tensors) -> str:
     """The HLO module that computes the tensors."""
-    return _barrier.graph_text(list(tensors), "hlo")
+    return _export.graph_text(list(tensors), "hlo")
 
 
 def _get_xla_tensors_hlo_proto(tensors: Tensors) -> bytes:
     """The HLO module that computes the tensors, as a serialized `HloModuleProto`."""
-    proto: bytes = _barrier.graph_text(list(tensors), "hlo_proto")
+    proto: bytes = _export.graph_text(list(tensors), "hlo_proto")
     return proto
 
 
 def _get_xla_tensors_dot(tensors: Tensors) -> str:
     """The recorded operations as a Graphviz graph."""
-    return _barrier.graph_text(list(tensors), "dot")
+    return _export.graph_text(list(tensors), "dot")
 
 
 def _get_stablehlo(

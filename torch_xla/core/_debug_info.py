@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
+from torch_xla._core.execute import barrier as _barrier
+from torch_xla._core.execute import export as _export
 from torch_xla._errors import message
 from torch_xla._version import __version__
 from torch_xla.core import _donation
@@ -39,7 +40,7 @@ def tensor_info(tensor: torch.Tensor) -> str:
         f"XLA Shape: {_shape_text(tensor)}, strides {tensor.stride()}",
     ]
     if _bindings.location_of(tensor) is None:
-        lines += [f"IR: {_barrier.graph_text([tensor], 'text').rstrip()}", "XLAData: None"]
+        lines += [f"IR: {_export.graph_text([tensor], 'text').rstrip()}", "XLAData: None"]
     else:
         lines += ["IR: None", "XLAData:", f"  Data Device: {tensor.device}", f"  Data Shape: {_shape_text(tensor)}"]
     return "\n".join(lines) + "\n"

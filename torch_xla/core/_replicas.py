@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla._errors import message
 
 Flat = dict[torch.dtype, torch.Tensor]

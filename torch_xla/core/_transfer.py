@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla.utils import utils as xu
 
 

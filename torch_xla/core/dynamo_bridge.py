@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_xla import _bindings
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla._core.functions.calls import calls_of
 from torch_xla._core.report import debug_level
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import export as _export
 from torch_xla._errors import message
 
 
@@ -21,7 +21,7 @@ class LoweringContext:
 
     def __init__(self, name: str = "graph", device: str = "") -> None:
         self._name = name
-        self._program: _barrier.Program | None = None
+        self._program: _export.Program | None = None
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
         """Lowers what computes some tensors; they stay pending.
@@ -29,10 +29,10 @@ class LoweringContext:
         Args:
             tensors: Tensors on one XLA device.
         """
-        self._program = _barrier.lowered(tensors, self._name)
+        self._program = _export.lowered(tensors, self._name)
 
     @property
-    def _built(self) -> _barrier.Program:
+    def _built(self) -> _export.Program:
         if self._program is None:
             raise RuntimeError(message("lowering", "nothing was built", expected="tensors", do="call build(tensors)"))
         return self._program

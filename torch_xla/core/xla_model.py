@@ -14,9 +14,10 @@ import torch
 
 from torch_xla import _api, _bindings, _config, _files, runtime
 from torch_xla._api import index_of
-from torch_xla._core import step_closures
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client, memory
+from torch_xla._core.execute import barrier as _barrier
+from torch_xla._core.execute import export as _export
+from torch_xla._core.execute import step_closures
 from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
@@ -276,12 +277,12 @@ def get_stablehlo(tensors: list[torch.Tensor] | None = None) -> str:
     Args:
         tensors: Tensors on an XLA device. Their values stay pending.
     """
-    return _barrier.graph_text(list(tensors or []), "stablehlo")
+    return _export.graph_text(list(tensors or []), "stablehlo")
 
 
 def get_stablehlo_bytecode(tensors: list[torch.Tensor] | None = None) -> bytes:
     """StableHLO of `get_stablehlo` as portable bytecode."""
-    return _barrier.graph_text(list(tensors or []), "stablehlo_bytecode")
+    return _export.graph_text(list(tensors or []), "stablehlo_bytecode")
 
 
 # Random state.

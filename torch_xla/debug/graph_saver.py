@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import export as _export
 from torch_xla._errors import message
 
 _numbers: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
@@ -27,7 +27,7 @@ def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]
     form = os.environ.get("SAVE_GRAPH_FMT", "text")
     if form not in ("text", "dot", "hlo"):
         raise RuntimeError(message("graph_saver", f"got SAVE_GRAPH_FMT={form}", expected="text, dot or hlo"))
-    text = _barrier.graph_text(list(tensors), form)
+    text = _export.graph_text(list(tensors), form)
     thread = threading.get_ident()
     path = os.path.join(save_dir, f"{name}-{thread}-{next(_numbers[name, thread])}.{form}")
     with open(path, "w") as file:

@@ -21,11 +21,11 @@ from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future  #
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from torch_xla import _api, runtime
+from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
 from torch_xla._core.job.connection import host_group
 from torch_xla._core.torch import accelerator
-from torch_xla._core.untraced import untraced
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
 from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import torch
 
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import background
+from torch_xla._core.execute import barrier as _barrier
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> None:

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch_xla._core import step_closures
+from torch_xla._core.execute import step_closures
 
 Closure = Callable[[], Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import sync as _barrier
 from torch_xla._core.device import client
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla._errors import message
 
 

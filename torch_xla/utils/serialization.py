@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _files
-from torch_xla._core import sync as _barrier
+from torch_xla._core.execute import barrier as _barrier
 from torch_xla.core import xla_model as xm
 
 

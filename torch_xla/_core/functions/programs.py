@@ -276,12 +276,12 @@ class LoadedModule:
         self._compiled: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        from torch_xla._core import sync
+        from torch_xla._core.execute import barrier
         from torch_xla.ops import dtypes
 
         tensors = [t.detach().to(torch.device("xla", self._index)).contiguous() for t in inputs]
         loaded = self._executable(tuple(tuple(t.shape) for t in tensors) if self._open else ())
-        buffers = sync.buffers(tensors)
+        buffers = barrier.buffers(tensors)
         with _metrics.timed("ExecuteTime"):
             results = loaded.execute_sharded(buffers)
         arrays = [shards[0] for shards in results.disassemble_into_single_device_arrays()]

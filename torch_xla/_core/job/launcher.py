@@ -29,7 +29,7 @@ from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
 
 START_METHODS = ("spawn", "fork", "forkserver")
-_PRELOADED = "torch_xla._core.preload"
+_PRELOADED = "torch_xla._core.execute.preload"
 
 
 def run(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core import sync
 from torch_xla._core.device import client
+from torch_xla._core.execute import hooks
 from torch_xla._core.functions import collectives, ctc, custom_calls, manual, programs
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
@@ -49,7 +49,7 @@ def _promise_shapes() -> None:
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     stand_ins.install()
-    sync.install()
+    hooks.install()
     programs.install()
     collectives.install()
     manual.install()

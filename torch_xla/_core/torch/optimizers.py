@@ -15,8 +15,8 @@ import torch
 import torch.utils._foreach_utils as lists
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from torch_xla._core import parts
 from torch_xla._core.device import client, splits
+from torch_xla._core.execute import parts
 
 _SUPPORTED = {
     "_get_fused_kernels_supported_devices",

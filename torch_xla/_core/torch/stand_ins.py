@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.untraced import skip
+from torch_xla._core.execute.untraced import skip
 
 
 class _StandIn(ModuleType):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core import parts
 from torch_xla._core.device import splits
+from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.marking import mark_sharding, unwrapped, wrapped
 from torch_xla.distributed.spmd.mesh import Mesh, MeshError, PartitionSpec, get_global_mesh

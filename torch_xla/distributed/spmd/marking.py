@@ -9,8 +9,8 @@ import torch
 from torch.utils import hooks
 
 from torch_xla import runtime
-from torch_xla._core import parts
 from torch_xla._core.device import splits
+from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.mesh import Mesh, MeshError, PartitionSpec
 from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor

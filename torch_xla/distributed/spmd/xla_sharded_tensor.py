@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla._core import parts
 from torch_xla._core.device import client, splits
+from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec, of_device_mesh, spec_of
 from torch_xla.distributed.spmd.op_sharding import OpSharding, ShardingType

@@ -6,10 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from torch_xla import _bindings
-from torch_xla._core import hotness, region
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client
-from torch_xla._core.run import by_operator, fills
+from torch_xla._core.execute import by_operator, fills, hotness, region
 
 
 class Way(enum.Enum):

@@ -12,13 +12,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from torch_xla import _bindings, _config
-from torch_xla._core import region
 from torch_xla._core.compile import cache
 from torch_xla._core.device import placement
+from torch_xla._core.execute import by_operator, region
 from torch_xla._core.graph import graph
 from torch_xla._core.job import session
 from torch_xla._core.report import retrace
-from torch_xla._core.run import by_operator
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core import sync
 from torch_xla._core.device import placement, splits, transfer
+from torch_xla._core.execute import barrier
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
     """
     if _bindings.place(tensor, number, recorded):
         return
-    with sync.exclusive():
-        location = sync.location(tensor)
+    with barrier.exclusive():
+        location = barrier.location(tensor)
         moved = transfer.move(location, tensor.shape, tensor.dtype, tensor.device.index, number)
         _bindings.replace_buffer(tensor, moved, number)
 
@@ -56,7 +56,7 @@ def of_tensor(tensor: torch.Tensor) -> list[Part]:
     """What each device of this process has of a tensor, which is computed first."""
     from torch_xla.ops.fallback import from_numpy
 
-    (buffer,) = sync.buffers([tensor])
+    (buffer,) = barrier.buffers([tensor])
     place = placement.of(tensor.device.index)
     wanted = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
     shape = tuple(tensor.shape)

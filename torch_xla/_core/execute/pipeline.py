@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch_xla import _bindings, _capture, _config, _fallbacks, _files, _metrics, _timeline
-from torch_xla._core import hotness, plan, region
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
-from torch_xla._core.device import client, failures, memory, placement
-from torch_xla._core.graph import graph, graph_text, verify
+from torch_xla._core.device import client, failures, memory
+from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check, value_check
+from torch_xla._core.execute.plan import Request, Step, Way
+from torch_xla._core.graph import graph, verify
 from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
-from torch_xla._core.plan import Request, Step, Way
-from torch_xla._core.report import debug_level, loop_report, retrace
-from torch_xla._core.run import by_operator, executor, fills, split_check, value_check
+from torch_xla._core.report import debug_level, loop_report, render, retrace
 from torch_xla._errors import ExecutionError, GraphLimitError, message, raise_first
 from torch_xla.ops import fallback
-from torch_xla.ops.registry import Meta, StaticNumbers
+from torch_xla.ops.registry import StaticNumbers
 
 _REMEMBERED = 1 << 14
 _by_host: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
@@ -347,7 +345,7 @@ def _run_uncompiled(cut: _bindings.Graph, request: Request, ahead: bool) -> by_o
 def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Request) -> None:
     """Runs a graph operator by operator that no program computes: a part of it wants the host, which none can call.
 
-    Operators without any lowering are no part of a graph there (`needs_host` in `sync.py`). Others show it late: by a
+    Operators without any lowering are no part of a graph there (`Hooks.needs_host`). Others show it late: by a
     decomposition that ends in one, arguments that a rule does not take, or functions of JAX's.
 
     Args:
@@ -420,36 +418,5 @@ def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Reque
 def _dump(described: graph.Graph) -> None:
     path = _config.XLA_SAVE_TENSORS_FILE.get()
     if path is not None:
-        text = render(described, _config.XLA_SAVE_TENSORS_FMT.get())
+        text = render.render(described, _config.XLA_SAVE_TENSORS_FMT.get())
         _files.append("graph", "XLA_SAVE_TENSORS_FILE", session.own_file(path), text)
-
-
-def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> Any:
-    """A graph to look at.
-
-    Args:
-        described: The graph.
-        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
-        computed: Further tensors to show in the text, whose values are on the device.
-
-    Returns:
-        The text, or bytes for the protobuf message and the bytecode.
-    """
-    if form == "text":
-        if client.client_started():
-            place = placement.of(described.device)
-            described = rolling.rolled(described, place.platform, place.mesh)
-        return graph_text.text(described, computed)
-    if form == "dot":
-        return graph_text.dot(described)
-    stage = lowering.lower(described).stage
-    if form == "hlo":
-        return lowering.hlo_text(stage)
-    if form == "hlo_proto":
-        module: Any = stage.compiler_ir("hlo")
-        return module.as_serialized_hlo_module_proto()
-    if form == "stablehlo":
-        return stage.as_text()
-    if form == "stablehlo_bytecode":
-        return lowering.bytecode(stage.compiler_ir("stablehlo"))
-    raise ValueError(f"[graph] got form {form!r}, expected text, dot, hlo, hlo_proto, stablehlo or stablehlo_bytecode")

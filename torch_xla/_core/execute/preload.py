@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed
 
-from torch_xla._core import pipeline  # noqa: F401
+from torch_xla._core.execute import pipeline  # noqa: F401
 from torch_xla.ops import call, collective  # noqa: F401
 
 call.load_rules()

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 
 from torch_xla import _bindings, _config, _metrics, _timeline
-from torch_xla._core import region
 from torch_xla._core.device import environment
+from torch_xla._core.execute import region
 from torch_xla._core.report import debug_level
 
 Run = Callable[[int, _bindings.Cut], None]

@@ -1,0 +1,266 @@
+"""Barriers and reads: what is computed when. `pipeline.py` runs the stages, `plan.py` says which graphs run and how."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from torch_xla import _bindings, _timeline
+from torch_xla._core.device import client, transfer
+from torch_xla._core.execute import auto_barrier, region
+from torch_xla._core.execute.untraced import untraced
+from torch_xla._core.job import pending
+from torch_xla._core.report import debug_level, loop_report
+from torch_xla._errors import raise_first
+
+R = TypeVar("R")
+
+# One barrier at a time: a second one would run, and donate, what the first is running. Buffers are handed out under it
+# too: a program that is about to run sees who has one that it wants to write over (csrc/packing.cpp).
+_lock = threading.RLock()
+
+
+def _free_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+def _finish_before_fork() -> None:
+    """Waits for graphs that run in threads, which a forked child would not have."""
+    if stages.cache_info().currsize:
+        with _lock:
+            stages().finish_all()
+
+
+os.register_at_fork(before=_finish_before_fork, after_in_child=_free_lock)  # the thread that had it is not in the child
+
+
+class _Own(threading.local):
+    device: int | None = None
+
+
+_own = _Own()
+
+
+@contextmanager
+def of_device(index: int) -> Iterator[None]:
+    """A scope in which barriers of this thread are of one device: other threads record for the others."""
+    before, _own.device = _own.device, index
+    try:
+        yield
+    finally:
+        _own.device = before
+
+
+@untraced
+def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.SYNC) -> None:
+    """Computes everything pending.
+
+    Args:
+        index: Device, or None for every device with pending work that this thread has to do with.
+        wait: Return only when the devices have finished.
+        cause: What asks for it, as the analyses print it.
+
+    Raises:
+        RuntimeError: Lowering, compiling or running failed; what depends on it keeps the values of the last barrier.
+    """
+    index = _own.device if index is None else index
+    with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
+        ran = False
+        failed: list[Exception] = []  # one device's failure is no other's
+        for device in range(_bindings.device_count()) if index is None else (index,):
+            try:
+                region.refuse_captured("a barrier", device)
+                failed += _cut_pieces(device)
+                if _bindings.has_pending(device):
+                    _barrier(device, _bindings.Cut.of_device(device), cause)
+                    ran = True
+                _bindings.end_stream(device)
+                if wait or _bindings.in_flight(device).failures:
+                    _wait(device)
+            except Exception as error:
+                failed.append(error)
+        raise_first(failed)
+        if ran:
+            loop_report.step_done()
+
+
+def evaluate(
+    tensors: Sequence[torch.Tensor],
+    wait: bool = False,
+    *,
+    reading: bool = False,
+    give: bool = False,
+    cause: str = debug_level.READ,
+) -> None:
+    """Computes these tensors and what they need, and leaves the rest of the graph pending.
+
+    Where collectives are pending everything is computed: none runs twice, and all run in the order of recording. A very
+    small graph behind a read that has none of them leaves them pending.
+
+    Args:
+        tensors: Tensors on device xla, of any devices.
+        wait: Return only when the devices have finished.
+        reading: Their values go to the host next, so a very small graph is computed there.
+        give: The program may write over buffers that were given away.
+        cause: What asks for it, as the analyses print it.
+    """
+    donate = _bindings.Cut.Donate.GIVEN if give else _bindings.Cut.Donate.NOTHING
+    by_device: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device.index, []).append(tensor)
+    failed: list[Exception] = []
+    for device, group in by_device.items():
+        try:
+            region.refuse_captured("a read", device)
+            failed += _cut_pieces(device)
+            cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
+            if pending.any_on(device):
+                # Not before there is a client: to start it may make the job's connection, which runs what is pending.
+                if reading and client.client_started() and _on_host(cut):
+                    continue
+                cut = _bindings.Cut.of_device(device)
+            _barrier(device, cut, cause, reading)
+            if wait:
+                _wait(device)
+        except Exception as error:
+            failed.append(error)
+    raise_first(failed)
+
+
+def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
+    """The device buffers of tensors, which are computed first.
+
+    As long as someone has one of them no program writes over it: it is given a copy.
+
+    Args:
+        tensors: Tensors on device xla.
+        wait: Return only when the devices have finished.
+    """
+    with _lock:
+        evaluate(tensors, wait)
+        return [_held(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
+
+
+def exclusive() -> AbstractContextManager[Any]:
+    """A scope in which no program is started, by any thread: what is handed out here is not written over."""
+    return _lock
+
+
+def location(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Where a tensor's values are, which is computed first; to be asked for within `exclusive`."""
+    return _held(tensor, _bindings.location_of, partial(evaluate, [tensor]))
+
+
+def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
+    """What `find` gives once the tensor is computed; another thread may have written it again by then."""
+    while (found := find(tensor)) is None:
+        compute()
+    return found
+
+
+def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
+    """A copy of a tensor's values where they are on the host, or where they are; None where they are to be computed."""
+    values: torch.Tensor | None = _bindings.copy_on_host(tensor)
+    return _bindings.location_of(tensor) if values is None else values
+
+
+@untraced
+def fetch(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of an xla tensor as a new CPU tensor."""
+    region.refuse_captured("a read")
+    with _timeline.span("read", _bindings.user_frame):
+        with _lock:
+            found: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
+        return found if isinstance(found, torch.Tensor) else transfer.download(found, tensor.shape, tensor.dtype)
+
+
+def wait(index: int | None = None) -> None:
+    """Returns when what was started on a device, or on all, has finished."""
+    failed: list[Exception] = []
+    for device in range(_bindings.device_count()) if index is None else (index,):
+        try:
+            _wait(device)
+        except Exception as error:
+            failed.append(error)
+    raise_first(failed)
+
+
+def query(index: int) -> bool:
+    """Whether a device has computed all that was recorded; starts what is pending, and does not wait.
+
+    Raises:
+        RuntimeError: Something of it failed.
+    """
+    if _bindings.has_pending(index):
+        sync(index)
+    if not _bindings.in_flight(index).idle:
+        return False
+    _wait(index)  # for nothing; but what failed is raised
+    return True
+
+
+def _wait(device: int) -> None:
+    region.refuse_captured("a wait", device)
+    if stages.cache_info().currsize:
+        with _lock:
+            stages().finish(device)
+    if client.client_started():
+        from torch_xla._core.execute import executor
+
+        executor.wait(device)
+
+
+@untraced
+def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False) -> None:
+    with _lock:
+        _bindings.drain_released()
+        marks = pending.take(device)
+        stages().run(cut, cause, reading)
+        del marks
+
+
+@untraced
+def _on_host(cut: _bindings.Cut) -> bool:
+    with _lock:
+        computed: bool = stages().compute_on_host(cut)
+        return computed
+
+
+def _cut_pieces(device: int) -> list[Exception]:
+    """Runs the pieces of a loop that were found in what is pending; gives what failed."""
+    if not _bindings.piece_ends(device):
+        return []
+    with _lock:
+        stages().finish(device)
+        return auto_barrier.flush(device, _run_piece, stages().plan.is_known)
+
+
+@untraced
+def cut_loop(device: int) -> None:
+    """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
+    with _lock:
+        auto_barrier.look(device, _run_piece, _compiles)
+
+
+def _run_piece(device: int, cut: _bindings.Cut) -> None:
+    _barrier(device, cut, debug_level.AUTO)
+
+
+def _compiles(device: int) -> bool:
+    return bool(stages().inspected() or not stages().hotness.counts(device))
+
+
+@functools.cache
+def stages() -> Any:
+    """The stages, once there is work: they import JAX."""
+    from torch_xla._core.execute import pipeline
+
+    return pipeline

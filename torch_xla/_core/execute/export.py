@@ -1,0 +1,104 @@
+"""A pending graph as text, or as a lowered program with its inputs, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core.device import transfer
+from torch_xla._core.execute import barrier
+from torch_xla._core.execute.untraced import untraced
+from torch_xla._core.graph import graph
+from torch_xla.ops.registry import Meta
+
+
+@untraced
+def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
+    """The pending graph of some tensors, without running it.
+
+    Args:
+        tensors: Tensors on one device; none means everything pending on the current device.
+        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
+
+    Returns:
+        The text, or bytes for the protobuf message and the bytecode.
+    """
+    from torch_xla._core.report import render
+
+    def text() -> Any:
+        cut = (
+            _bindings.Cut.of_tensors(list(tensors)) if tensors else _bindings.Cut.of_device(_bindings.current_device())
+        )
+        barrier.stages().finish(cut.device)
+        return render.render(graph.describe(cut.preview()), form, _computed(tensors))
+
+    with barrier.exclusive():
+        return barrier.stages().numbers.settled(text)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered graph and its inputs, which no barrier writes over.
+
+    Attributes:
+        stage: JAX's lowered stage.
+        inputs: Shape and dtype of each leaf.
+        locations: Where their values are.
+        numbers: The vectors of numbers, which are the last inputs.
+        device: Index of the device.
+    """
+
+    stage: Any
+    inputs: Sequence[Any]
+    locations: Sequence[Any]
+    numbers: Sequence[Any]
+    device: int
+
+    def host_inputs(self) -> list[torch.Tensor]:
+        """A copy of each input on the host."""
+        pairs = zip(self.locations, self.inputs, strict=True)
+        leaves = [transfer.download(location, meta.shape, meta.dtype) for location, meta in pairs]
+        return leaves + [torch.tensor(vector) for vector in self.numbers]
+
+    def device_inputs(self) -> list[torch.Tensor]:
+        """A copy of each input on the device."""
+        pairs = zip(self.locations, self.inputs, strict=True)
+        leaves = [
+            _bindings.tensor_of(transfer.copy(location, meta.shape), list(meta.shape), meta.dtype, self.device)
+            for location, meta in pairs
+        ]
+        return leaves + [torch.tensor(vector).to(torch.device("xla", self.device)) for vector in self.numbers]
+
+
+@untraced
+def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = None) -> Program:
+    """The program for some tensors on one device, without running it.
+
+    Args:
+        tensors: The tensors.
+        name: Name of the module.
+        platform: Another kind of device that it is for, as `lowering.lower` takes it.
+    """
+    from torch_xla._core.lower import lowering
+
+    def lower() -> Program:
+        what = _bindings.Cut.of_tensors(list(tensors))
+        barrier.stages().finish(what.device)
+        cut = what.preview()
+        barrier.stages().fills.provide(cut)
+        described = graph.describe(cut)
+        stage = lowering.lower(described, name, platform=platform).stage
+        vectors = [vector for vector in cut.packed_numbers() if vector.size]
+        return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
+
+    with barrier.exclusive():
+        return barrier.stages().numbers.settled(lower)
+
+
+def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Shape and dtype of those tensors that are no part of a graph any more."""
+    return [Meta(tuple(t.shape), t.dtype) for t in tensors if _bindings.location_of(t) is not None]
