@@ -18,7 +18,8 @@ EVERYTHING = "tests"
 TABLE: dict[str, str] = {
     "torch_xla": "public compat",
     "torch_xla/_config.py": "public compat run",
-    "torch_xla/_timeline.py": "report public/test_profile.py public/test_profiler.py",
+    "torch_xla/_events.py": "report public/test_profile.py public/test_profiler.py",
+    "torch_xla/_notices.py": "report barrier/test_auto_barrier.py",
     "torch_xla/_metrics.py": "report",
     "torch_xla/_serialization.py": "tensor torch_utils",
     "torch_xla/_launch.py": "public/test_launch.py job",

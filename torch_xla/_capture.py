@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-on = False
+from torch_xla import _events
 
 _ROWS = {
     "LoweringTime": "lowering",
@@ -48,31 +48,28 @@ def enable(annotate: Callable[..., AbstractContextManager[Any]]) -> None:
     Args:
         annotate: Makes a row from its name and the values to show with it.
     """
-    global on, _reasons, _annotate
+    global _reasons, _annotate
     with _lock:
         _annotate = annotate
         _reasons += 1
-        on = True
+        if _reasons == 1:
+            _events.listen(_rows)
 
 
 def disable() -> None:
     """Takes an `enable` back."""
-    global on, _reasons
+    global _reasons
     pause()
     with _lock:
         _reasons -= 1
-        on = _reasons > 0
+        if not _reasons:
+            _events.leave(_rows)
 
 
-class Row:
-    """A stage, of which a row is written.
+class _Row:
+    """A stage, of which a row is written."""
 
-    Args:
-        stage: Its name.
-        detail: What to show with it.
-    """
-
-    def __init__(self, stage: str, detail: Any = None) -> None:
+    def __init__(self, stage: str, detail: Any) -> None:
         self._stage = stage
         self._values = {} if detail is None else {"detail": str(detail)}
         self._pauses = stage in _PAUSES
@@ -91,6 +88,19 @@ class Row:
             resume()
 
 
+class _Rows(_events.Sink):
+    def span(self, stage: str, detail: Any) -> _Row:
+        return _Row(stage, detail)
+
+
+_rows = _Rows()
+
+
+def on() -> bool:
+    """Whether rows are written."""
+    return _reasons > 0
+
+
 def pause() -> None:
     """Ends this thread's row of recording, if it has one."""
     row = getattr(_mine, "recording", None)
@@ -101,7 +111,7 @@ def pause() -> None:
 
 def resume() -> None:
     """Begins it anew."""
-    if on:
+    if on():
         pause()
         _mine.recording = _annotate(_RECORDING)
         _mine.recording.__enter__()

@@ -269,15 +269,15 @@ XLA_ROLL_LAYERS: Option[int | None] = Option(
 
 # What is told while it runs.
 XLA_RETRACE_REPORT = _bool(
-    "XLA_RETRACE_REPORT", True, "Tells on stderr, in a line, why a graph is compiled although a similar one is known."
+    "XLA_RETRACE_REPORT", True, "Tells, in a line, why a graph is compiled although a similar one is known."
 )
 XLA_FALLBACK_REPORT = _bool(
-    "XLA_FALLBACK_REPORT", True, "Tells on stderr, once per operator and with its line, what runs on the host."
+    "XLA_FALLBACK_REPORT", True, "Tells, once per operator and with its line, what runs on the host."
 )
 XLA_LOOP_REPORT = _bool(
     "XLA_LOOP_REPORT",
     True,
-    "Tells on stderr, once per line, of reads half-way through steps and of tensors that pile up.",
+    "Tells, once per line, of reads half-way through steps and of tensors that pile up.",
 )
 PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
 PT_XLA_DEBUG_LEVEL = _int(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-_told: set[str] = set()
+from torch_xla import _notices
 
 
 def warn_once(old: str, new: str, stacklevel: int = 3, extra_msg: str | None = None) -> None:
@@ -19,8 +19,7 @@ def warn_once(old: str, new: str, stacklevel: int = 3, extra_msg: str | None = N
         stacklevel: As of `warnings.warn`: 3 is the caller of the function that calls this one.
         extra_msg: Further text.
     """
-    if old not in _told:
-        _told.add(old)
+    if _notices.is_new("deprecated", old):
         text = f"[deprecated] {old} is an older name; use {new}" + (f". {extra_msg}" if extra_msg else "")
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 

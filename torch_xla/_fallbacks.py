@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+from torch_xla import _config, _events, _metrics, _notices
 
-from torch_xla import _config, _metrics, _timeline
-
-_told: set[str] = set()
 _line: str | None = None
 
 
@@ -28,13 +25,6 @@ def between_graphs(op: str, reason: str, line: str | None) -> None:
 
 def _note(op: str, how: str, line: str | None) -> None:
     _metrics.count(op)
-    _timeline.mark("fallback", op, how, line)
-    if op in _told or not _config.XLA_FALLBACK_REPORT.get():
-        return
-    _told.add(op)
-    print(f"torch_xla: {op} runs on the host, {how} ({line or 'at an unknown line'})", file=sys.stderr)
-
-
-def forget() -> None:
-    """Tells every operator again."""
-    _told.clear()
+    _events.mark("fallback", op, how, line)
+    if _config.XLA_FALLBACK_REPORT.get():
+        _notices.tell("fallback", op, f"{op} runs on the host, {how} ({line or 'at an unknown line'})")

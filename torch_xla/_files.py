@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch_xla import _notices
 from torch_xla._errors import message
-
-_told: set[str] = set()
 
 
 def append(area: str, setting: str, path: str, text: str) -> bool:
@@ -34,11 +32,9 @@ def append(area: str, setting: str, path: str, text: str) -> bool:
 
 
 def tell(area: str, setting: str, path: str, error: OSError) -> None:
-    """Tells on stderr, once for each file, that it cannot be written."""
-    if path not in _told:
-        _told.add(path)
-        got = f"{setting}={path!r}, which cannot be written ({error.strerror or error})"
-        print(message(area, got, do="name another file; the program goes on"), file=sys.stderr)
+    """Tells once for each file that it cannot be written."""
+    got = f"{setting}={path!r}, which cannot be written ({error.strerror or error})"
+    _notices.tell("file", path, message(area, got, do="name another file; the program goes on"))
 
 
 @contextmanager

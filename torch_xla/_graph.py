@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torch_xla import _bindings, _metrics, _timeline
+from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.device import memory
 from torch_xla._core.execute import barrier, region
 from torch_xla._core.graph import graph
@@ -146,7 +146,7 @@ class Graph:
         if self._executable is None:
             self.instantiate()
         device = self._device
-        with _timeline.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
+        with _events.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
             self._pipeline.finish(device)
             if _bindings.has_pending(device):
                 barrier.sync(device, cause=debug_level.REPLAY)
@@ -159,7 +159,7 @@ class Graph:
                 if memory.ran_out(error):
                     raise memory.explain_late(error, device) from error
                 raise
-            _timeline.launched(device, self._key, start, self._executable, token)
+            _events.launched(device, self._key, start, self._executable, token)
         _metrics.count("Replay")
         loop_report.step_done()
 

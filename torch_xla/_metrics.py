@@ -8,9 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from torch_xla import _bindings, _capture, _timeline
+from torch_xla import _bindings
 
 _lock = threading.Lock()
 _counters: defaultdict[str, int] = defaultdict(int)
@@ -82,29 +81,6 @@ def eager_operation() -> Iterator[None]:
 def stage(name: str) -> str:
     """Name of the metric for a stage of the pipeline: eager operations have their own."""
     return f"EagerOp{name}" if _bindings.in_eager_operation() else name
-
-
-class timed:
-    """Adds a block's duration in seconds to a metric, also when it raises; gives its start."""
-
-    __slots__ = ("_name", "_row", "_start")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._row = _capture.Row(name) if _capture.on else None
-
-    def __enter__(self) -> float:
-        if self._row is not None:
-            self._row.__enter__()
-        self._start = time.perf_counter()
-        return self._start
-
-    def __exit__(self, *error: Any) -> None:
-        end = time.perf_counter()
-        if self._row is not None:
-            self._row.__exit__(*error)
-        add_sample(self._name, end - self._start)
-        _timeline.add(self._name, self._start, end)
 
 
 def waited(start: float) -> None:

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "torch_xla"
 CORE = ("graph", "device", "lower", "job", "compile", "report", "execute", "functions", "torch")
 CSRC = ("base", "device", "ir", "tensor", "loops", "record", "kernels", "cut", "run", "bindings")
 LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
+SETTINGS = "_capture _config _deprecation _errors _events _fallbacks _files _jax_internals _metrics _notices".split()
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
 
 
@@ -30,7 +31,7 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def layer_of(module: str) -> int:
     """Index in LAYERS; a module may import from its own layer and from lower ones, the package root from all."""
     head = module.split(".")[1] if "." in module else ""
-    if head in ("_capture", "_config", "_errors", "_fallbacks", "_files", "_jax_internals", "_metrics", "_timeline"):
+    if head in SETTINGS:
         return LAYERS.index("settings")
     if head in ("_bindings", "_C", "_extension"):
         return LAYERS.index("bindings")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import torch_xla.distributed.spmd as xs
-from torch_xla import _deprecation
+from torch_xla import _notices
 from torch_xla._core.execute import export
 from torch_xla.debug.graph_saver import save_tensors_graph
 from torch_xla.experimental.custom_kernel import make_kernel_from_pallas
@@ -35,7 +35,7 @@ def test_pjrt_is_a_way_to_meet() -> None:
 
 @pytest.mark.parametrize("name", ["dynamo_mark_sharding", "dynamo_set_buffer_donor"])
 def test_operators_that_need_no_import(name: str) -> None:
-    _deprecation._told.clear()
+    _notices.forget("deprecated")
     with pytest.warns(DeprecationWarning, match="registered without it"):
         importlib.reload(importlib.import_module(f"torch_xla.experimental.{name}"))
 

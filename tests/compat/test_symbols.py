@@ -27,7 +27,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from torch_xla import _deprecation
+from torch_xla import _notices
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.utils.utils import get_free_tcp_ports
 
@@ -136,7 +136,7 @@ def grew(read: Callable[[], int], call: Callable[[], Any]) -> bool:
 
 def older(call: Callable[[], Any]) -> Any:
     """The result of an older name, which warns at its first call only."""
-    _deprecation._told.clear()
+    _notices.forget("deprecated")
     with pytest.warns(DeprecationWarning, match=r"^\[deprecated\] .* is an older name; use ") as told:
         result = call()
     assert told[0].filename == __file__

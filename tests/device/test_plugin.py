@@ -14,7 +14,7 @@ import torch
 from probes import here, python
 
 import torch_xla
-from torch_xla import _fallbacks
+from torch_xla import _notices
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client, placement
 from torch_xla._core.execute import by_operator
@@ -33,7 +33,7 @@ def no_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch_xla.sync()
         placement._of.cache_clear()
         cache.clear()
-        _fallbacks.forget()
+        _notices.forget("fallback")
 
     forget()
     monkeypatch.setattr(client, "is_own_cpu", lambda: False)

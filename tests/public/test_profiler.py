@@ -58,7 +58,7 @@ def test_a_trace_has_rows_of_the_host(tmp_path):
     xp.stop_trace()
     expected = {"train", "attention", "recording", "barrier", "lowering", "compiling", "starting the program"}
     assert expected | {"reading a value", "TransferFromDevice", "TransferToDevice"} <= names(tmp_path)
-    assert not _capture.on
+    assert not _capture.on()
     own = [line for line in rows(tmp_path) if any(event.name == "train" for event in line)]
     assert len(own) == 1
     steps = [event for event in own[0] if event.name == "train"]
@@ -179,12 +179,12 @@ def bound(port: int) -> list[bytes]:
 def test_a_server_answers_this_machine_alone(monkeypatch):
     port = get_free_tcp_ports()[0]
     server = xp.start_server(port)
-    assert bound(port) == [b"lo"] and _capture.on
+    assert bound(port) == [b"lo"] and _capture.on()
     assert xp.start_server(port) is server
     with pytest.raises(RuntimeError, match=rf"\[profiler\] .*has a server on port {port}"):
         xp.start_server(get_free_tcp_ports()[0])
     del server
-    assert bound(port) == [] and not _capture.on
+    assert bound(port) == [] and not _capture.on()
     monkeypatch.setenv("XLA_PROFILER_ANY_HOST", "1")
     server = xp.start_server(port)
     assert bound(port) == [b""]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_xla
 import torch_xla.debug.metrics as met
-from torch_xla import _bindings, _fallbacks
+from torch_xla import _bindings, _notices
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.lower import lowering
 from torch_xla.ops.call import way_of
@@ -328,7 +328,7 @@ class TestReport:
 
     @pytest.fixture(autouse=True)
     def fresh(self) -> None:
-        _fallbacks.forget()
+        _notices.forget("fallback")
         cache.clear()
 
     @pytest.mark.compiled("it is about programs that call the host")

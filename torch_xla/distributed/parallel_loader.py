@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _api, _timeline
+from torch_xla import _api, _events
 from torch_xla._core.device import background
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
@@ -279,11 +279,11 @@ class ParallelLoader:
     def next_item(self, device: torch.device) -> Any:
         """The next batch of a device, waiting for it; re-raises what failed in the background."""
         if self._in_step is not None:
-            with _timeline.span("loader"):
+            with _events.span("loader"):
                 batch = next(self._in_step, _END)
                 return batch if batch is _END else _send(batch, device, self._work.sharding)
         try:
-            with _timeline.span("loader"):
+            with _events.span("loader"):
                 place = self._lanes[device].places.get()
                 return place.take() if isinstance(place, _Place) else _END
         except BaseException:

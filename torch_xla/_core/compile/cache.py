@@ -8,14 +8,13 @@ import itertools
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Hashable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _bindings, _config, _files, _metrics, _timeline
+from torch_xla import _bindings, _config, _events, _files, _metrics, _notices
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
@@ -134,7 +133,7 @@ def load(cut: _bindings.Graph) -> Executable | None:
     _initialize_from_environment()
     executable = _load(cut)
     if _folder is not None:
-        _timeline.mark("persistent cache", executable is not None)
+        _events.mark("persistent cache", executable is not None)
     if executable is not None:
         _metrics.count("PersistentCacheHit")
         _store(cut, executable)
@@ -233,9 +232,8 @@ def _save(cut: _bindings.Graph, executable: Executable) -> None:
             Path(draft).write_bytes(_MAGIC + hashlib.sha256(payload).digest() + payload)
         _keep_below_size_limit(path.parent)
     except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
-        if not _metrics.counter("PersistentCacheWriteFailed"):
-            where = f"a compiled graph could not be kept in {path.parent}"
-            print(f"torch_xla: {where}: {one_line(error)}", file=sys.stderr)
+        text = f"a compiled graph could not be kept in {path.parent}: {one_line(error)}"
+        _notices.tell("cache", path.parent, text)
         _metrics.count("PersistentCacheWriteFailed")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.compile import interruptible, result_places, shared
 from torch_xla._core.compile.dispatch import starter
 from torch_xla._core.device import client, placement
@@ -107,7 +107,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         stage = _metrics.stage("CompileTime")
         _metrics.count("CreateCompileHandles")
         count = _metrics.counter("UncachedCompile") or 0
-        with _metrics.timed(stage):
+        with _events.timed(stage):
             label = f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}"
             try:
                 try:

@@ -14,7 +14,7 @@ import jax
 
 from torch_xla import _jax_internals
 from torch_xla._core.device import placement
-from torch_xla._timeline import NOTHING
+from torch_xla._events import NOTHING
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
 

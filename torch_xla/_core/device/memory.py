@@ -6,14 +6,13 @@ import math
 import os
 import re
 import resource
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config, _metrics, _notices
 from torch_xla._core.device import client
 from torch_xla._core.graph import graph
 from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError, message
@@ -100,8 +99,7 @@ def compiled_stats(loaded: Any) -> Any | None:
     try:
         return loaded.get_compiled_memory_stats()
     except Exception as error:
-        if not _metrics.counter("MemoryUnknown"):
-            print(f"torch_xla: this device does not say what programs take: {error}", file=sys.stderr)
+        _notices.tell("memory", "", f"this device does not say what programs take: {error}")
         _metrics.count("MemoryUnknown")
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch_xla import _timeline
+from torch_xla import _events
 from torch_xla._core.device import client, placement, transfer
 
 _wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
@@ -80,7 +80,7 @@ def _count_wanted(*signature: Any) -> int:
 
 def _compiling(first: bool) -> AbstractContextManager[Any]:
     """Shows in profiles that JAX compiles something small of its own, as it does once per signature."""
-    return _timeline.span("packing") if first else nullcontext()
+    return _events.span("packing") if first else nullcontext()
 
 
 @functools.cache

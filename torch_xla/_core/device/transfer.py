@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla import _metrics
+from torch_xla import _events, _metrics
 from torch_xla._core.device import client, failures, memory, placement
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False
             f"[transfer] got a tensor of {tensor.dim()} dimensions, "
             f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
         )
-    with _metrics.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
+    with _events.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
         return put(to_numpy(tensor) if kept else own_values(tensor), index, number)
 
 
@@ -75,7 +75,7 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
 
     place = placement.of(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
-    with _metrics.timed("TransferToDeviceTime"):
+    with _events.timed("TransferToDeviceTime"):
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
@@ -100,7 +100,7 @@ def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: in
 
     place = placement.of(index)
     _metrics.add_sample("OutboundData", sum(part.nbytes for part in parts), "bytes")
-    with _metrics.timed("TransferToDeviceTime"):
+    with _events.timed("TransferToDeviceTime"):
         aval = jax.core.ShapedArray(tuple(shape), parts[0].dtype)
         return _with_origin(
             _jax_internals.batched_device_put(
@@ -196,7 +196,7 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     asked = time.perf_counter()
     finish_to_read(buffer)
     _metrics.waited(asked)
-    with _metrics.timed("TransferFromDeviceTime"):
+    with _events.timed("TransferFromDeviceTime"):
         values = np.asarray(_gathered(buffer))
         if values.ndim > len(shape) and start < 0:  # all parts of manual sharding, of which this process sees the first
             values = values[0]

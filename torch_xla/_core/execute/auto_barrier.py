@@ -7,17 +7,15 @@ from time.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from torch_xla import _bindings, _config, _metrics, _timeline
+from torch_xla import _bindings, _config, _events, _metrics, _notices
 from torch_xla._core.device import environment
 from torch_xla._core.execute import region
 from torch_xla._core.report import debug_level
 
 Run = Callable[[int, _bindings.Cut], None]
 
-_told: set[str] = set()
 _grown: dict[str | None, int] = {}  # by line of a loop that stays whole, how long it was when that was told
 
 
@@ -41,7 +39,7 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
         return
     if not _bindings.is_looping(device):
         growing = False
-        with _timeline.span("look for a loop"):
+        with _events.span("look for a loop"):
             found = _bindings.find_loop(device)
             if found is None and not compiles(device):
                 growing = True
@@ -78,7 +76,7 @@ def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) 
 
 def _cut(device: int, end: int, run: Run) -> None:
     try:
-        with _timeline.span("barrier", lambda: (debug_level.AUTO, _bindings.user_frame())):
+        with _events.span("barrier", lambda: (debug_level.AUTO, _bindings.user_frame())):
             run(device, _bindings.Cut.of_device(device, end))
     except Exception:
         _bindings.drop_piece_ends(device, end)  # what failed does not come again; what was interrupted does
@@ -114,23 +112,22 @@ def _tell_growth(device: int) -> None:
         return
     calls, _, line = found
     recorded = _bindings.calls_since_barrier(device)
-    if recorded >= 2 * _grown.get(line, 0) and _config.XLA_LOOP_REPORT.get():
+    if recorded >= 2 * _grown.get(line, 0):
         _grown[line] = recorded
-        print(
-            f"torch_xla: {recorded} operators were recorded without a barrier, in a loop at "
+        _tell(
+            (line, recorded),
+            f"{recorded} operators were recorded without a barrier, in a loop at "
             f"{line or 'an unknown line'} whose {calls} operators repeat; in a job of several processes, which must "
             "agree on where they cut, it stays whole: put torch_xla.sync() at the end of its body",
-            file=sys.stderr,
         )
 
 
-def _tell(what: str, text: str) -> None:
-    if what not in _told and _config.XLA_LOOP_REPORT.get():
-        _told.add(what)
-        print(f"torch_xla: {text}", file=sys.stderr)
+def _tell(what: Hashable, text: str) -> None:
+    if _config.XLA_LOOP_REPORT.get():
+        _notices.tell("barrier", what, text)
 
 
 def forget() -> None:
     """Tells everything again."""
-    _told.clear()
+    _notices.forget("barrier")
     _grown.clear()

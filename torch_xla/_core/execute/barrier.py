@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xla import _bindings, _timeline
+from torch_xla import _bindings, _events
 from torch_xla._core.device import client, transfer
 from torch_xla._core.execute import auto_barrier, region
 from torch_xla._core.execute.untraced import untraced
@@ -72,7 +72,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
         RuntimeError: Lowering, compiling or running failed; what depends on it keeps the values of the last barrier.
     """
     index = _own.device if index is None else index
-    with _timeline.span("barrier", lambda: (cause, _bindings.user_frame())):
+    with _events.span("barrier", lambda: (cause, _bindings.user_frame())):
         ran = False
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
@@ -176,7 +176,7 @@ def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
 def fetch(tensor: torch.Tensor) -> torch.Tensor:
     """The values of an xla tensor as a new CPU tensor."""
     region.refuse_captured("a read")
-    with _timeline.span("read", _bindings.user_frame):
+    with _events.span("read", _bindings.user_frame):
         with _lock:
             found: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
         return found if isinstance(found, torch.Tensor) else transfer.download(found, tensor.shape, tensor.dtype)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_xla import _bindings, _config, _metrics, _timeline
+from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, splits, transfer
 from torch_xla._core.graph import graph, sequence
 from torch_xla._core.lower import lowering, manual
@@ -50,8 +50,8 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     parts = cut.divide(what) if on() else []
     if parts:
         _metrics.count("HostParts")
-        if _timeline.recorder is not None:
-            _timeline.mark("host parts", _bindings.user_frame())
+        if _events.sinks:
+            _events.mark("host parts", _bindings.user_frame())
     return parts
 
 
@@ -92,7 +92,7 @@ def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
         LoweringError: An operator has neither a kernel that takes it nor a rule; names it and the user's line.
         ExecutionError: An earlier program failed; this graph was not started.
     """
-    with _timeline.span("operators", lambda: (cut.device, _bindings.user_frame())):
+    with _events.span("operators", lambda: (cut.device, _bindings.user_frame())):
         running = begin(cut, request)
         return CANNOT_RUN if running is None else finish(running)
 

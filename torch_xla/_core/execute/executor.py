@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from torch_xla import _bindings, _metrics, _timeline
+from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.compile.dispatch import undisturbed
 
@@ -23,12 +23,12 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     device, key = cut.device, cut.key
     in_flight = _bindings.in_flight(device)
     if in_flight.programs >= _bindings.RUNS_AHEAD:
-        with _timeline.span("wait"):
+        with _events.span("wait"):
             in_flight.wait_for_programs(_bindings.RUNS_AHEAD - 1)
     start = time.perf_counter()
-    with undisturbed(), _timeline.span(_metrics.stage("ExecuteTime")):
+    with undisturbed(), _events.span(_metrics.stage("ExecuteTime")):
         token = cut.execute(executable.program)
-    _timeline.launched(device, key, start, executable, token)
+    _events.launched(device, key, start, executable, token)
 
 
 def wait(device: int) -> None:
@@ -39,5 +39,5 @@ def wait(device: int) -> None:
     """
     in_flight = _bindings.in_flight(device)
     if in_flight.programs:
-        with _timeline.span("wait", _bindings.user_frame):
+        with _events.span("wait", _bindings.user_frame):
             in_flight.wait_for_programs()

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from torch_xla import _bindings, _capture, _config, _fallbacks, _files, _metrics, _timeline
+from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory
 from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check, value_check
@@ -135,7 +135,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
     try:
         if cut is None:
             try:
-                with _timeline.span("cut") if watched else _timeline.NOTHING:
+                with _events.span("cut") if watched else _events.NOTHING:
                     cut = step.cut.graph()
             except RuntimeError:
                 if request.failures:
@@ -221,7 +221,7 @@ def _raise_interrupt() -> None:
 
 def _watched() -> bool:
     """Whether somebody looks at the stages of each run, or has a say in it."""
-    return bool(_timeline.recorder or _capture.on or region.stack()) or inspected()
+    return bool(_events.sinks or region.stack()) or inspected()
 
 
 def inspected() -> bool:
@@ -237,7 +237,7 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
         request: What it is run for.
         ahead: Whether the host may record on while it runs operator by operator.
     """
-    with _timeline.span("look up"):
+    with _events.span("look up"):
         executable = cache.find(cut)
     new = executable is None
     if executable is None:

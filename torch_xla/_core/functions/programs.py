@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings, _events
 from torch_xla._core.device import client, placement, transfer
 from torch_xla._core.graph.library import XLA_LIB
 
@@ -282,7 +282,7 @@ class LoadedModule:
         tensors = [t.detach().to(torch.device("xla", self._index)).contiguous() for t in inputs]
         loaded = self._executable(tuple(tuple(t.shape) for t in tensors) if self._open else ())
         buffers = barrier.buffers(tensors)
-        with _metrics.timed("ExecuteTime"):
+        with _events.timed("ExecuteTime"):
             results = loaded.execute_sharded(buffers)
         arrays = [shards[0] for shards in results.disassemble_into_single_device_arrays()]
         return [
@@ -297,7 +297,7 @@ class LoadedModule:
         if shapes not in self._compiled:
             module = specialised(self._bytecode, shapes) if self._open else self._bytecode
             devices = placement.of(self._index).local
-            with _metrics.timed("CompileTime"):
+            with _events.timed("CompileTime"):
                 self._compiled[shapes] = devices[0].client.compile_and_load(
                     module, xla_client.DeviceList(devices), xla_client.CompileOptions()
                 )

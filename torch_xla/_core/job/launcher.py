@@ -22,7 +22,7 @@ from dataclasses import replace
 from multiprocessing import forkserver
 from typing import Any
 
-from torch_xla import _config
+from torch_xla import _config, _notices
 from torch_xla._core.device import client, environment, plugins
 from torch_xla._core.job import connection, session
 from torch_xla._core.job import processes as started
@@ -162,7 +162,7 @@ class _Entry:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
                 if connection.follows(error):  # the launcher raises that of the other one
                     rank, stack = session.rank_info().rank, traceback.format_exc()
-                    print(f"[job] rank {rank} ends because of another, and was here: {stack}", file=sys.stderr)
+                    _notices.tell("job", rank, f"[job] rank {rank} ends because of another, and was here: {stack}")
                 _leave(session.connected(), error)
             raise
         finally:

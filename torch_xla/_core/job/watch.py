@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from torch_xla import _config
+from torch_xla import _config, _notices
 from torch_xla._core.device import background, client
 from torch_xla._core.graph import sequence
 from torch_xla._core.job import pending, programs
@@ -42,7 +42,6 @@ class _Watch:
         self._rank = session.rank_info.rank
         self._news = 0
         self._published: str | None = None
-        self._told: tuple[Ranks, int] | None = None
         self._suspected: object = None
         self._pending: tuple[int | None, float] = (None, 0.0)
         self._compared = time.monotonic()
@@ -176,13 +175,9 @@ class _Watch:
                 f"[job] rank {self._rank} waited {wait.seconds:.0f} s in {wait.what}, at {self._line(self._rank)}, for "
                 f"{self._places(absent)}; {option} sets how long"
             )
-        elif wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get() and self._told != (wait.ranks, wait.count) and absent:
-            self._told = (wait.ranks, wait.count)
-            print(
-                f"[job] rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for {self._places(absent)}",
-                file=sys.stderr,
-                flush=True,
-            )
+        elif wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get() and absent:
+            text = f"[job] rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for {self._places(absent)}"
+            _notices.tell("job", (wait.ranks, wait.count), text)
 
     def _wait_of(self, rank: int) -> Wait | None:
         text = self._session.read(f"wait/{rank}")

@@ -23,7 +23,7 @@ from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
 
-from torch_xla import _config, _fallbacks, _jax_internals, _metrics
+from torch_xla import _config, _events, _fallbacks, _jax_internals
 from torch_xla._core.device import client, environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
@@ -169,7 +169,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     program.__name__ = name
     wants = _as_rules_want(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with wants, mesh, uncollected(), _metrics.timed("LoweringTime"), warnings.catch_warnings():
+    with wants, mesh, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)

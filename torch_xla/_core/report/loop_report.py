@@ -1,14 +1,13 @@
 """Two habits of a loop that cost it every step: a value read half-way through the step, and tensors that pile up.
 
-Each is told once per line, on stderr, and only where it holds step after step: a wrong alarm is worse than none.
+Each is told once per line, and only where it holds step after step: a wrong alarm is worse than none.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
-from torch_xla import _bindings, _config
+from torch_xla import _bindings, _config, _notices
 from torch_xla._core.device import memory
 
 _IN_A_ROW = 3  # steps, before a read is told
@@ -30,7 +29,6 @@ _step = 0
 _reads: list[str] = []  # lines that cut this step's graph
 _streaks: dict[str, tuple[int, int]] = {}  # by line: the latest step, and how many in a row
 _looks: list[_Look] = []
-_told: set[str] = set()
 
 
 def value_read(outputs: int, device: int) -> None:
@@ -66,7 +64,8 @@ def _count_reads() -> None:
         count = count + 1 if latest == _step - 1 else 1
         _streaks[line] = (_step, count)
         if count == _IN_A_ROW:
-            _tell(
+            _notices.tell(
+                "loop",
                 line,
                 f"a value is read half-way through the step at {line}, in {count} steps in a row: the graph is cut in "
                 "two there, and the host waits; read it after the barrier, less often, or in a step closure",
@@ -90,11 +89,12 @@ def _look() -> None:
     _looks.append(look)
     del _looks[:-_LOOKS]
     if len(_looks) == _LOOKS:
-        growing = [line for line in look.lines if line not in _told and _grows(line)]
+        growing = [line for line in look.lines if not _notices.was_told("loop", line) and _grows(line)]
         if growing:
             line = max(growing, key=lambda line: look.lines[line][1])
             count, nbytes = look.lines[line]
-            _tell(
+            _notices.tell(
+                "loop",
                 line,
                 f"tensors made at {line} pile up: {count} are alive, {memory.in_bytes(nbytes)}, more with each step"
                 f" since step {_looks[0].step}; something keeps them, such as a list of losses: keep loss.item() or "
@@ -110,12 +110,6 @@ def _grows(line: str) -> bool:
     return _looks[-1].lines[line][1] - _looks[0].lines.get(line, (0, 0))[1] >= _WORTH
 
 
-def _tell(line: str, text: str) -> None:
-    if line not in _told:
-        _told.add(line)
-        print(f"torch_xla: {text}", file=sys.stderr)
-
-
 def forget() -> None:
     """Starts anew, and tells every line again."""
     global _step
@@ -123,4 +117,4 @@ def forget() -> None:
     _reads.clear()
     _streaks.clear()
     _looks.clear()
-    _told.clear()
+    _notices.forget("loop")

@@ -1,12 +1,11 @@
 """Why a graph is compiled again: what differs first from the nearest graph that ran from the same line.
 
 The barrier tells every graph that is not known here, before it is lowered. The first graph of a line is a warm-up and
-says nothing; each further one that resembles an earlier one is kept as a `Retrace` and told in a line on stderr.
+says nothing; each further one that resembles an earlier one is kept as a `Retrace` and told in a line.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _timeline
+from torch_xla import _bindings, _config, _events, _notices
 from torch_xla._core.device import memory
 from torch_xla._core.graph.graph import Graph, Input, Node, Number
 from torch_xla._errors import GraphLimitError, message
@@ -138,10 +137,8 @@ def note_uncompiled(line: str | None, device: int, count: int, describe: Callabl
         _refuse(f"a graph at {line} is new: {reason}")
     known.uncompiled = graph
     if count == _CHANGING and not expected.get() and _config.XLA_RETRACE_REPORT.get():
-        print(
-            f"torch_xla: graphs at {line} keep changing: {reason}; they run operator by operator until one repeats",
-            file=sys.stderr,
-        )
+        text = f"graphs at {line} keep changing: {reason}; they run operator by operator until one repeats"
+        _notices.tell("retrace", None, text)
 
 
 def _refuse(reason: str) -> None:
@@ -177,7 +174,7 @@ def note(graph: Graph, line: str | None, name: str | None, known_before: bool = 
     if _guards and not known_before:
         _refuse(str(found) if found else f"compiling a graph at {line}, which is like none that ran from there")
     loops = tuple((run.count, run.period) for run in graph.layers)
-    _timeline.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count, loops)
+    _events.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count, loops)
     known.count += 1
     known.graphs.append(graph)
     _lines.move_to_end(place)
@@ -203,7 +200,7 @@ def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
     told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
     if told and _config.XLA_RETRACE_REPORT.get():
         more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
-        print(f"torch_xla: {found}{_remedy(line, nearest)}{more}", file=sys.stderr)
+        _notices.tell("retrace", None, f"{found}{_remedy(line, nearest)}{more}")
 
 
 def _remedy(line: _Line, nearest: Graph | None) -> str:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch_xla._core.device import client, memory
 from torch_xla._core.report import debug_level
-from torch_xla._timeline import Mark, Span
 from torch_xla.debug._profile import report as data
-from torch_xla.debug._profile.collect import Collector
+from torch_xla.debug._profile.collect import Collector, Mark, Span
 from torch_xla.debug._profile.report import Report, Run, Segment
 
 _STAGE_OF = {

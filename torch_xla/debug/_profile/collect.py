@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from torch_xla import _bindings, _timeline
+from torch_xla import _bindings, _events
 from torch_xla._core.device import background, client, memory
 from torch_xla._core.lower.scopes import ModulePaths
 
@@ -25,10 +25,46 @@ _LOOK_SECONDS = 5e-5
 _COUNT_SECONDS = 0.25
 
 
+# Some 200 bytes each; a loop that is profiled for hours must not fill the host's memory.
+_MOST_SPANS = 2_000_000
+
+
+class Span(NamedTuple):
+    """A stage of the pipeline, or a wait, of a thread: when it began and was over by `time.perf_counter`."""
+
+    stage: str
+    start: float
+    end: float
+    thread: int
+    detail: Any
+
+
+class Mark(NamedTuple):
+    """Something that was noticed at one moment; as `Span`."""
+
+    kind: str
+    time: float
+    thread: int
+    detail: Any
+
+
+class _Running:
+    """A span that is being timed."""
+
+    def __init__(self, to: Collector, stage: str, detail: Any) -> None:
+        self._to, self._stage, self._detail = to, stage, detail
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._to.add(self._stage, self._start, perf_counter(), self._detail)
+
+
 class Finished(NamedTuple):
     """A program that ran: how it was started, by which thread, and when it was over."""
 
-    launch: _timeline.Launch
+    launch: _events.Launch
     thread: int
     end: float
 
@@ -41,11 +77,13 @@ class Sample(NamedTuple):
     loading: bool
 
 
-class Collector(_timeline.Recorder):
+class Collector(_events.Sink):
     """Everything that is noted while a profile runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.spans: list[Span] = []
+        self.marks: list[Mark] = []
+        self.dropped = 0
         self.owner = threading.get_ident()
         self.began = time.time()
         self.start = perf_counter()
@@ -55,7 +93,7 @@ class Collector(_timeline.Recorder):
         self.counts: list[tuple[float, dict[tuple[Any, ...], int]]] = []
         self.names: dict[int, str] = {}
         self.stats: dict[str, Any] = {}
-        self._running: list[tuple[_timeline.Launch, int]] = []  # and by which thread they were started
+        self._running: list[tuple[_events.Launch, int]] = []  # and by which thread they were started
         self._looking = threading.Lock()
         self._looked = self.start
         self._late: SimpleQueue[Any] = SimpleQueue()  # of tokens
@@ -63,10 +101,18 @@ class Collector(_timeline.Recorder):
         self._barriers = 0
         self._counted = 0.0
 
+    def span(self, stage: str, detail: Any) -> _Running:
+        """Times a stage."""
+        return _Running(self, stage, detail)
+
+    def mark(self, kind: str, detail: tuple[Any, ...]) -> None:
+        """Keeps a moment."""
+        self.marks.append(Mark(kind, perf_counter(), threading.get_ident(), detail))
+
     def add(self, stage: str, start: float, end: float, detail: Any = None) -> None:
-        """Keeps a span, and counts the live tensors at some barriers."""
-        super().add(stage, start, end, detail)
+        """Keeps a span of the calling thread, and counts the live tensors at some barriers."""
         thread = threading.get_ident()
+        self.keep(Span(stage, start, end, thread, detail))
         if thread not in self.names:
             known = {t.ident: t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
             self.names[thread] = known.get(thread, "")  # PyTorch's own threads, which work for the one that waits
@@ -86,15 +132,18 @@ class Collector(_timeline.Recorder):
                     counts[key] = counts.get(key, 0) + kind.count
         self._counted = perf_counter()
         self.counts.append((start, counts))
-        super().add("profile", start, self._counted)
+        self.keep(Span("profile", start, self._counted, threading.get_ident(), None))
 
-    def keep(self, span: _timeline.Span) -> None:
+    def keep(self, span: Span) -> None:
         """Keeps a span; and as its thread has the interpreter now, sees which programs are over."""
-        super().keep(span)
+        if len(self.spans) < _MOST_SPANS:
+            self.spans.append(span)
+        else:
+            self.dropped += 1
         if self._running and span.end - self._looked > _LOOK_SECONDS:
             self._look()
 
-    def launched(self, launch: _timeline.Launch) -> None:
+    def launched(self, launch: _events.Launch) -> None:
         """Takes notice of a program that was started."""
         self.stats.setdefault(launch.key, launch.executable.loaded)
         self._running.append((launch._replace(executable=None), threading.get_ident()))
@@ -144,7 +193,7 @@ class Collector(_timeline.Recorder):
             self._waiter.join()
         over = max((done.end for done in self.finished), default=0.0)
         if over > self.end:
-            super().add("wait", self.end, over)
+            self.keep(Span("wait", self.end, over, threading.get_ident(), None))
             self.end = over
         self.count_tensors()
 
@@ -202,7 +251,7 @@ class Modules:
             while opened:
                 inner, path, start = opened.pop()
                 if inner is module:
-                    keep(_timeline.Span("module", start, end, owner, (path, len(opened))))
+                    keep(Span("module", start, end, owner, (path, len(opened))))
                     return
 
         self._hooks = [

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from torch_xla import _bindings, _timeline
+from torch_xla import _bindings, _events
 from torch_xla._errors import message
 from torch_xla.debug._profile import account, page, table
 from torch_xla.debug._profile.collect import Collector, Modules, Sampler
@@ -66,12 +66,12 @@ class profile:
         sys.setswitchinterval(min(self._switch, _SWITCH_SECONDS))
         self._modules = Modules(self._collector)
         self._sampler = Sampler(self._collector)
-        _timeline.start(self._collector)
+        _events.listen(self._collector)
         return self
 
     def __exit__(self, *_: object) -> None:
         global _running
-        _timeline.stop()
+        _events.leave(self._collector)
         try:
             self._collector.finish()
         finally:
