@@ -22,6 +22,7 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.device import client
 from torch_xla._core.execute import barrier, executor, hooks
+from torch_xla._core.graph import graph
 from torch_xla._core.lower import lowering
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import dtypes, registry
@@ -163,7 +164,7 @@ class TestAGraphThatFailsAsAWhole:
 
             def refusing(cut: Any, lowered: Any, name: str) -> Any:
                 shown.append(cut.num_nodes)
-                if any(node[0] == op for node in cut.describe_nodes()):
+                if any(node.op == op for node in cut.describe_nodes(graph.CLASSES)):
                     raise ValueError(error)
                 return compile(cut, lowered, name)
 

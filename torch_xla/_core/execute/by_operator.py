@@ -130,8 +130,7 @@ def _put(array: np.ndarray, device: int, host: jax.Device | None) -> jax.Array:
 
 def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
     """Computes a node by its rule, as a program would."""
-    parts, seed = cut.describe_node(position)
-    node = graph.node(*parts)
+    node, seed = cut.describe_node(position, graph.CLASSES)
     if sequence.is_collective(node) or node.op in (manual.ENTER, manual.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -195,13 +194,17 @@ class Graph:
     layers: tuple[Layers, ...] = ()
 
 
+# Those that the recorder describes nodes by.
+CLASSES = (Node, Wire, Input, Number, Meta)
+
+
 def describe(cut: _bindings.Graph) -> Graph:
     """Reads a cut graph out of the recorder."""
     packing = _bindings.Packing(cut)
     return Graph(
         key=cut.key,
         device=cut.device,
-        nodes=tuple(node(*parts) for parts in cut.describe_nodes()),
+        nodes=tuple(cut.describe_nodes(CLASSES)),
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
@@ -213,52 +216,6 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaf_places=tuple(cut.leaf_places) if cut.wanted_places else (),
         wanted_places=tuple(cut.wanted_places),
     )
-
-
-def node(
-    op: str,
-    args: list[tuple[str, Any, Any]],
-    inputs: list[tuple[bool, int, int]],
-    outs: list[Any],
-    seeded: bool,
-    frame: str | None,
-    attrs: tuple[int, int],
-    scope: str | None,
-    settings: int,
-) -> Node:
-    """A node as the recorder describes it."""
-    next_input = _counter(Input)
-    next_number = _counter(lambda index: functools.partial(Number, index))
-    template: list[Any] = []
-    for position, (kind, count, value) in enumerate(args):
-        if kind == "input":
-            template.append(next_input())
-        elif kind == "inputs":
-            template.append([next_input() for _ in range(count)])
-        elif kind == "optional_inputs":
-            template.append([next_input() if value >> i & 1 else None for i in range(count)])
-        elif kind == "number":
-            template.append(next_number()(value, position, bool(count)))
-        elif kind == "numbers":
-            elements = zip(count, value, strict=True)
-            template.append([next_number()(e, position, True) if is_number else e for is_number, e in elements])
-        else:
-            template.append(value)
-    metas = tuple(None if meta is None else Meta(*meta) for meta in outs)
-    return Node(
-        op, tuple(template), tuple(Wire(*wire) for wire in inputs), metas, seeded, frame, attrs, scope, settings
-    )
-
-
-def _counter(make: Callable[[int], Any]) -> Callable[[], Any]:
-    count = -1
-
-    def next_one() -> Any:
-        nonlocal count
-        count += 1
-        return make(count)
-
-    return next_one
 
 
 def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any]) -> list[Any]:

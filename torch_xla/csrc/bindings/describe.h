@@ -1,24 +1,30 @@
-// Values of the recorder as Python takes them.
+// Values of the recorder as Python takes them. Lines and module paths need nothing: a null pointer to a string is None.
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
 
-#include "base/user_line.h"
 #include "ir/node.h"
 #include "tensor/source.h"
 
 namespace torch_xla {
 
-py::object dtype_object(at::ScalarType dtype);
 // (sizes, dtype); None where it is undefined.
 py::object describe_meta(const Meta& meta);
-py::object describe_frame(Frame frame);
 // (buffer, start); steals the reference.
 py::object describe_location(const Location& location);
 std::string hex(const Hash& hash);
 // A constant of a recorded call; sequences become lists.
 py::object to_python(const c10::IValue& value);
-at::ScalarType dtype_of(const py::object& dtype);
+
+// What `describe` gives for each element, as a list.
+template <class Range, class Describe>
+py::list listed(const Range& range, Describe describe) {
+  py::list found;
+  for (const auto& element : range) {
+    found.append(describe(element));
+  }
+  return found;
+}
 
 }  // namespace torch_xla

@@ -2,7 +2,6 @@
 
 #include <pybind11/numpy.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
@@ -16,116 +15,109 @@ namespace torch_xla {
 
 namespace {
 
-// A constant as PyTorch's Python functions take it. What is an enumeration in Python is a whole number here, and only
-// the schema tells.
-py::object describe_constant(const c10::IValue& value, const c10::FunctionSchema& schema, size_t position) {
-  if (value.isInt() && position < schema.arguments().size()) {
-    auto type = schema.arguments()[position].real_type();
-    if (const auto optional = type->cast<c10::OptionalType>()) {
-      type = optional->getElementType();
-    }
-    const auto object = [](auto* found) {
-      return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(found));
-    };
-    switch (type->kind()) {
-      case c10::TypeKind::ScalarTypeType:
-        return dtype_object(value.toScalarType());
-      case c10::TypeKind::LayoutType:
-        return object(torch::getTHPLayout(value.toLayout()));
-      case c10::TypeKind::MemoryFormatType:
-        return object(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
-      default:
-        break;
-    }
-  }
-  return to_python(value);
-}
-
-// The numbers of a graph in order, which say what of an argument is one.
-class NumberReader {
+// Makes a node of a graph by the classes that Python has: `Node`, `Wire`, `Input`, `Number` and `Meta`. Code of
+// Python's runs meanwhile, and perhaps a signal handler that computes the node: what that changes is copied.
+class Described {
  public:
-  explicit NumberReader(const Vector<NumberSlot>& numbers) : next_(numbers.begin()), end_(numbers.end()) {}
-  // From those of a node on.
-  NumberReader(const Vector<NumberSlot>& numbers, const Node& node) : NumberReader(numbers) {
-    next_ = std::partition_point(next_, end_, [&](const NumberSlot& slot) { return slot.node < node.slot; });
+  Described(const Graph& graph, size_t position, const py::tuple& classes)
+      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args), wires_(node_->inputs) {
+    const auto earlier = [&](const NumberSlot& slot) { return slot.node < position; };
+    for (auto slot = std::partition_point(graph.numbers.begin(), graph.numbers.end(), earlier);
+         slot != graph.numbers.end() && slot->node == position; ++slot) {
+      numbers_.push_back({slot->position, slot->element});
+    }
   }
-  bool take(const Node& node, uint32_t position, uint32_t element) {
-    const bool found =
-        next_ != end_ && next_->node == node.slot && next_->position == position && next_->element == element;
-    next_ += found ? 1 : 0;
-    return found;
+
+  py::object node() {
+    const auto& n = *node_;
+    py::list args;
+    for (uint32_t i = 0; i < args_.size(); ++i) {
+      args.append(argument(i));
+    }
+    const auto wire = [&](const Value& v) { return classes_[1](v.node->leaf(), v.node->slot, v.index); };
+    const auto meta = [&](const Meta& m) { return m.defined() ? classes_[4](*describe_meta(m)) : py::none(); };
+    return classes_[0](op_.name, py::tuple(args), py::tuple(listed(wires_, wire)),
+                       py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame,
+                       py::make_tuple(n.attrs.hi, n.attrs.lo), n.scope, n.settings);
   }
-  void skip(size_t count) { next_ += count; }
 
  private:
-  Vector<NumberSlot>::const_iterator next_;
-  Vector<NumberSlot>::const_iterator end_;
+  py::object argument(uint32_t position) {
+    const auto& [kind, count, value] = args_[position];
+    if (kind == Arg::Kind::Input) {
+      return input();
+    }
+    if (kind == Arg::Kind::Inputs || kind == Arg::Kind::OptInputs) {
+      py::list list;
+      for (uint32_t i = 0; i < count; ++i) {
+        list.append(kind == Arg::Kind::Inputs || (value.toInt() >> i & 1) != 0 ? input() : py::none());
+      }
+      return list;
+    }
+    const bool varied = kind == Arg::Kind::Adaptive || op_.policy(position) != NumberPolicy::Input;
+    if (is_number(args_[position]) && value.isList()) {
+      uint32_t element = 0;
+      return listed(value.toListRef(), [&](const c10::IValue& e) {
+        return is_next(position, element++) ? number(e, position, true) : to_python(e);
+      });
+    }
+    return is_number(args_[position]) && is_next(position, 0) ? number(value, position, varied)
+                                                              : constant(value, position);
+  }
+
+  bool is_next(uint32_t position, uint32_t element) const {
+    return next_ < numbers_.size() && numbers_[next_] == std::pair(position, element);
+  }
+  py::object input() { return classes_[2](inputs_++); }
+  // `varied`: whether it was a constant before.
+  py::object number(const c10::IValue& value, uint32_t position, bool varied) {
+    return classes_[3](next_++, to_python(value), position, varied);
+  }
+
+  // What is an enumeration in Python is a whole number here, and only the schema tells.
+  py::object constant(const c10::IValue& value, size_t position) const {
+    const auto& declared = op_.op.schema().arguments();
+    if (!value.isInt() || position >= declared.size()) {
+      return to_python(value);
+    }
+    const auto& type = declared[position].real_type();
+    const auto optional = type->cast<c10::OptionalType>();
+    switch ((optional ? optional->getElementType() : type)->kind()) {
+      case c10::TypeKind::ScalarTypeType:
+        return py::cast(value.toScalarType());
+      case c10::TypeKind::LayoutType:
+        return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
+      case c10::TypeKind::MemoryFormatType:
+        return py::cast(value.toMemoryFormat());
+      default:
+        return to_python(value);
+    }
+  }
+
+  const py::tuple classes_;
+  const NodePtr node_;
+  const OpInfo& op_;
+  const Args args_;
+  const Inputs wires_;
+  Vector<std::pair<uint32_t, uint32_t>> numbers_;  // its numbers: of which argument, of a list which element
+  size_t next_ = 0;                                // of them
+  size_t inputs_ = 0;                              // so far
 };
 
-// An argument as (kind, count or bits, value); the Python side puts inputs and numbers in their places. Of a number the
-// count tells whether it was a constant before it varied, and of a list of them which elements are numbers.
-py::object describe_arg(const Node& node, uint32_t position, NumberReader& numbers) {
-  const auto& arg = node.args[position];
-  switch (arg.kind) {
-    case Arg::Kind::Input:
-      return py::make_tuple("input", 1, py::none());
-    case Arg::Kind::Inputs:
-      return py::make_tuple("inputs", arg.count, py::none());
-    case Arg::Kind::OptInputs:
-      return py::make_tuple("optional_inputs", arg.count, arg.value.toInt());
-    case Arg::Kind::Attr:
-      break;
-    case Arg::Kind::Number:
-    case Arg::Kind::Adaptive:
-    case Arg::Kind::Integer:
-      if (arg.value.isList()) {
-        py::list flags;
-        for (uint32_t e = 0; e < arg.value.toListRef().size(); ++e) {
-          flags.append(numbers.take(node, position, e));
-        }
-        return py::make_tuple("numbers", flags, to_python(arg.value));
-      }
-      if (numbers.take(node, position, 0)) {
-        const bool varied = arg.kind == Arg::Kind::Adaptive || node.op->policy(position) != NumberPolicy::Input;
-        return py::make_tuple("number", varied, to_python(arg.value));
-      }
-  }
-  return py::make_tuple("attr", 0, describe_constant(arg.value, node.op->op.schema(), position));
-}
-
-py::tuple describe_node(const Node& node, NumberReader& numbers) {
-  py::list args;
-  for (uint32_t i = 0; i < node.args.size(); ++i) {
-    args.append(describe_arg(node, i, numbers));
-  }
-  numbers.skip(node.seeded ? std::size(node.seed) : 0);
-  py::list inputs;
-  for (const auto& input : node.inputs) {
-    inputs.append(py::make_tuple(input.node->leaf(), input.node->slot, input.index));
-  }
-  py::list outs;
-  for (const auto& meta : node.outs->metas) {
-    outs.append(describe_meta(meta));
-  }
-  return py::make_tuple(node.op->name, args, inputs, outs, node.seeded, describe_frame(node.frame),
-                        py::make_tuple(node.attrs.hi, node.attrs.lo), describe_frame(node.scope), node.settings);
-}
-
-py::list describe_nodes(const Graph& graph) {
+py::list describe_nodes(Graph& graph, const py::tuple& classes) {
   py::list nodes;
-  NumberReader numbers(graph.numbers);
-  for (const auto& node : graph.nodes) {
-    nodes.append(describe_node(*node, numbers));
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    nodes.append(Described(graph, i, classes).node());
+    graph.check();
   }
   return nodes;
 }
 
 // One node of a graph by itself, and its seed and offset if it draws.
-py::tuple describe_one(const Graph& graph, size_t position) {
-  const auto& node = *graph.nodes.at(position);
-  NumberReader numbers(graph.numbers, node);
-  auto seed = node.seeded ? py::object(py::make_tuple(node.seed[0], node.seed[1])) : py::object(py::none());
-  return py::make_tuple(describe_node(node, numbers), seed);
+py::tuple describe_node(const Graph& graph, size_t position, const py::tuple& classes) {
+  const auto node = graph.nodes.at(position);
+  auto seed = node->seeded ? py::object(py::make_tuple(node->seed[0], node->seed[1])) : py::object(py::none());
+  return py::make_tuple(Described(graph, position, classes).node(), seed);
 }
 
 py::list leaf_locations(const Graph& graph) {
@@ -147,15 +139,12 @@ py::tuple packed_numbers(Graph& graph) {
 }
 
 py::list describe_fills(const Graph& graph) {
-  py::list fills;
-  for (const auto& node : graph.fills()) {
-    const auto& meta = node->outs->metas[0];
+  return listed(graph.fills(), [&](const NodePtr& node) {
     const auto leaf = std::find(graph.leaves.begin(), graph.leaves.end(), node);
     const auto slot = leaf != graph.leaves.end() ? leaf - graph.leaves.begin() : -1;
-    fills.append(py::make_tuple(describe_meta(meta), to_python(node->args[1].value), describe_frame(node->frame), slot,
-                                node->placement));
-  }
-  return fills;
+    return py::make_tuple(describe_meta(node->meta(0)), to_python(node->args[1].value), node->frame, slot,
+                          node->placement);
+  });
 }
 
 void provide_fills(const Graph& graph, const std::vector<py::object>& buffers, const std::vector<uint32_t>& places) {
@@ -171,60 +160,72 @@ void provide_fills(const Graph& graph, const std::vector<py::object>& buffers, c
 }
 
 py::list describe_members(const std::vector<Members>& packs) {
-  py::list found;
-  for (const auto& [leaves, outputs] : packs) {
-    found.append(py::make_tuple(py::tuple(py::cast(leaves)), py::tuple(py::cast(outputs))));
+  return listed(packs, [](const Members& m) {
+    return py::make_tuple(py::tuple(py::cast(m.leaves)), py::tuple(py::cast(m.outputs)));
+  });
+}
+
+// Of what a program gives: the packs, then the outputs that travel alone.
+py::list result_metas(const Packing& packing, const Graph& graph) {
+  py::list metas;
+  const auto meta = [&](uint32_t output) -> const Meta& {
+    return graph.outputs[output].node->meta(graph.outputs[output].index);
+  };
+  for (size_t k = 0; k < packing.packs.size(); ++k) {
+    const auto& outputs = packing.packs[k].outputs;
+    if (outputs.empty()) {
+      continue;
+    }
+    auto pack = meta(outputs[0]);
+    int64_t length = 0;
+    for (const auto output : outputs) {
+      length += packing.layouts[k]->stacked ? 1 : meta(output).numel();
+    }
+    if (packing.layouts[k]->stacked) {
+      pack.sizes.insert(pack.sizes.begin(), length);
+    } else {
+      pack.sizes.assign(1, length);
+    }
+    metas.append(describe_meta(pack));
   }
-  return found;
+  for (uint32_t i = 0; i < packing.results.size(); ++i) {
+    if (packing.results[i].pack < 0) {
+      metas.append(describe_meta(meta(i)));
+    }
+  }
+  return metas;
 }
 
 // A function of a graph that nothing has run meanwhile.
-template <class Function>
-auto checked(Function function) {
-  return [function](Graph& graph) {
+template <class Result, class Of, class... Others>
+auto checked(Result (*function)(Of, Others...)) {
+  return [function](Graph& graph, Others... others) {
     graph.check();
-    return function(graph);
+    return function(graph, std::forward<Others>(others)...);
   };
 }
 
 }  // namespace
 
-void bind_graphs(py::module_& m) {
-  py::register_exception<StaleGraph>(m, "StaleGraph");
+namespace {
+
+void bind_packing(py::module_& m) {
   py::class_<Packing>(m, "Packing")
       .def(py::init([](Graph& graph) {
         graph.check();
         return Packing(graph);
       }))
       .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); })
-      .def("result_metas", [](const Packing& packing, const Graph& g) {
-        py::list metas;
-        const auto meta = [&](uint32_t output) -> const Meta& {
-          return g.outputs[output].node->meta(g.outputs[output].index);
-        };
-        for (size_t k = 0; k < packing.packs.size(); ++k) {
-          const auto& outputs = packing.packs[k].outputs;
-          if (outputs.empty()) {
-            continue;
-          }
-          std::vector<int64_t> sizes(1);
-          for (const auto output : outputs) {
-            sizes[0] += packing.layouts[k]->stacked ? 1 : meta(output).numel();
-          }
-          if (packing.layouts[k]->stacked) {
-            sizes.insert(sizes.end(), meta(outputs[0]).sizes.begin(), meta(outputs[0]).sizes.end());
-          }
-          metas.append(py::make_tuple(py::tuple(py::cast(sizes)), dtype_object(meta(outputs[0]).dtype)));
-        }
-        for (uint32_t i = 0; i < packing.results.size(); ++i) {
-          if (packing.results[i].pack < 0) {
-            metas.append(describe_meta(meta(i)));
-          }
-        }
-        return metas;
-      });
-  py::class_<Graph>(m, "Graph")
-      .def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
+      .def("result_metas", &result_metas);
+}
+
+// What a graph is: its parts as lists.
+void bind_parts(py::class_<Graph>& graph) {
+  const auto of_leaves = [](auto describe) {
+    return
+        [describe](const Graph& g) { return listed(g.leaves, [&](const NodePtr& leaf) { return describe(*leaf); }); };
+  };
+  graph.def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
       .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
       .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
       .def_property_readonly("num_leaves", [](const Graph& g) { return g.leaves.size(); })
@@ -240,39 +241,13 @@ void bind_graphs(py::module_& m) {
                                return indices;
                              })
       .def_readonly("successors", &Graph::successors)
-      .def_property_readonly("outputs",
-                             [](Graph& g) {
-                               g.check();
-                               py::list outputs;
-                               for (const auto& v : g.outputs) {
-                                 outputs.append(py::make_tuple(v.node->slot, v.index));
-                               }
-                               return outputs;
-                             })
-      .def_property_readonly("leaf_metas",
-                             [](const Graph& g) {
-                               py::list metas;
-                               for (const auto& leaf : g.leaves) {
-                                 metas.append(describe_meta(leaf->outs->metas[0]));
-                               }
-                               return metas;
-                             })
-      .def_property_readonly("leaf_frames",
-                             [](const Graph& g) {
-                               py::list frames;
-                               for (const auto& leaf : g.leaves) {
-                                 frames.append(describe_frame(leaf->frame));
-                               }
-                               return frames;
-                             })
-      .def_property_readonly("leaf_places",
-                             [](const Graph& g) {
-                               py::list places;
-                               for (const auto& leaf : g.leaves) {
-                                 places.append(leaf->placement);
-                               }
-                               return places;
-                             })
+      .def_property_readonly("outputs", checked(+[](Graph& g) {
+                               return listed(g.outputs,
+                                             [](const Value& v) { return py::make_tuple(v.node->slot, v.index); });
+                             }))
+      .def_property_readonly("leaf_metas", of_leaves([](const Node& leaf) { return describe_meta(leaf.meta(0)); }))
+      .def_property_readonly("leaf_frames", of_leaves([](const Node& leaf) { return py::cast(leaf.frame); }))
+      .def_property_readonly("leaf_places", of_leaves([](const Node& leaf) { return leaf.placement; }))
       .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
       .def_property_readonly("resting", &Graph::resting)
       .def_property(
@@ -284,24 +259,23 @@ void bind_graphs(py::module_& m) {
             }
           })
       .def("describe_nodes", checked(&describe_nodes))
-      .def("describe_node", &describe_one)
+      .def("describe_node", &describe_node)
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_places",
-                             checked([](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); }))
+                             checked(+[](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); }))
       .def("packed_numbers", checked(&packed_numbers))
       .def("describe_fills", &describe_fills)
-      .def("provide_fills",
-           [](Graph& g, const std::vector<py::object>& buffers, const std::vector<uint32_t>& places) {
-             g.check();
-             provide_fills(g, buffers, places);
-           })
+      .def_property_readonly("has_fills", &Graph::has_fills)
+      .def_property_readonly("unheld_bytes", &Graph::unheld_bytes);
+}
+
+// What is done with it.
+void bind_acts(py::class_<Graph>& graph) {
+  graph.def("provide_fills", checked(&provide_fills))
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
-      .def_property_readonly("has_fills", [](const Graph& g) { return g.has_fills(); })
-      .def_property_readonly("fits_host", checked([](Graph& g) { return g.fits_host(); }))
-      .def_property_readonly("is_small_part", checked([](Graph& g) { return is_small_part(g); }))
-      .def("divide",
-           [](Graph& g, const Cut& what) {
-             g.check();
+      .def_property_readonly("fits_host", checked(+[](Graph& g) { return g.fits_host(); }))
+      .def_property_readonly("is_small_part", checked(+[](Graph& g) { return is_small_part(g); }))
+      .def("divide", checked(+[](Graph& g, const Cut& what) {
              std::vector<Cut> cuts;
              if (auto division = divide(g, what)) {
                if (!division->before.values.empty()) {
@@ -310,13 +284,15 @@ void bind_graphs(py::module_& m) {
                cuts.push_back(std::move(division->rest));
              }
              return cuts;
-           })
-      .def_property_readonly("unheld_bytes", &Graph::unheld_bytes)
-      .def("constants_vary", checked([](Graph& g) { return g.constants_vary(); }))
+           }))
+      .def("constants_vary", checked(+[](Graph& g) { return g.constants_vary(); }))
       .def("clear", &Graph::clear)
       .def("halves", &Graph::halves)
       .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
            py::arg("failed_fills") = std::vector<size_t>());
+}
+
+void bind_operator_runs(py::module_& m) {
   py::class_<OperatorRun>(m, "OperatorRun")
       .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
            py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
@@ -326,6 +302,9 @@ void bind_graphs(py::module_& m) {
       .def("start", &OperatorRun::start)
       .def("finish", &OperatorRun::finish)
       .def_property_readonly("position", &OperatorRun::position);
+}
+
+void bind_cuts(py::module_& m) {
   py::class_<Cut> cut(m, "Cut");
   py::enum_<Cut::Scope>(cut, "Scope")
       .value("NEEDED", Cut::Scope::kNeeded)
@@ -347,6 +326,18 @@ void bind_graphs(py::module_& m) {
       .def("needed", &Cut::needed)
       .def_property_readonly("device", [](const Cut& c) { return static_cast<int>(c.device); })
       .def_readwrite("again", &Cut::again);
+}
+
+}  // namespace
+
+void bind_graphs(py::module_& m) {
+  py::register_exception<StaleGraph>(m, "StaleGraph");
+  bind_packing(m);
+  py::class_<Graph> graph(m, "Graph");
+  bind_parts(graph);
+  bind_acts(graph);
+  bind_operator_runs(m);
+  bind_cuts(m);
   m.def("node_sequence", &node_sequence);
   m.def(
       "has_pending",

@@ -20,8 +20,7 @@ void bind_loops(py::module_& m) {
       "find_loop",
       [](int device, bool growing, bool follow) -> py::object {
         const auto found = find_repetition(static_cast<c10::DeviceIndex>(device), growing, follow);
-        return found ? py::object(py::make_tuple(found->calls, found->crossing, describe_frame(found->frame)))
-                     : py::none();
+        return found ? py::object(py::make_tuple(found->calls, found->crossing, found->frame)) : py::none();
       },
       py::arg("device"), py::arg("growing") = false, py::arg("follow") = true);
   m.def("calls_since_barrier", [stream](int device) {

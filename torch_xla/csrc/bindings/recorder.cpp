@@ -38,10 +38,10 @@ void bind_recorder(py::module_& m) {
   m.def("default_dtype", &default_dtype);
   m.def("set_frame_depth", &set_frame_depth);
   m.def("set_scope", &set_scope);
-  m.def("user_frame", [] { return describe_frame(user_frame()); });
+  m.def("user_frame", &user_frame);
   m.def("thread_position", [](unsigned long thread) {
     const auto [line, loading] = thread_position(thread);
-    return py::make_tuple(describe_frame(line), loading);
+    return py::make_tuple(line, loading);
   });
   m.def("add_skipped_prefix", &add_skipped_prefix);
   m.def("record_whole", &record_whole);

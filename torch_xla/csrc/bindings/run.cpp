@@ -14,19 +14,8 @@
 
 namespace torch_xla {
 
-namespace {
-
-py::list places_of(const Vector<Program::Type>& types) {
-  py::list places;
-  for (const auto& type : types) {
-    places.append(type.placement);
-  }
-  return places;
-}
-
-}  // namespace
-
 void bind_runs(py::module_& m) {
+  const auto place_of = [](const Program::Type& type) { return type.placement; };
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init([](Graph& graph, bool waits) {
              graph.check();
@@ -36,8 +25,8 @@ void bind_runs(py::module_& m) {
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
       .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
-      .def_property_readonly("input_places", [](const Program& p) { return places_of(p.inputs); })
-      .def_property_readonly("output_places", [](const Program& p) { return places_of(p.outputs); })
+      .def_property_readonly("input_places", [=](const Program& p) { return listed(p.inputs, place_of); })
+      .def_property_readonly("output_places", [=](const Program& p) { return listed(p.outputs, place_of); })
       .def_readwrite("starter", &Program::starter)
       .def_readwrite("meet", &Program::meet)
       .def_property_readonly("run", &Program::run);
@@ -80,11 +69,8 @@ void bind_runs(py::module_& m) {
     });
   });
   m.def("buffers_on", [](int device) {
-    py::list found;
-    for (auto* const buffer : buffers_on(static_cast<c10::DeviceIndex>(device))) {
-      found.append(py::reinterpret_steal<py::object>(buffer));
-    }
-    return found;
+    return listed(buffers_on(static_cast<c10::DeviceIndex>(device)),
+                  [](PyObject* buffer) { return py::reinterpret_steal<py::object>(buffer); });
   });
   m.def("lose_buffers", [](int device, const std::vector<py::object>& buffers, const std::string& error) {
     std::vector<PyObject*> failed;

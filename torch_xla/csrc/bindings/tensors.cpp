@@ -37,16 +37,16 @@ void bind_tensors(py::module_& m) {
   m.def("send_all_at_once", &send_all_at_once);
   m.def(
       "tensor_of",
-      [](const py::object& buffer, const std::vector<int64_t>& sizes, const py::object& dtype, int device,
+      [](const py::object& buffer, const std::vector<int64_t>& sizes, at::ScalarType dtype, int device,
          uint32_t placement) {
-        const auto meta = contiguous_meta(sizes, dtype_of(dtype));
+        const auto meta = contiguous_meta(sizes, dtype);
         auto leaf = make_leaf(meta, py::object(buffer).release().ptr());
         leaf.node->placement = placement;
         return make_tensor(std::move(leaf), meta, static_cast<c10::DeviceIndex>(device));
       },
       py::arg("buffer"), py::arg("sizes"), py::arg("dtype"), py::arg("device"), py::arg("placement") = 0);
-  m.def("placeholder", [](const std::vector<int64_t>& sizes, const py::object& dtype, int device) {
-    return make_placeholder(contiguous_meta(sizes, dtype_of(dtype)), static_cast<c10::DeviceIndex>(device));
+  m.def("placeholder", [](const std::vector<int64_t>& sizes, at::ScalarType dtype, int device) {
+    return make_placeholder(contiguous_meta(sizes, dtype), static_cast<c10::DeviceIndex>(device));
   });
   m.def("place", &place, py::arg("tensor"), py::arg("placement"), py::arg("recorded") = false);
   m.def("replace_buffer", [](const at::Tensor& t, const py::object& buffer, uint32_t placement) {
@@ -68,7 +68,6 @@ void bind_tensors(py::module_& m) {
            const std::vector<int64_t>& strides) { set_storage(t, storage, offset, sizes, strides); });
   m.def("resize_storage", &resize_storage);
   m.def("live_tensors", [](int device) {
-    py::list found;
     std::vector<std::tuple<MetaRef, bool, Frame>> live;
     {
       const RecorderLock lock;
@@ -79,13 +78,13 @@ void bind_tensors(py::module_& m) {
         }
       });
     }
-    for (const auto& [meta, pending, frame] : live) {
-      found.append(py::make_tuple(describe_meta(*meta), pending, describe_frame(frame)));
-    }
-    return found;
+    return listed(live, [](const auto& found) {
+      const auto& [meta, pending, frame] = found;
+      return py::make_tuple(describe_meta(*meta), pending, frame);
+    });
   });
   m.def("drain_released", &drain_released);
-  m.def("has_xla_type", [](const py::object& dtype) { return has_xla_type(dtype_of(dtype)); });
+  m.def("has_xla_type", &has_xla_type);
   m.def("created_tensors", &created_tensors);
   m.def("destroyed_tensors", &destroyed_tensors);
 }
