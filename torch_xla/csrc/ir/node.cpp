@@ -1,6 +1,8 @@
 #include "ir/node.h"
 
 #include <Python.h>
+#include <c10/core/Contiguity.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,28 +30,6 @@ Released& released() {
 }
 
 }  // namespace
-
-int64_t Meta::numel() const {
-  int64_t n = 1;
-  for (const auto s : sizes) {
-    n *= s;
-  }
-  return n;
-}
-
-bool Meta::contiguous() const {
-  int64_t expected = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    if (sizes[i] == 0) {
-      return true;
-    }
-    if (sizes[i] != 1 && strides[i] != expected) {
-      return false;
-    }
-    expected *= sizes[i];
-  }
-  return true;
-}
 
 bool has_xla_type(at::ScalarType dtype) {
   switch (dtype) {
@@ -81,7 +61,7 @@ bool has_xla_type(at::ScalarType dtype) {
 void Meta::rehash() {
   TORCH_CHECK_TYPE(!defined() || has_xla_type(dtype), "[dtype] got torch.", c10::getDtypeNames(dtype).first,
                    ", which has no XLA type, expected one that has; convert the tensor first, e.g. .to(torch.float32)");
-  row_major = contiguous();
+  row_major = c10::_compute_contiguous<int64_t>(sizes, strides, numel());
   bytes = defined() ? numel() * static_cast<int64_t>(c10::elementSize(dtype)) : 0;
   value = Hash();
   value.mix(static_cast<uint64_t>(dtype));
@@ -119,13 +99,7 @@ MetaRef make_meta(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offs
 }
 
 MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype) {
-  c10::SmallVector<int64_t, 5> strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
-  }
-  return make_meta(sizes, strides, 0, dtype);
+  return make_meta(sizes, c10::contiguous_strides(sizes), 0, dtype);
 }
 
 Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}

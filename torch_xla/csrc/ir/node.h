@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <limits>
@@ -30,13 +31,12 @@ struct Meta {
   int64_t offset = 0;
   at::ScalarType dtype = at::ScalarType::Undefined;
   int64_t bytes = 0;      // of its elements
-  bool row_major = true;  // as `contiguous` says
+  bool row_major = true;  // contiguous
   Hash layout;            // sizes, strides, dtype: what later shapes depend on
   Hash value;             // sizes, dtype: what the program depends on
 
   bool defined() const { return dtype != at::ScalarType::Undefined; }
-  int64_t numel() const;
-  bool contiguous() const;
+  int64_t numel() const { return c10::multiply_integers(sizes); }
   // Raises a TypeError where XLA does not have the dtype: no value of such a type is ever promised.
   void rehash();
 };

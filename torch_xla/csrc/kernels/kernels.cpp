@@ -63,28 +63,6 @@ Tensor empty_memory_format(IntArrayRef sizes, std::optional<at::ScalarType> dtyp
   return new_fill(contiguous_meta(sizes, type), device_index(device));
 }
 
-// Whether the strides are those of a dense tensor in some order of its dimensions.
-bool dense(IntArrayRef sizes, IntArrayRef strides) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) {
-      return true;
-    }
-    if (sizes[i] != 1) {
-      order.push_back(i);
-    }
-  }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
-  int64_t expected = 1;
-  for (const auto i : order) {
-    if (strides[i] != expected) {
-      return false;
-    }
-    expected *= sizes[i];
-  }
-  return true;
-}
-
 Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
                      std::optional<bool> /*pin_memory*/) {
@@ -92,14 +70,11 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   const auto twin = at::detail::empty_strided_meta(sizes, strides, type);  // PyTorch's checks
   auto meta = make_meta(sizes, strides, 0, type);
-  if (dense(sizes, strides)) {
+  if (twin.numel() == 0 || twin.is_non_overlapping_and_dense()) {
     return new_fill(meta, device_index(device));
   }
-  int64_t last = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    last += (sizes[i] - 1) * strides[i];
-  }
-  const auto memory = new_fill(contiguous_meta({last + 1}, type), device_index(device));
+  const auto count = static_cast<int64_t>(twin.storage().nbytes() / twin.element_size());
+  const auto memory = new_fill(contiguous_meta({count}, type), device_index(device));
   const RecorderLock lock;
   auto alias = impl_of(memory)->alias.as_strided(meta);
   return make_tensor(std::move(alias));

@@ -1,5 +1,7 @@
 #include "tensor/storage.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -157,14 +159,7 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
 }
 
 size_t extent(const Meta& meta) {
-  int64_t last = meta.offset;
-  for (size_t i = 0; i < meta.sizes.size(); ++i) {
-    if (meta.sizes[i] == 0) {
-      return 0;
-    }
-    last += (meta.sizes[i] - 1) * meta.strides[i];
-  }
-  return static_cast<size_t>(last + 1) * c10::elementSize(meta.dtype);
+  return at::detail::computeStorageNbytes(meta.sizes, meta.strides, c10::elementSize(meta.dtype), meta.offset);
 }
 
 ViewStep::~ViewStep() {

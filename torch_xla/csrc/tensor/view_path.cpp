@@ -1,5 +1,7 @@
 #include "tensor/view_path.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -21,8 +23,6 @@ Value reshape(const Value& v, const MetaRef& out) {
   return apply(view, {v}, {input_arg(), attr(int_list(out->sizes))}, out);
 }
 
-int64_t wrap(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
-
 // Steps from a base tensor to its memory as one contiguous dimension of `dtype`.
 ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
   static auto& permute = op_info("aten::permute", "");
@@ -32,7 +32,7 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
   static auto& slice = op_info("aten::slice", "Tensor");
   ViewPath path;
   MetaRef meta = base;
-  if (!meta->contiguous()) {
+  if (!meta->row_major) {
     std::vector<int64_t> order(meta->sizes.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
@@ -115,7 +115,7 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
       const auto dims = step.args[1].value.toIntVector();
       std::vector<int64_t> back(dims.size());
       for (size_t i = 0; i < dims.size(); ++i) {
-        back[wrap(dims[i], dims.size())] = static_cast<int64_t>(i);
+        back[c10::maybe_wrap_dim(dims[i], static_cast<int64_t>(dims.size()))] = static_cast<int64_t>(i);
       }
       args.push_back(attr(back));
       return apply(*step.op, {v}, std::move(args), in);
