@@ -4,9 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 
-#include <chrono>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -17,6 +15,7 @@
 #include "base/silence.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
+#include "run/worker.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placement.h"
 
@@ -438,10 +437,9 @@ OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std:
 size_t OperatorRun::position() const { return run_ != nullptr ? run_->position() : 0; }
 
 OperatorRun::~OperatorRun() {
-  if (task_ != nullptr && !task_->lost()) {
+  if (task_.valid() && !is_lost()) {
     const py::gil_scoped_release unlocked;
-    while (!task_->wait_for(kAsk)) {
-    }
+    task_.wait();
   }
 }
 
@@ -450,30 +448,32 @@ bool OperatorRun::start() {
     return false;
   }
   // PyTorch's threads are chosen in each thread.
-  task_ = Task::start(graph_.device, [run = run_, threads = at::get_num_threads()] {
+  process_ = getpid();
+  task_ = start_in(graph_.device, [run = run_, threads = at::get_num_threads()]() mutable {
     if (at::get_num_threads() != threads) {
       at::set_num_threads(threads);
     }
     run->compute(/*alone=*/true);
+    run = nullptr;  // its values
   });
   return true;
 }
 
 void OperatorRun::finish() {
   interrupted_ = false;
-  if (task_ != nullptr && task_->lost()) {
+  if (task_.valid() && is_lost()) {
     new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
     run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
-    task_ = nullptr;
+    task_ = {};
   }
-  while (const auto task = task_) {
+  for (auto task = task_; task.valid(); task = task_) {  // a signal handler may have finished it
     bool ended = false;
     {
       const py::gil_scoped_release unlocked;
-      ended = task->wait_for(kAsk);
+      ended = task.wait_for(kAsk) == std::future_status::ready;
     }
     if (ended) {
-      task_ = nullptr;
+      task_ = {};
     } else if (PyErr_CheckSignals() != 0) {
       interrupted_ = true;
       throw py::error_already_set();

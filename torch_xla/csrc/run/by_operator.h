@@ -1,13 +1,15 @@
 // Running a graph operator by operator with PyTorch's CPU kernels: where it has no program, and may never get one.
 #pragma once
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "cut/graph.h"
-#include "run/worker.h"
 
 namespace torch_xla {
 
@@ -33,7 +35,9 @@ class OperatorRun {
   // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
   bool done() const { return graph_.nodes.empty(); }
   // Whether the worker has more to do.
-  bool busy() const { return task_ != nullptr && !task_->lost() && !task_->wait_for({}); }
+  bool busy() const {
+    return task_.valid() && !is_lost() && task_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  }
   // The node that it has come to.
   size_t position() const;
 
@@ -45,11 +49,14 @@ class OperatorRun {
 
  private:
   class Run;
+  bool is_lost() const { return process_ != getpid(); }
+
   Graph& graph_;
   bool interrupted_ = false;
   const py::object rule_;
   std::shared_ptr<Run> run_;
-  std::shared_ptr<Task> task_;
+  std::shared_future<void> task_;
+  pid_t process_ = 0;  // that started it; one that was forked since has no such thread
 };
 
 }  // namespace torch_xla

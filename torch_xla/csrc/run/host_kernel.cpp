@@ -7,15 +7,9 @@
 #include <c10/core/InferenceMode.h>
 #include <xla/ffi/api/ffi.h>
 
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <future>
-#include <mutex>
-#include <thread>
-
 #include "run/ffi_values.h"
 #include "run/host_operators.h"
+#include "run/worker.h"
 
 // PyTorch's OpenMP; missing where it was built with another kind of threads.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int);
@@ -42,46 +36,6 @@ class Alone {
 
  private:
   const int before_;
-};
-
-// The one thread whose kernels PyTorch divides among its own: OpenMP keeps a team for each thread that ever did so, and
-// with one for each of XLA's there would be the square of the number of cores.
-class Leader {
- public:
-  static Leader& get() {
-    static auto* const leader = new Leader;  // never destroyed: it may be at work when the process ends
-    return *leader;
-  }
-
-  // Runs something there, and throws what it throws.
-  void run(std::function<void()> work) {
-    std::packaged_task<void()> task(std::move(work));
-    auto done = task.get_future();
-    {
-      const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
-    }
-    arrived_.notify_one();
-    done.get();
-  }
-
- private:
-  Leader() {
-    std::thread([this] {
-      while (true) {
-        std::unique_lock lock(mutex_);
-        arrived_.wait(lock, [this] { return !tasks_.empty(); });
-        auto task = std::move(tasks_.front());
-        tasks_.pop_front();
-        lock.unlock();
-        task();
-      }
-    }).detach();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<std::packaged_task<void()>> tasks_;
 };
 
 namespace ffi = xla::ffi;
@@ -176,7 +130,9 @@ ffi::Error call_kernel(ffi::RemainingArgs operands, ffi::RemainingRets results, 
   };
   try {
     if (ffi_attribute<bool>(attributes, "_parallel")) {
-      Leader::get().run(work);
+      // The one thread whose kernels PyTorch divides among its own: OpenMP keeps a team for each thread that ever did
+      // so, and with one for each of XLA's there would be the square of the number of cores.
+      start_in(kProgramsWorker, work).get();
     } else {
       const Alone alone;
       work();

@@ -1,81 +1,29 @@
 #include "run/worker.h"
 
-#include <array>
-#include <deque>
-#include <thread>
-#include <utility>
+#include <c10/core/thread_pool.h>
+#include <unistd.h>
 
-#include "tensor/storage.h"
+#include <array>
+#include <memory>
+#include <mutex>
 
 namespace torch_xla {
 
-namespace {
-
-class Worker {
- public:
-  Worker() {
-    std::thread([this] { work(); }).detach();
-  }
-
-  void add(std::shared_ptr<Task> task) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back(std::move(task));
-    added_.notify_one();
-  }
-
-  const pid_t process = getpid();
-
- private:
-  void work() {
-    for (;;) {
-      std::shared_ptr<Task> task;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        added_.wait(lock, [&] { return !tasks_.empty(); });
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      task->run();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable added_;
-  std::deque<std::shared_ptr<Task>> tasks_;
-};
-
-// Lives as long as the process; a forked one makes its own.
-Worker& worker_of(c10::DeviceIndex device) {
+std::shared_future<void> start_in(size_t worker, std::function<void()> work) {
+  struct Thread {
+    pid_t process = 0;
+    c10::ThreadPool* pool = nullptr;  // never destroyed: it may be at work when the process ends
+  };
   static auto* const mutex = new std::mutex;
-  static auto* const workers = new std::array<Worker*, kMaxDevices>{};
+  static auto* const threads = new std::array<Thread, kProgramsWorker + 1>;
+  const auto task = std::make_shared<std::packaged_task<void()>>(std::move(work));
   const std::lock_guard<std::mutex> lock(*mutex);
-  auto*& worker = (*workers)[device];
-  if (worker == nullptr || worker->process != getpid()) {
-    worker = new Worker;
+  auto& thread = threads->at(worker);
+  if (thread.process != getpid()) {
+    thread = {getpid(), new c10::ThreadPool(1)};
   }
-  return *worker;
-}
-
-}  // namespace
-
-std::shared_ptr<Task> Task::start(c10::DeviceIndex device, std::function<void()> work) {
-  auto task = std::make_shared<Task>();
-  task->work_ = std::move(work);
-  worker_of(device).add(task);
-  return task;
-}
-
-bool Task::wait_for(std::chrono::milliseconds time) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, time, [&] { return done_; });
-}
-
-void Task::run() {
-  work_();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  work_ = {};
-  done_ = true;
-  changed_.notify_all();
+  thread.pool->run([task] { (*task)(); });
+  return task->get_future().share();
 }
 
 }  // namespace torch_xla
