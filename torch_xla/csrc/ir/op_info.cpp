@@ -76,15 +76,10 @@ bool is_optimizer_step(const c10::FunctionSchema& schema) {
 
 Form form_of(const std::string& name) {
   static const std::unordered_map<std::string, Form> forms{
-      {"aten.as_strided.default", Form::AsStrided},
-      {"aten.as_strided_scatter.default", Form::AsStridedScatter},
-      {"aten.index.Tensor", Form::Index},
-      {"aten.index.Tensor_out", Form::Index},
-      {"aten._unsafe_index.Tensor", Form::Index},
-      {"aten.unbind.int", Form::Pieces},
-      {"aten.split.Tensor", Form::Pieces},
-      {"aten.split_with_sizes.default", Form::Pieces},
-      {"aten._grouped_mm.default", Form::GroupedProduct},
+      {"aten.as_strided.default", Form::AsStrided}, {"aten.as_strided_scatter.default", Form::AsStridedScatter},
+      {"aten.index.Tensor", Form::Index},           {"aten.index.Tensor_out", Form::Index},
+      {"aten._unsafe_index.Tensor", Form::Index},   {"aten.unbind.int", Form::Pieces},
+      {"aten.split.Tensor", Form::Pieces},          {"aten.split_with_sizes.default", Form::Pieces},
   };
   const auto found = forms.find(name);
   return found == forms.end() ? Form::Plain : found->second;

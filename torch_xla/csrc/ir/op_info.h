@@ -20,7 +20,6 @@ enum class Form : uint8_t {
   Pieces,            // of a tensor, as views
   AsStridedScatter,  // so do they, of what is written
   Index,             // has a data-dependent shape, for masks only
-  GroupedProduct,    // its arguments tell the result's shape
 };
 
 // How what was written to a view gets back to what it is a view of.

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/native/GroupedMMUtils.h>
 
 #include <list>
 #include <string_view>
@@ -104,12 +105,24 @@ Results layer_norm_backward_shape(Arguments a) {
                            shaped(x, a[6].toTensor().sizes())};
 }
 
-// What nearly each model calls, and PyTorch has in Python alone: for calls that no kernel can refuse.
+// Checked as by the CPU kernel, and shaped: PyTorch's Meta kernel takes bfloat16 only.
+Results grouped_product_shape(Arguments a) {
+  const auto &x = a[0].toTensor(), &y = a[1].toTensor();
+  const auto ends = a[2].toOptional<Tensor>();
+  const auto wanted = a[4].toOptional<at::ScalarType>();
+  at::native::_grouped_mm_validate_inputs(x, y, ends, a[3].toOptional<Tensor>(), wanted);
+  const auto type = at::native::_resolve_grouped_mm_out_dtype(x, y, wanted);
+  const auto out = at::native::create_grouped_gemm_output_tensor(x, y, ends, type);
+  return torch::jit::Stack{at::detail::empty_meta(out.sizes(), type)};
+}
+
+// What nearly each model calls, and PyTorch has in Python alone: for calls that no kernel can refuse, but the last.
 Results shape_of(const OpInfo& info, Arguments arguments) {
   static const auto* const functions = new std::unordered_map<std::string, Results (*)(Arguments)>{
       {"aten.linear.default", &linear_shape},
       {"aten.native_layer_norm.default", &layer_norm_shape},
       {"aten.native_layer_norm_backward.default", &layer_norm_backward_shape},
+      {"aten._grouped_mm.default", &grouped_product_shape},
   };
   const auto found = functions->find(info.name);
   return found == functions->end() ? Results() : found->second(arguments);

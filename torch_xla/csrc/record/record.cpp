@@ -16,7 +16,6 @@
 #include "loops/stream.h"
 #include "record/call.h"
 #include "record/eager_checks.h"
-#include "record/grouped.h"
 #include "record/masked_selection.h"
 #include "record/meta_cache.h"
 #include "record/recompute.h"
@@ -76,9 +75,6 @@ MetaSetPtr inferred_metas(const Call& call) {
     const auto& self = arguments[0].toTensor();
     const auto offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
     return make_meta(arguments[1].toIntVector(), arguments[2].toIntVector(), offset, self.scalar_type()).set;
-  }
-  if (call.info.form == Form::GroupedProduct) {
-    return grouped_product(arguments);
   }
   // Neither this device nor the host computes it. What is recorded by a kernel of its own is lowered: to ask would
   // import all rules, which a step that runs operator by operator has no other use for.
