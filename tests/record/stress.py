@@ -94,7 +94,7 @@ def clones(rng: random.Random) -> None:
     x = torch.arange(4.0).to("xla")
     copies = [x.clone() for _ in range(3)]
     x.add_(1.0)
-    run_barrier(rng)
+    cut(rng)
     for each in copies:
         check("clones", each.cpu(), torch.arange(4.0))
 
@@ -106,7 +106,7 @@ def together(rng: random.Random) -> None:
     x.cpu()
 
 
-def run_barrier(rng: random.Random) -> None:
+def cut(rng: random.Random) -> None:
     barrier.sync(torch.xla.current_device(), wait=rng.random() < 0.2)
 
 
@@ -119,7 +119,7 @@ WORK: list[Callable[[random.Random], None]] = [
     numbers,
     clones,
     together,
-    run_barrier,
+    cut,
 ]
 
 

@@ -17,4 +17,4 @@ SECONDS = float(os.environ.get("STRESS_SECONDS", "4"))
 def test_threads_and_forks() -> None:
     ran = python(Path(__file__).with_name("stress.py"), str(SECONDS), devices=4, timeout=10 * SECONDS + 280)
     done = ast.literal_eval(ran.stdout.strip().splitlines()[-1])
-    assert set(done) == {"dropped", "views", "chain", "gradients", "numbers", "clones", "together", "barrier", "fork"}
+    assert set(done) == {"dropped", "views", "chain", "gradients", "numbers", "clones", "together", "cut", "fork"}
