@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,27 +20,11 @@ class Builder:
         self.name = name
 
 
-def _lax(name: str, *operands: Any, **options: Any) -> Op:
-    """Calls a function of `jax.lax` with the ops' arrays."""
-    from jax import lax
-
-    return Op(getattr(lax, name)(*(o.op if isinstance(o, Op) else o for o in operands), **options))
-
-
-def _unary(name: str) -> Callable[[Op], Op]:
-    def method(self: Op) -> Op:
-        return _lax(name, self)
-
-    method.__name__ = name
-    method.__doc__ = f"`jax.lax.{name}` of each element."
-    return method
-
-
 def _arrays(op: Any) -> Any:
-    """Ops as arrays, tuples as tuples of them."""
+    """Ops as arrays, sequences as tuples of what is in them."""
     if isinstance(op, Op):
         return op.op
-    if isinstance(op, (list, tuple)):
+    if isinstance(op, (list, tuple, range)):
         return tuple(_arrays(o) for o in op)
     return op
 
@@ -51,6 +36,33 @@ def _combiner(computation: Callable[..., Any]) -> Callable[..., Any]:
         return _arrays(computation(*(Op(v) for v in values)))
 
     return combine
+
+
+def _alone(self: Op) -> tuple[Any, ...]:
+    return (self,)
+
+
+def _both(self: Op, rhs: Op) -> tuple[Any, ...]:
+    return self, rhs
+
+
+def _method(name: str, form: Callable[..., tuple[Any, ...]] = _both) -> Callable[..., Any]:
+    """A method that calls a function of `jax.lax`.
+
+    Args:
+        name: The function.
+        form: Gives its arguments; has the parameters of the method.
+    """
+
+    @functools.wraps(form)
+    def method(*args: Any, **kwargs: Any) -> Op:
+        from jax import lax
+
+        return Op(getattr(lax, name)(*_arrays(form(*args, **kwargs))))
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"`jax.lax.{name}`."
+    return method
 
 
 class Op:
@@ -78,164 +90,87 @@ class Op:
         return Builder("computation")
 
     # Arithmetic: both operands have one type.
-
-    def __add__(self, rhs: Op) -> Op:
-        return _lax("add", self, rhs)
-
-    def __sub__(self, rhs: Op) -> Op:
-        return _lax("sub", self, rhs)
-
-    def __mul__(self, rhs: Op) -> Op:
-        return _lax("mul", self, rhs)
-
-    def __matmul__(self, rhs: Op) -> Op:
-        return _lax("dot", self, rhs)
-
-    def __truediv__(self, rhs: Op) -> Op:
-        return _lax("div", self, rhs)
-
-    def __pow__(self, rhs: Op) -> Op:
-        return _lax("pow", self, rhs)
-
-    def __mod__(self, rhs: Op) -> Op:
-        return _lax("rem", self, rhs)
-
-    def __neg__(self) -> Op:
-        return _lax("neg", self)
-
-    def __not__(self) -> Op:
-        return _lax("bitwise_not", self)
-
-    __invert__ = __not__
-
-    def __and__(self, rhs: Op) -> Op:
-        return _lax("bitwise_and", self, rhs)
-
-    def __or__(self, rhs: Op) -> Op:
-        return _lax("bitwise_or", self, rhs)
-
-    def __xor__(self, rhs: Op) -> Op:
-        return _lax("bitwise_xor", self, rhs)
-
-    def __eq__(self, rhs: Op) -> Op:  # type: ignore[override]
-        return _lax("eq", self, rhs)
-
-    def __ne__(self, rhs: Op) -> Op:  # type: ignore[override]
-        return _lax("ne", self, rhs)
-
+    __add__ = _method("add")
+    __sub__ = _method("sub")
+    __mul__ = _method("mul")
+    __matmul__ = _method("dot")
+    __truediv__ = _method("div")
+    __pow__ = _method("pow")
+    __mod__ = _method("rem")
+    __neg__ = _method("neg", _alone)
+    __not__ = __invert__ = _method("bitwise_not", _alone)
+    __and__ = _method("bitwise_and")
+    __or__ = _method("bitwise_or")
+    __xor__ = _method("bitwise_xor")
+    __eq__ = _method("eq")
+    __ne__ = _method("ne")
     __hash__ = object.__hash__
-
-    def __le__(self, rhs: Op) -> Op:
-        return _lax("le", self, rhs)
-
-    def __lt__(self, rhs: Op) -> Op:
-        return _lax("lt", self, rhs)
-
-    def __ge__(self, rhs: Op) -> Op:
-        return _lax("ge", self, rhs)
-
-    def __gt__(self, rhs: Op) -> Op:
-        return _lax("gt", self, rhs)
-
-    def __lshift__(self, rhs: Op) -> Op:
-        return _lax("shift_left", self, rhs)
+    __le__ = _method("le")
+    __lt__ = _method("lt")
+    __ge__ = _method("ge")
+    __gt__ = _method("gt")
+    __lshift__ = _method("shift_left")
 
     def __rshift__(self, rhs: Op) -> Op:
         import jax.numpy as jnp
 
         unsigned = jnp.issubdtype(self.op.dtype, jnp.unsignedinteger)
-        return _lax("shift_right_logical" if unsigned else "shift_right_arithmetic", self, rhs)
+        shifted: Op = _method("shift_right_logical" if unsigned else "shift_right_arithmetic")(self, rhs)
+        return shifted
 
-    def atan2(self, other: Op) -> Op:
-        """Angle of the point (other, self)."""
-        return _lax("atan2", self, other)
+    atan2 = _method("atan2", lambda self, other: (self, other))
+    max = _method("max", lambda self, other: (self, other))
+    min = _method("min", lambda self, other: (self, other))
+    clamp = _method("clamp", lambda self, min_value, max_value: (min_value, self, max_value))
+    select = _method("select", lambda self, true_value, false_value: (self, true_value, false_value))
 
-    def max(self, other: Op) -> Op:
-        """The greater of both, by element."""
-        return _lax("max", self, other)
-
-    def min(self, other: Op) -> Op:
-        """The lesser of both, by element."""
-        return _lax("min", self, other)
-
-    def clamp(self, min_value: Op, max_value: Op) -> Op:
-        """Values cut off at both bounds."""
-        return _lax("clamp", min_value, self, max_value)
-
-    def select(self, true_value: Op, false_value: Op) -> Op:
-        """Where this is true the one value, else the other."""
-        return _lax("select", self, true_value, false_value)
-
-    acos = _unary("acos")
-    asin = _unary("asin")
-    atan = _unary("atan")
-    ceil = _unary("ceil")
-    clz = _unary("clz")
-    conj = _unary("conj")
-    cos = _unary("cos")
-    cosh = _unary("cosh")
-    erf = _unary("erf")
-    erfc = _unary("erfc")
-    erfinf = _unary("erf_inv")
-    exp = _unary("exp")
-    expm1 = _unary("expm1")
-    floor = _unary("floor")
-    imag = _unary("imag")
-    log = _unary("log")
-    log1p = _unary("log1p")
-    real = _unary("real")
-    rsqrt = _unary("rsqrt")
-    sin = _unary("sin")
-    sinh = _unary("sinh")
-    sqrt = _unary("sqrt")
-    tan = _unary("tan")
-    tanh = _unary("tanh")
+    acos = _method("acos", _alone)
+    asin = _method("asin", _alone)
+    atan = _method("atan", _alone)
+    ceil = _method("ceil", _alone)
+    clz = _method("clz", _alone)
+    conj = _method("conj", _alone)
+    cos = _method("cos", _alone)
+    cosh = _method("cosh", _alone)
+    erf = _method("erf", _alone)
+    erfc = _method("erfc", _alone)
+    exp = _method("exp", _alone)
+    expm1 = _method("expm1", _alone)
+    floor = _method("floor", _alone)
+    imag = _method("imag", _alone)
+    log = _method("log", _alone)
+    log1p = _method("log1p", _alone)
+    real = _method("real", _alone)
+    rsqrt = _method("rsqrt", _alone)
+    sin = _method("sin", _alone)
+    sinh = _method("sinh", _alone)
+    sqrt = _method("sqrt", _alone)
+    tan = _method("tan", _alone)
+    tanh = _method("tanh", _alone)
+    erfinf = _method("erf_inv", _alone)
 
     # Form.
-
-    def reshape(
-        self, sizes: Sequence[int], dimensions: Sequence[int] | None = None, inferred_dimension: int | None = None
-    ) -> Op:
-        """The values in another form, read in the order of `dimensions`."""
-        return _lax("reshape", self, new_sizes=tuple(sizes), dimensions=dimensions and tuple(dimensions))
-
-    def broadcast(self, sizes: Sequence[int]) -> Op:
-        """Copies along new leading dimensions."""
-        return _lax("broadcast", self, sizes=tuple(sizes))
-
-    def broadcast_in_dim(self, sizes: Sequence[int], dimensions: Sequence[int]) -> Op:
-        """Copies along new dimensions; `dimensions` says where the present ones go."""
-        return _lax("broadcast_in_dim", self, shape=tuple(sizes), broadcast_dimensions=tuple(dimensions))
-
-    def transpose(self, permutation: Sequence[int]) -> Op:
-        """Dimensions in another order."""
-        return _lax("transpose", self, permutation=tuple(permutation))
-
-    def rev(self, dimensions: Sequence[int]) -> Op:
-        """The elements of some dimensions in reverse order."""
-        return _lax("rev", self, dimensions=tuple(dimensions))
-
-    def slice(
-        self, start_indices: Sequence[int], limit_indices: Sequence[int], strides: Sequence[int] | None = None
-    ) -> Op:
-        """A part with fixed bounds."""
-        return _lax("slice", self, start_indices, limit_indices, strides)
-
-    def slice_in_dim(self, start_index: int, limit_index: int, dimno: int, stride: int = 1) -> Op:
-        """A part of one dimension."""
-        return _lax("slice_in_dim", self, start_index, limit_index, stride, dimno)
-
-    def dynamic_slice(self, start_indices: Sequence[Op], slice_sizes: Sequence[int]) -> Op:
-        """A part that starts at computed indices."""
-        return _lax("dynamic_slice", self, _arrays(start_indices), tuple(slice_sizes))
-
-    def dynamic_update_slice(self, update: Op, start_indices: Sequence[Op]) -> Op:
-        """The values with a part overwritten, which starts at computed indices."""
-        return _lax("dynamic_update_slice", self, update, _arrays(start_indices))
-
-    def pad(self, value: Op, config: Sequence[tuple[int, int, int]]) -> Op:
-        """A margin of `value`: (low, high, interior) by dimension."""
-        return _lax("pad", self, value, tuple(tuple(c) for c in config))
+    reshape = _method(
+        "reshape", lambda self, sizes, dimensions=None, inferred_dimension=None: (self, sizes, dimensions or None)
+    )
+    broadcast = _method("broadcast", lambda self, sizes: (self, sizes))
+    broadcast_in_dim = _method("broadcast_in_dim", lambda self, sizes, dimensions: (self, sizes, dimensions))
+    transpose = _method("transpose", lambda self, permutation: (self, permutation))
+    rev = _method("rev", lambda self, dimensions: (self, dimensions))
+    slice = _method(
+        "slice", lambda self, start_indices, limit_indices, strides=None: (self, start_indices, limit_indices, strides)
+    )
+    slice_in_dim = _method(
+        "slice_in_dim",
+        lambda self, start_index, limit_index, dimno, stride=1: (self, start_index, limit_index, stride, dimno),
+    )
+    dynamic_slice = _method(
+        "dynamic_slice", lambda self, start_indices, slice_sizes: (self, start_indices, slice_sizes)
+    )
+    dynamic_update_slice = _method(
+        "dynamic_update_slice", lambda self, update, start_indices: (self, update, start_indices)
+    )
+    pad = _method("pad", lambda self, value, config: (self, value, config))
 
     def cast(self, to_type: str) -> Op:
         """Values of another type."""
@@ -245,9 +180,11 @@ class Op:
 
     def bitcast(self, to_type: str) -> Op:
         """The same bits as another type."""
+        from jax import lax
+
         from torch_xla.ops import dtypes
 
-        return _lax("bitcast_convert_type", self, dtypes.numpy_dtype(Op.to_torch_type(to_type)))
+        return Op(lax.bitcast_convert_type(self.op, dtypes.numpy_dtype(Op.to_torch_type(to_type))))
 
     # Convolutions and windows.
 
@@ -279,15 +216,25 @@ class Op:
                 `kernel_output_feature_dimension`, `output_batch_dimension`, `output_feature_dimension`,
                 `input_spatial_dimensions`, `kernel_spatial_dimensions`, `output_spatial_dimensions`.
         """
+        from jax import lax
+
+        def order(kind: str, *ends: str) -> tuple[int, ...]:
+            spatial = dimensions.get(f"{kind}_spatial_dimensions", range(2, self.op.ndim))
+            return (*(dimensions.get(f"{kind}_{end}_dimension", i) for i, end in enumerate(ends)), *spatial)
+
         return Op(
-            _convolution(
+            lax.conv_general_dilated(
                 self.op,
                 kernel.op,
-                window_strides,
-                padding,
+                tuple(window_strides),
+                padding.upper() if isinstance(padding, str) else padding,
                 lhs_dilation,
                 rhs_dilation,
-                dimensions,
+                lax.ConvDimensionNumbers(
+                    order("input", "batch", "feature"),
+                    order("kernel", "output_feature", "input_feature"),
+                    order("output", "batch", "feature"),
+                ),
                 feature_group_count,
                 batch_group_count,
             )
@@ -301,27 +248,22 @@ class Op:
     conv_with_general_padding = conv
     conv_with_general_dimensions = conv_general_dilated
 
-    def reduce_window(
-        self,
-        init_value: Op,
-        computation: Callable[..., Op],
-        window_dimensions: Sequence[int],
-        window_strides: Sequence[int],
-        padding: str = "valid",
-    ) -> Op:
-        """Combines the values of each window."""
-        combine = _combiner(computation)
-        return _lax(
-            "reduce_window", self, init_value, combine, tuple(window_dimensions), tuple(window_strides), padding.upper()
-        )
-
-    def reduce(self, init_value: Op, computation: Callable[..., Op], dimensions: Sequence[int]) -> Op:
-        """Combines the values along some dimensions."""
-        return _lax("reduce", self, init_value, _combiner(computation), tuple(dimensions))
+    reduce_window = _method(
+        "reduce_window",
+        lambda self, init_value, computation, window_dimensions, window_strides, padding="valid": (
+            *(self, init_value, _combiner(computation)),
+            *(window_dimensions, window_strides, padding.upper()),
+        ),
+    )
+    reduce = _method(
+        "reduce",
+        lambda self, init_value, computation, dimensions: (self, init_value, _combiner(computation), dimensions),
+    )
 
     def reduce_all(self, init_value: Op, computation: Callable[..., Op]) -> Op:
         """Combines all values."""
-        return self.reduce(init_value, computation, range(self.op.ndim))
+        reduced: Op = self.reduce(init_value, computation, range(self.op.ndim))
+        return reduced
 
     def triangualr_solve(
         self,
@@ -428,17 +370,18 @@ class Op:
         """A tuple of values."""
         return Op(_arrays(tuple(ops)))
 
-    @classmethod
-    def concat_in_dim(cls, ops: Sequence[Op], dimension: int, builder: Builder | None = None) -> Op:
-        """Values one behind the other."""
-        return _lax("concatenate", _arrays(ops), dimension)
+    concat_in_dim = classmethod(
+        _method("concatenate", lambda cls, ops, dimension, builder=None: (ops, dimension)),
+    )
 
     @classmethod
     def sort(cls, ops: Sequence[Op], comparator: Any, dimension: int = -1, is_stable: bool | None = None) -> Op:
         """Sorts all values by the first, ascending; `comparator` must be None."""
         if comparator is not None:
             raise NotImplementedError(message("xla_builder", "got a comparator", expected="None: ascending order"))
-        return _lax("sort", _arrays(ops), dimension=dimension, is_stable=bool(is_stable))
+        from jax import lax
+
+        return Op(lax.sort(_arrays(ops), dimension=dimension, is_stable=bool(is_stable)))
 
     # Values from nothing.
 
@@ -467,21 +410,16 @@ class Op:
     @classmethod
     def iota(cls, builder: Builder | None, shape: Shape, iota_dimension: int) -> Op:
         """0, 1, 2, … along a dimension."""
+        from jax import lax
+
         from torch_xla.ops import dtypes
 
-        return _lax("broadcasted_iota", dtypes.numpy_dtype(Op.to_torch_type(shape.dtype)), shape.sizes, iota_dimension)
+        dtype = dtypes.numpy_dtype(Op.to_torch_type(shape.dtype))
+        return Op(lax.broadcasted_iota(dtype, shape.sizes, iota_dimension))
 
-    def scalar_like(self, value: Any) -> Op:
-        """A number everywhere, in this value's form."""
-        return _lax("full_like", self, value)
-
-    def zeros_like(self) -> Op:
-        """Zeros in this value's form."""
-        return self.scalar_like(0)
-
-    def ones_like(self) -> Op:
-        """Ones in this value's form."""
-        return self.scalar_like(1)
+    scalar_like = _method("full_like", lambda self, value: (self, value))
+    zeros_like = _method("full_like", lambda self: (self, 0))
+    ones_like = _method("full_like", lambda self: (self, 1))
 
     @classmethod
     def to_torch_type(cls, dtype: str | None) -> torch.dtype:
@@ -492,41 +430,3 @@ class Op:
     def from_torch_type(cls, dtype: torch.dtype) -> str:
         """The XLA type of a PyTorch dtype."""
         return TORCH_TO_XLA[dtype]
-
-
-def _convolution(
-    x: Any,
-    kernel: Any,
-    strides: Sequence[int],
-    padding: Any,
-    lhs_dilation: Sequence[int] | None,
-    rhs_dilation: Sequence[int] | None,
-    dimensions: dict[str, Any],
-    feature_groups: int,
-    batch_groups: int,
-) -> Any:
-    from jax import lax
-
-    def order(kind: str, first: str, second: str, default: tuple[int, int]) -> tuple[int, ...]:
-        spatial = dimensions.get(f"{kind}_spatial_dimensions", range(2, x.ndim))
-        return (
-            dimensions.get(f"{kind}_{first}_dimension", default[0]),
-            dimensions.get(f"{kind}_{second}_dimension", default[1]),
-            *spatial,
-        )
-
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        tuple(strides),
-        padding.upper() if isinstance(padding, str) else padding,
-        lhs_dilation,
-        rhs_dilation,
-        lax.ConvDimensionNumbers(
-            order("input", "batch", "feature", (0, 1)),
-            order("kernel", "output_feature", "input_feature", (0, 1)),
-            order("output", "batch", "feature", (0, 1)),
-        ),
-        feature_groups,
-        batch_groups,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,37 +34,14 @@ _xla_metric_data = met.metric_data
 _clear_xla_counters = met.clear_counters
 _clear_xla_metrics = met.clear_metrics
 _get_executed_fallback_ops = met.executed_fallback_ops
-
-
-def _xla_increment_counter(name: str, value: int) -> None:
-    """Adds to a counter."""
-    _metrics.count(name, value)
-
-
+_xla_increment_counter = _metrics.count
 _xla_get_num_cached_compilation_graph = runtime.get_num_cached_compilation_graph
 
-# Graphs as text.
-
-
-def _get_xla_tensors_text(tensors: Tensors) -> str:
-    """The recorded operations that compute the tensors."""
-    return _export.graph_text(list(tensors), "text")
-
-
-def _get_xla_tensors_hlo(tensors: Tensors) -> str:
-    """The HLO module that computes the tensors."""
-    return _export.graph_text(list(tensors), "hlo")
-
-
-def _get_xla_tensors_hlo_proto(tensors: Tensors) -> bytes:
-    """The HLO module that computes the tensors, as a serialized `HloModuleProto`."""
-    proto: bytes = _export.graph_text(list(tensors), "hlo_proto")
-    return proto
-
-
-def _get_xla_tensors_dot(tensors: Tensors) -> str:
-    """The recorded operations as a Graphviz graph."""
-    return _export.graph_text(list(tensors), "dot")
+# Graphs of tensors as text.
+_get_xla_tensors_text = partial(_export.graph_text, form="text")
+_get_xla_tensors_hlo = partial(_export.graph_text, form="hlo")
+_get_xla_tensors_hlo_proto = partial(_export.graph_text, form="hlo_proto")
+_get_xla_tensors_dot = partial(_export.graph_text, form="dot")
 
 
 def _get_stablehlo(
@@ -88,21 +66,8 @@ _get_git_revs = _debug_info.revisions
 _xla_dot_general = _operators.dot_general
 _xla_custom_call = custom_calls.call
 _xla_optimization_barrier_ = _barriers.optimization_barrier_
-
-
-def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
-    """A number that aliases share and other live tensors do not."""
-    return _bindings.tensor_id(tensor)
-
-
-def _xla_get_tensor_view_alias_id(tensor: torch.Tensor) -> int:
-    """The same number as `_xla_get_tensor_id`."""
-    return _bindings.tensor_id(tensor)
-
-
-def _xla_get_cpu_tensors(tensors: Tensors) -> list[torch.Tensor]:
-    """CPU copies of tensors, computed together."""
-    return xm._maybe_convert_to_cpu(list(tensors))
+_xla_get_tensor_id = _xla_get_tensor_view_alias_id = _bindings.tensor_id
+_xla_get_cpu_tensors = xm._maybe_convert_to_cpu
 
 
 def _xla_sync_multi(
@@ -119,10 +84,7 @@ def _xla_step_marker(
     _api.sync(wait, reset_scope)
 
 
-def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
-    """Waits for devices."""
-    xm.wait_device_ops(list(devices))
-
+_xla_wait_device_ops = xm.wait_device_ops
 
 # Donation.
 
@@ -146,43 +108,10 @@ def _xla_set_default_device(device: str) -> str:
     return str(_api.device(torch.device(device).index or 0))
 
 
-def _xla_get_default_device_ordinal() -> int:
-    """Index of the current device."""
-    return _bindings.current_device()
-
-
-def _xla_get_devices() -> list[str]:
-    """Names of the hardware of this process's devices."""
-    return _api.real_devices()
-
-
 def _xla_real_devices(devices: Sequence[str | torch.device] = ()) -> list[str]:
     """Names of the hardware of some devices; of all by default."""
     indices = [torch.device(device).index or 0 for device in devices]
     return [client.hardware(index) for index in indices] if indices else _api.real_devices()
-
-
-_xla_get_all_devices = _xla_get_devices
-
-
-def _xla_num_devices() -> int:
-    """Number of devices of this process."""
-    return _api.device_count()
-
-
-def _xla_device_kind(device: str) -> str:
-    """The vendor's name for the model of a device."""
-    return xm.xla_device_kind(device)
-
-
-def _xla_memory_info(device: str) -> dict[str, int]:
-    """Memory of a device."""
-    return xm.get_memory_info(device)
-
-
-def _xla_runtime_is_initialized() -> bool:
-    """Whether a client was started."""
-    return client.client_started()
 
 
 def _xla_get_rng_seed(device: str = "") -> int:
@@ -195,23 +124,20 @@ def _xla_set_rng_seed(seed: int, device: str = "") -> None:
     xm.set_rng_state(seed, device or None)
 
 
-def _get_use_eager_mode() -> bool:
-    """Whether operations run at once."""
-    return _bindings.is_eager()
-
-
-def _set_use_eager_mode(use_eager_mode: bool) -> None:
-    """Switches eager mode on or off."""
-    _bindings.set_eager(use_eager_mode)
-
-
-_set_allow_execution = region.allow
-
-
 def _get_allow_execution() -> bool:
     """Whether graphs may run."""
     return region.allowed
 
+
+_xla_get_default_device_ordinal = _bindings.current_device
+_xla_get_devices = _xla_get_all_devices = _api.real_devices
+_xla_num_devices = _api.device_count
+_xla_device_kind = xm.xla_device_kind
+_xla_memory_info = xm.get_memory_info
+_xla_runtime_is_initialized = client.client_started
+_get_use_eager_mode = _bindings.is_eager
+_set_use_eager_mode = _bindings.set_eager
+_set_allow_execution = region.allow
 
 # Numerics.
 

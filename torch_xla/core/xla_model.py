@@ -21,85 +21,29 @@ from torch_xla._core.execute import step_closures
 from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
-from torch_xla.core._barriers import optimization_barrier_
-from torch_xla.core._collectives import (
-    REDUCE_AND,
-    REDUCE_MAX,
-    REDUCE_MIN,
-    REDUCE_MUL,
-    REDUCE_OR,
-    REDUCE_SUM,
-    all_gather,
-    all_gather_bucketized,
-    all_reduce,
-    all_reduce_bucketized_gradients,
-    all_to_all,
-    broadcast_master_param,
-    collective_broadcast,
-    collective_permute,
-    reduce_gradients,
-    reduce_scatter,
-    reduce_scatter_bucketized,
-)
-from torch_xla.core._collectives import fetch_gradients as _fetch_gradients
-from torch_xla.core._library import XLA_LIB
-from torch_xla.core._transfer import ToXlaTensorArena, _maybe_convert_to_cpu, send_cpu_data_to_device
-
-__all__ = [
-    "REDUCE_AND",
-    "REDUCE_MAX",
-    "REDUCE_MIN",
-    "REDUCE_MUL",
-    "REDUCE_OR",
-    "REDUCE_SUM",
-    "RateTracker",
-    "XLA_LIB",
-    "ToXlaTensorArena",
-    "_fetch_gradients",
-    "_maybe_convert_to_cpu",
-    "add_step_closure",
-    "all_gather",
-    "all_gather_bucketized",
-    "all_reduce",
-    "all_reduce_bucketized_gradients",
-    "all_to_all",
-    "broadcast_master_param",
-    "collective_broadcast",
-    "collective_permute",
-    "do_on_ordinals",
-    "fork_rng",
-    "get_local_ordinal",
-    "get_memory_info",
-    "get_ordinal",
-    "get_rng_state",
-    "get_stablehlo",
-    "get_stablehlo_bytecode",
-    "get_xla_supported_devices",
-    "is_master_ordinal",
-    "is_xla_tensor",
-    "mark_step",
-    "master_print",
-    "mesh_reduce",
-    "optimization_barrier_",
-    "optimizer_step",
-    "reduce_gradients",
-    "reduce_scatter",
-    "reduce_scatter_bucketized",
-    "rendezvous",
-    "save",
-    "send_cpu_data_to_device",
-    "set_replication",
-    "set_rng_state",
-    "unlazy",
-    "wait_device_ops",
-    "xla_device",
-    "xla_device_hw",
-    "xla_device_kind",
-    "xla_real_devices",
-    "xla_rendezvous",
-    "xla_replication_devices",
-    "xrt_world_size",
-]
+from torch_xla.core._barriers import optimization_barrier_ as optimization_barrier_
+from torch_xla.core._collectives import REDUCE_AND as REDUCE_AND
+from torch_xla.core._collectives import REDUCE_MAX as REDUCE_MAX
+from torch_xla.core._collectives import REDUCE_MIN as REDUCE_MIN
+from torch_xla.core._collectives import REDUCE_MUL as REDUCE_MUL
+from torch_xla.core._collectives import REDUCE_OR as REDUCE_OR
+from torch_xla.core._collectives import REDUCE_SUM as REDUCE_SUM
+from torch_xla.core._collectives import all_gather as all_gather
+from torch_xla.core._collectives import all_gather_bucketized as all_gather_bucketized
+from torch_xla.core._collectives import all_reduce as all_reduce
+from torch_xla.core._collectives import all_reduce_bucketized_gradients as all_reduce_bucketized_gradients
+from torch_xla.core._collectives import all_to_all as all_to_all
+from torch_xla.core._collectives import broadcast_master_param as broadcast_master_param
+from torch_xla.core._collectives import collective_broadcast as collective_broadcast
+from torch_xla.core._collectives import collective_permute as collective_permute
+from torch_xla.core._collectives import fetch_gradients as _fetch_gradients  # noqa: F401
+from torch_xla.core._collectives import reduce_gradients as reduce_gradients
+from torch_xla.core._collectives import reduce_scatter as reduce_scatter
+from torch_xla.core._collectives import reduce_scatter_bucketized as reduce_scatter_bucketized
+from torch_xla.core._library import XLA_LIB as XLA_LIB
+from torch_xla.core._transfer import ToXlaTensorArena as ToXlaTensorArena
+from torch_xla.core._transfer import _maybe_convert_to_cpu as _maybe_convert_to_cpu
+from torch_xla.core._transfer import send_cpu_data_to_device as send_cpu_data_to_device
 
 Device = str | torch.device
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from torch_xla import _bindings, _config, _events, _files, _metrics, _notices
+from torch_xla import _bindings, _config, _events, _extension, _files, _metrics, _notices
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
@@ -204,7 +204,7 @@ def _identity() -> bytes:
         digest.update(f"{name} {version(name)}\n".encode())
     package = Path(_config.__file__).parent
     # The recorder makes the key and decides which buffers travel together.
-    sources = [*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), Path(_bindings.library())]
+    sources = [*package.glob("ops/**/*.py"), *package.glob("_core/**/*.py"), _extension.find()]
     for source in sorted(sources):
         digest.update(source.read_bytes())
     for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
