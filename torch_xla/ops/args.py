@@ -30,13 +30,7 @@ def axes(dims: int | Iterable[int] | None, ndim: int) -> tuple[int, ...]:
 
 
 def ints(value: int | Sequence[int] | None, n: int, default: Sequence[int] | None = None) -> tuple[int, ...]:
-    """An ``int[n]`` argument with single values repeated; an empty or absent one is `default`.
-
-    Args:
-        value: One integer, a list of one, or a list of `n`.
-        n: Length of the result.
-        default: Stands for an empty list (such as a pooling stride, which defaults to the kernel size).
-    """
+    """An ``int[n]`` argument: a single value is repeated, and an absent or empty one is `default`."""
     if isinstance(value, int):
         return (value,) * n
     if not value:

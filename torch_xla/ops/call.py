@@ -90,22 +90,11 @@ def call(
     out: Sequence[Meta | None],
     seed: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array | None, ...]:
-    """Computes `op` on JAX arrays.
+    """Computes an operator on JAX arrays; gives one array of the promised shape and dtype for each promised result.
 
-    Args:
-        op: The operator overload.
-        args: Positional arguments: arrays for tensors, numbers or `Lifted` for numbers.
-        kwargs: Keyword arguments, likewise.
-        out: What PyTorch promises for each result.
-        seed: Seed and offset of an operator that draws random numbers.
-
-    Returns:
-        One array per promised result, of the promised shape and dtype.
-
-    Raises:
-        StaticNumbers: The operator's numbers must be recorded as constants.
-        RuntimeError: A rule failed, or returned another shape or another number of results than PyTorch promises, and
-            there is no CPU kernel that could be called instead.
+    Arrays stand for tensors, numbers or `Lifted` for numbers; `seed` is (seed, offset) of an operator that draws.
+    Raises StaticNumbers where numbers must be recorded as constants, and RuntimeError where a rule fails, or gives
+    another shape than PyTorch promises, and there is no CPU kernel to call instead.
     """
     from torch_xla.ops import fallback, host_kernel
 

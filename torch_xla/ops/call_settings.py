@@ -29,13 +29,10 @@ def default_dtype() -> torch.dtype:
 
 @contextmanager
 def as_recorded(settings: int) -> Iterator[None]:
-    """A scope with the settings that a node keeps, and without what is no business of kernels.
+    """A scope with the settings that `_bindings.call_settings` gave at a call, without what is no business of kernels.
 
     The latter are autocast and modes over functions, such as one that gives a default device: they were there for the
     call that was recorded, and those of whoever asks for its value are others.
-
-    Args:
-        settings: What `_bindings.call_settings` gave then.
     """
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), _config.within(_recorded, settings):
         yield

@@ -32,8 +32,7 @@ _DOUBTS: dict[str, Doubt] = {}
 def doubts(*names: str) -> Callable[[Doubt], Doubt]:
     """Registers when the CPU kernel may refuse a call, whatever its size.
 
-    Args:
-        *names: Overloads, or operators with all their overloads and those that write their first argument.
+    An operator stands for all of its overloads, and for those that write their first argument.
     """
 
     def register(doubt: Doubt) -> Doubt:
@@ -65,42 +64,24 @@ _OF_VALUES = frozenset({"aten.segment_reduce"})
 
 
 class _Facts(NamedTuple):
-    """What the schema says of an operator.
-
-    Attributes:
-        doubt: Its doubt.
-        by_number: Whether all of its numbers matter, by its first tensor.
-        asked: Whether its CPU kernel can be asked at all.
-        own_kernel: Whether that is its own, not made of others'.
-        wider: Whether other devices take more types.
-        backward: Whether it is part of a backward pass.
-        numbers: Positions of the numbers that are inputs of the program.
-        out: Positions of its out= arguments.
-    """
+    """What the schema says of an operator."""
 
     doubt: Doubt | None
-    by_number: Callable[[torch.Tensor], bool] | None
-    asked: bool
-    own_kernel: bool
-    wider: bool
-    backward: bool
-    numbers: tuple[int, ...]
-    out: frozenset[int]
+    by_number: Callable[[torch.Tensor], bool] | None  # whether all of its numbers matter, by its first tensor
+    asked: bool  # whether its CPU kernel can be asked at all
+    own_kernel: bool  # whether that is its own, not made of others'
+    wider: bool  # whether other devices take more types
+    backward: bool  # whether it is part of a backward pass
+    numbers: tuple[int, ...]  # positions of those that are inputs of the program
+    out: frozenset[int]  # positions of its out= arguments
 
 
 def check_call(op: str, recorded: str, arguments: Sequence[Any], result_bytes: int, ask: Ask) -> float:
     """Raises what the CPU kernel says of a call that it refuses.
 
-    Args:
-        op: The operator's overload.
-        recorded: That which a node stands for.
-        arguments: All arguments, in the order of the schema.
-        result_bytes: Size of the results.
-        ask: Runs the CPU kernel on tensors of these shapes; given the size of the largest tensor for which it does, and
-            what they hold.
-
-    Returns:
-        The magnitude up to which numbers do not matter; infinity where none do.
+    `recorded` is the overload that the node stands for, `arguments` are all of the schema's in order. `ask` runs the
+    CPU kernel on tensors of these shapes; it is given the size of the largest tensor for which it does, and what they
+    hold. Returns the magnitude up to which numbers do not matter: infinity where none do.
     """
     if not op.startswith("aten."):
         return math.inf

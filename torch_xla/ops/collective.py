@@ -43,17 +43,12 @@ def register() -> bool:
 
 @dataclass
 class Order:
-    """The collectives of a program so far.
+    """The collectives of a program so far."""
 
-    Attributes:
-        to_come: Per group of this process, what stands for each of its collectives that are to come.
-        by_host: Whether PyTorch's groups may compute them.
-        before: What the one before gave.
-    """
-
+    # per group of this process, what stands for each that is to come
     to_come: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    by_host: bool = True
-    before: jax.Array | None = None
+    by_host: bool = True  # whether PyTorch's groups may compute them
+    before: jax.Array | None = None  # what the one before gave
 
     def take_ahead(self, group: tuple[int, ...]) -> list[int]:
         """What stands for the next collective of a group, and for some after it; it comes now."""
@@ -63,16 +58,9 @@ class Order:
 
 
 def compute(text: str, arrays: Sequence[jax.Array], rank: int, order: Order) -> tuple[jax.Array, ...]:
-    """Places a collective into the program.
+    """Places a collective into the program, behind those of `order`, which it enters.
 
-    Args:
-        text: What is done, as the operator has it.
-        arrays: The inputs.
-        rank: This process.
-        order: What came before; changed.
-
-    Returns:
-        One array per input, and a number that is there once it has run.
+    Returns one array per input, and a number that is there once it has run.
     """
     call = parse(text)
     if order.by_host and host_kernel.in_use() and register():
@@ -165,13 +153,9 @@ def _lower_permute(context: Any, x: Any, pairs: tuple[tuple[int, int], ...]) -> 
 def primitive(
     name: str, abstract: Callable[..., Any], lowering: Callable[..., Any], several: bool = False
 ) -> Primitive:
-    """A primitive of JAX's.
+    """A primitive of JAX's, ``torch_xla_<name>``.
 
-    Args:
-        name: What it is called after ``torch_xla_``.
-        abstract: The shapes and dtypes of its results, of those of its arguments.
-        lowering: Its StableHLO.
-        several: Whether there are several results.
+    `abstract` gives shapes and dtypes of results from those of arguments.
     """
     made = Primitive(f"torch_xla_{name}")
     made.multiple_results = several

@@ -29,23 +29,16 @@ Shape = tuple[int, ...]
 class Call:
     """What a collective does.
 
-    All have as many results as inputs, and a number that is there once it has run. ``all_gather`` gives
-    ``(size, *shape)``, ``reduce_scatter`` takes that and gives ``shape``, ``all_to_all`` takes and gives it; the others
-    keep the shape.
-
-    Attributes:
-        kind: One of `KINDS`.
-        groups: The processes that work among themselves: each process of the job is in one.
-        reduction: One of `REDUCTIONS`, where something is reduced.
-        root: Whose values a ``broadcast`` gives, as its place in the group.
-        pairs: (source, target) of a ``permute``.
+    All have as many results as inputs, and a number that is there once it has run. ``all_gather`` gives ``(size,
+    *shape)``, ``reduce_scatter`` takes that and gives ``shape``, ``all_to_all`` takes and gives it; the others keep the
+    shape.
     """
 
-    kind: str
-    groups: Groups
-    reduction: str = ""
-    root: int = 0
-    pairs: tuple[tuple[int, int], ...] = ()
+    kind: str  # one of `KINDS`
+    groups: Groups  # who work among themselves: each process of the job is in one
+    reduction: str = ""  # one of `REDUCTIONS`, where something is reduced
+    root: int = 0  # whose values a ``broadcast`` gives, as its place in the group
+    pairs: tuple[tuple[int, int], ...] = ()  # (source, target) of a ``permute``
 
     def text(self) -> str:
         """The call as the operator's argument."""
@@ -56,12 +49,7 @@ class Call:
         return next(group for group in self.groups if rank in group)
 
     def shape_of_result(self, shape: Shape, rank: int) -> Shape:
-        """The shape of a result.
-
-        Args:
-            shape: Of the input.
-            rank: The process.
-        """
+        """The shape of a result in a process, from that of the input."""
         if self.kind == "all_gather":
             return (len(self.group_of(rank)), *shape)
         return shape[1:] if self.kind == "reduce_scatter" else shape

@@ -21,13 +21,9 @@ def _mark(ctx: Context, x: jax.Array, *boundary: Any) -> jax.Array:
 def composite(
     function: Callable[..., Sequence[Any]], name: str, attributes: Mapping[str, Any], operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """Calls a function as a composite.
+    """Calls a function as a composite: what it computes of the operands, nests of arrays, is the meaning of the name.
 
-    Args:
-        function: Takes the operands; what it computes is the meaning of the operation.
-        name: Name of the operation.
-        attributes: Strings, numbers, truth values, or lists of them.
-        operands: Nests of arrays.
+    Attributes are strings, numbers, truth values, or lists of them.
     """
     return jax.lax.composite(lambda *given, **_: tuple(function(*given)), name)(
         *operands, **{key: _attribute(value) for key, value in attributes.items()}
@@ -44,11 +40,7 @@ def _attribute(value: Any) -> Any:
 
 
 def name_meanings(module: Any) -> None:
-    """Names the functions that composites refer to ``<name>.impl``, ``<name>.impl_0`` and so on, as torch_xla 2 does.
-
-    Args:
-        module: What is lowered, which is changed.
-    """
+    """Names the functions that composites refer to ``<name>.impl``, ``<name>.impl_0`` and so on, as torch_xla 2."""
     functions = {f.name.value: f for f in module.body.operations if f.operation.name == "func.func"}
     calls = [
         op

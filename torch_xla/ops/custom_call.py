@@ -67,16 +67,11 @@ def custom_call(
     api_version: int = 0,
     attributes: Sequence[str] = (),
 ) -> list[jax.Array]:
-    """Calls a target.
+    """Calls a target, whose results have the shapes and dtypes of `outs`.
 
-    Args:
-        operands: Arrays.
-        target: Its name.
-        outs: Shapes and dtypes of the results.
-        has_side_effect: Whether the call stays although its results are not used, and is not merged with an equal one.
-        backend_config: What the target is told: any text, or with the newest calling convention a dictionary of MLIR.
-        api_version: Number of the calling convention in XLA, 0 to 4.
-        attributes: Names and values for the frontend, one after the other.
+    One with `has_side_effect` stays although its results are not used, and is not merged with an equal one. The config
+    is any text, or with the newest of XLA's calling conventions, 0 to 4, a dictionary of MLIR; `attributes` are names
+    and values, one after the other.
     """
     if target.startswith("lapack_"):  # known to XLA from the start, but they kill the process before they are loaded
         lapack.prepare_lapack_call("potrf", jax.numpy.float32)

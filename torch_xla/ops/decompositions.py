@@ -98,11 +98,6 @@ def asked(op: torch._ops.OpOverload, args: Sequence[Any], results: Any) -> Any:
     """The results of a call without those that its mask does not ask for, which some Meta kernels promise all the same.
 
     The recorder does the same in `shape_cache.cpp`.
-
-    Args:
-        op: The operator.
-        args: Its positional arguments.
-        results: What its Meta kernel returned.
     """
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if str(argument.type) == "List[bool]" and isinstance(results, tuple) and len(results) == argument.N:  # type: ignore[attr-defined]
@@ -141,8 +136,7 @@ def _check_functional(func: torch._ops.OpOverload) -> None:
 def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Fills in the schema's defaults, and separates positional from keyword-only arguments.
 
-    Raises:
-        TypeError: A required argument is missing.
+    TypeError where one lacks.
     """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
@@ -179,16 +173,9 @@ def _keywords(op: torch._ops.OpOverload) -> tuple[str, ...]:
 def run(
     decomposition: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], call: Callable[..., Any]
 ) -> tuple[Any, ...]:
-    """Runs a decomposition over arrays.
+    """Runs a decomposition, a function over tensors, over arrays, and gives its results as a flat tuple.
 
-    Args:
-        decomposition: A function over tensors.
-        args: Positional arguments with arrays for tensors.
-        kwargs: Keyword arguments, likewise.
-        call: Computes an operator on arrays, as `ops.call.call` does.
-
-    Returns:
-        The flat results as arrays.
+    `call` computes an operator on arrays, as `ops.call.call` does.
     """
 
     def enter(x: Any) -> Any:

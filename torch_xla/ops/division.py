@@ -15,14 +15,10 @@ from torch_xla.ops.arithmetic import multiply, select, total
 
 
 def divide(x: jax.Array, y: Any) -> jax.Array:
-    """``x / y``, rounded once.
+    """``x / y``, rounded once, of floating-point values and divisors of the same type or a number.
 
     XLA multiplies by the reciprocal of a divisor that is constant or broadcast, so that 41 / 41 is 0.99999994 and its
     whole part 0.
-
-    Args:
-        x: Real or complex floating-point values.
-        y: Divisors of the same type, or a number.
     """
     y = jnp.asarray(y, x.dtype)
     if dtypes.is_complex(x):

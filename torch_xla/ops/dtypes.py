@@ -74,11 +74,7 @@ def _kept(dtype: torch.dtype) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The NumPy (and JAX) dtype of a PyTorch dtype.
-
-    Raises:
-        TypeError: XLA has no such type (quantized and complex32 tensors).
-    """
+    """The NumPy (and JAX) dtype of a PyTorch dtype; TypeError where XLA has none (quantized and complex32 tensors)."""
     try:
         return _TO_NUMPY[_kept(dtype)]
     except KeyError:
@@ -208,23 +204,16 @@ def dtype_of(x: jax.Array) -> torch.dtype:
 
 
 def compute_type(*operands: Any, floating: bool = False) -> torch.dtype:
-    """The type an elementwise operator computes in: the promoted type, float32 for the half types.
+    """The type an elementwise operator computes in: the promoted one of its operands, float32 for the half types.
 
-    Args:
-        *operands: Arrays and numbers; None is ignored.
-        floating: Promote integers to the default float type.
+    With `floating` integers become the default float type; None among the operands is ignored.
     """
     dtype = result_type(*operands)
     return opmath(to_float(dtype) if floating else dtype)
 
 
 def promote(*operands: Any, floating: bool = False) -> list[jax.Array]:
-    """Operands of an elementwise operator, in their `compute_type` and broadcast to one shape.
-
-    Args:
-        *operands: Arrays and numbers.
-        floating: Promote integers to the default float type.
-    """
+    """Operands of an elementwise operator, in their `compute_type` and broadcast to one shape."""
     return broadcast(*operands, dtype=compute_type(*operands, floating=floating))
 
 

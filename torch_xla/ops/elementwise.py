@@ -20,12 +20,7 @@ Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def binary(fn: Binary, floating: bool = False) -> Rule:
-    """A rule of two operands, promoted and broadcast by PyTorch's rules.
-
-    Args:
-        fn: Function of two arrays of equal shape and dtype.
-        floating: Promote integers to the default float type.
-    """
+    """A rule of two operands, promoted and broadcast by PyTorch's rules: `fn` has arrays of equal shape and dtype."""
 
     def rule(ctx: Context, x: Any, y: Any) -> jax.Array:
         return fn(*dtypes.promote(x, y, floating=floating))

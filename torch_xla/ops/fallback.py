@@ -22,12 +22,9 @@ _can_call: ContextVar[Callable[[], bool] | None] = ContextVar("programs can call
 
 
 class NeedsHost(Exception):
-    """The host computes an operator, which programs of the device cannot call.
+    """The host computes an operator `op`, which programs of the device cannot call, for a `reason`.
 
-    Attributes:
-        op: Name of the operator.
-        reason: Why it is not lowered.
-        node: The node of a graph that it is part of, where that is known.
+    `node` may be known.
     """
 
     node: Any = None
@@ -41,8 +38,7 @@ class NeedsHost(Exception):
 def where(can_call: Callable[[], bool] | None) -> AbstractContextManager[None]:
     """A scope in which programs are lowered for a device whose programs can call the host, or not.
 
-    Args:
-        can_call: Tells that, and is asked where there is something to call; None where it does not matter.
+    `can_call` tells that, and is asked where there is something to call; None where it does not matter.
     """
     return _config.within(_can_call, can_call)
 
@@ -88,20 +84,10 @@ def run(
     out: Sequence[Meta | None],
     reason: str = "it has no lowering rule",
 ) -> tuple[Any, ...]:
-    """Places a host callback into the program, and tells of it.
+    """Places a call of an operator's CPU kernel into the program, and tells of it and why it is not lowered.
 
-    Args:
-        op: Operator whose CPU kernel computes the results.
-        args: Positional arguments with arrays for tensors.
-        kwargs: Keyword arguments, likewise.
-        out: Promised results.
-        reason: Why it is not lowered.
-
-    Returns:
-        One array per promised result, None where undefined.
-
-    Raises:
-        NeedsHost: The program is for a device whose programs cannot call the host.
+    Returns one array per promised result, None where undefined. Raises NeedsHost where the device's programs cannot
+    call the host.
     """
     can_call = asked()
     if can_call is not None and not can_call():
@@ -177,12 +163,7 @@ def _given(op: torch._ops.OpOverload, result: torch.Tensor | None, meta: Meta) -
 
 
 def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[Any]:
-    """The arguments with numbers made tensors where the operator has tensors, which an overload by itself does not do.
-
-    Args:
-        op: The operator.
-        positional: Its positional arguments.
-    """
+    """The arguments with numbers made tensors where the operator has tensors, which overloads themselves do not do."""
     declared = [a for a in op._schema.arguments if not a.kwarg_only]
     # A number has the precision of what it meets; as a tensor of the default dtype it would be rounded to that first.
     double = any(isinstance(x, torch.Tensor) and x.dtype in (torch.float64, torch.complex128) for x in positional)
@@ -202,12 +183,6 @@ def results_of(
 
     One that was not made, such as a gradient that nobody asked for, has its place too; one that was not given to be
     written has none.
-
-    Args:
-        op: The operator.
-        returned: What it returned.
-        positional: The arguments it was called with.
-        keywords: Likewise.
     """
     schema = op._schema
     values = returned if len(schema.returns) > 1 else (returned,)

@@ -76,17 +76,10 @@ def attempt(
     out: Sequence[Meta | None],
     aside: bool = False,
 ) -> tuple[Any, ...] | None:
-    """Places PyTorch's kernel into the program, where XLA:CPU would be much slower.
+    """Places PyTorch's kernel into the program, where XLA:CPU would be much slower; None, with nothing done, elsewhere.
 
-    Args:
-        op: The operator.
-        args: Positional arguments with arrays for tensors; no tensors in lists.
-        kwargs: Keyword arguments, likewise.
-        out: Promised results.
-        aside: Whether hardly anything waits for them, such as gradients of weights.
-
-    Returns:
-        One array per promised result, None where undefined; or None, with nothing done.
+    There are no tensors in lists. With `aside` hardly anything waits for the results, such as gradients of weights.
+    Gives one array per promised result, None where undefined.
     """
     # A kernel is called with the numbers that its schema wants, and these are none while the program is made.
     measure = _WORK.get(str(op)) if _used.get() and not varied_arguments(args, kwargs) else None

@@ -31,16 +31,11 @@ def _subscript(indices: Indices) -> tuple[Any, ...]:
 
 
 def _places(x: jax.Array, indices: Indices, count: int | None) -> tuple[Any, ...]:
-    """The subscript of a write at indices with masks among them.
+    """The subscript of a write at indices with masks among them; None stands for a full slice.
 
     A mask stands for the positions that it selects, an index for each of its dimensions. They broadcast with the other
     indices as the last dimension of these, so a mask may select one position for all. Surplus places are outside the
-    array, where a write is dropped.
-
-    Args:
-        x: The array that is written.
-        indices: None for a full slice.
-        count: How many places the values have along that dimension, where they tell.
+    array, where a write is dropped. `count` is how many places the values have along that dimension, where they tell.
     """
     masks = [i for i in indices if i is not None and _is_mask(i)]
     told = [count, *(i.shape[-1] for i in indices if i is not None and not _is_mask(i) and i.ndim)]

@@ -25,19 +25,11 @@ def _each(
     grad_scale: jax.Array | None,
     found_inf: jax.Array | None,
 ) -> list[list[jax.Array]]:
-    """Runs a step on every parameter.
+    """Runs a step on every parameter; gives new parameters, unscaled gradients, and each list of new states.
 
-    Args:
-        update: Maps parameter, gradient, states and, where there are any, step number to new parameter and states.
-        params: Parameters.
-        grads: Gradients.
-        states: One list for each state, with an entry for each parameter, or empty.
-        steps: Step numbers, one for each parameter.
-        grad_scale: What the gradients are divided by first.
-        found_inf: Where it is 1, nothing changes.
-
-    Returns:
-        New parameters, unscaled gradients, and each list of new states.
+    `update` maps parameter, gradient, states and, where there are any, step number to new parameter and states;
+    `states` has one list for each state, with an entry for each parameter, or empty. Gradients are divided by
+    `grad_scale` first; where `found_inf` is 1, nothing changes.
     """
     results: list[list[jax.Array]] = [[] for _ in range(2 + len(states))]
     used = [k for k, state in enumerate(states) if len(state)]

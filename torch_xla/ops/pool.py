@@ -25,16 +25,7 @@ _MAX_SLICES = 81
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A pooling window over the last dimensions of an array.
-
-    Attributes:
-        kernel: Extents of the window.
-        stride: Steps between windows.
-        padding: Padding before each dimension.
-        dilation: Distance between the window's elements.
-        size: Extents of the pooled array.
-        out: Extents of the result.
-    """
+    """A pooling window over the last dimensions of an array of extents `size`, whose result has extents `out`."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -292,8 +283,7 @@ def _bounds(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
 def _adaptive_windows(x: jax.Array, dim: int, out: int) -> tuple[jax.Array, np.ndarray, np.ndarray]:
     """Dimension `dim` as (window, element).
 
-    Returns:
-        The elements, which of them count (bool [out, longest]), and their positions (int64 [out, longest]).
+    Returns the elements, which of them count (bool [out, longest]), and their positions (int64 [out, longest]).
     """
     size = x.shape[dim]
     start, end = _bounds(size, out)

@@ -16,12 +16,7 @@ _chosen: str | None = None
 
 
 class Precision(NamedTuple):
-    """Names of JAX's levels, of which ``default`` is the device's fastest.
-
-    Attributes:
-        products: For products of matrices.
-        convolutions: For convolutions.
-    """
+    """Names of JAX's levels for products of matrices and for convolutions; ``default`` is the device's fastest."""
 
     products: str
     convolutions: str

@@ -13,13 +13,7 @@ from torch_xla.ops.registry import Context, Meta, lowers
 
 @dataclass(frozen=True)
 class Program:
-    """A JAX function over arrays, traced for certain shapes.
-
-    Attributes:
-        function: Takes the arrays one by one and returns a sequence of arrays.
-        inputs: Shapes and dtypes it was traced for.
-        outs: Shapes and dtypes of the results.
-    """
+    """A JAX function, from arrays one by one to a sequence of arrays, traced for certain shapes and dtypes."""
 
     function: Callable[..., Any]
     inputs: tuple[Meta, ...]

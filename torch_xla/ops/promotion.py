@@ -24,14 +24,10 @@ def promoted(
     dtype_of: Callable[[Any], torch.dtype | None],
     cast: Callable[[Any, torch.dtype], Any],
 ) -> list[Any]:
-    """The arguments of a call, so that its results do not depend on PyTorch's default dtype.
+    """The arguments of a call, in the schema's order, so that its results do not depend on PyTorch's default dtype.
 
-    Args:
-        op: The operator.
-        values: All its arguments, in the schema's order.
-        out: What was promised for each result.
-        dtype_of: The dtype of a tensor among them, None of anything else.
-        cast: Makes a tensor of a dtype from a tensor or a number.
+    `out` is what was promised for each result. `dtype_of` gives the dtype of a tensor among them, None of anything
+    else; `cast` makes a tensor of a dtype from a tensor or a number.
     """
     default = default_dtype()
     given = list(values)

@@ -24,12 +24,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Shape and dtype that PyTorch promises for one result.
-
-    Attributes:
-        shape: Logical sizes.
-        dtype: PyTorch dtype.
-    """
+    """Shape and dtype that PyTorch promises for one result."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,12 +43,7 @@ def has_own_text(arguments: Any) -> bool:
 
 
 class StaticNumbers(Exception):
-    """An operator cannot be lowered with numbers as inputs; record them as constants.
-
-    Attributes:
-        op: Name of the operator overload.
-        arguments: Positions of the arguments, or None for all.
-    """
+    """An operator cannot be lowered with numbers as inputs: those of `arguments`, or None for all, become constants."""
 
     def __init__(self, op: str, arguments: tuple[int, ...] | None = None) -> None:
         super().__init__(op, arguments)
@@ -67,20 +57,13 @@ class Lifted:
 
     It takes part in arithmetic as the number would: with an array, whose type it takes as far as JAX's promotion lets a
     Python number, and with other numbers. Whoever asks for its value raises `StaticNumbers`.
-
-    Attributes:
-        value: 0-d array (int64, float64, or complex128).
-        kind: Python type of the number; PyTorch's promotion treats it as such a "wrapped number".
-        op: Name of the operator that it is given to, if its arguments may become constants.
-        argument: Position of the argument that it is, or that it is an element of.
-        varied: Whether it was a constant until it varied, and is one again where no rule can do without its value.
     """
 
-    value: jax.Array
-    kind: type
-    op: str = ""
-    argument: int | None = None
-    varied: bool = False
+    value: jax.Array  # 0-d: int64, float64 or complex128
+    kind: type  # PyTorch's promotion treats it as such a "wrapped number"
+    op: str = ""  # the operator that it is given to, if its arguments may become constants
+    argument: int | None = None  # position of the argument that it is, or that it is an element of
+    varied: bool = False  # it was a constant until it varied, and is one again where no rule can do without its value
 
     def as_type(self, array: Any) -> jax.Array:
         """Its value as JAX would take the number beside an array."""
@@ -150,17 +133,11 @@ def array_of(number: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule may ask beside its arguments.
+    """What a rule may ask beside its arguments."""
 
-    Attributes:
-        op: Name of the operator, such as ``aten.add.Tensor``.
-        out: Promised results; None where the operator returns an undefined tensor.
-        seed: Two int64 scalars (seed, offset) for operators that draw random numbers, else None.
-    """
-
-    op: str
-    out: tuple[Meta | None, ...]
-    seed: tuple[jax.Array, jax.Array] | None = None
+    op: str  # such as ``aten.add.Tensor``
+    out: tuple[Meta | None, ...]  # promised results; None where the operator returns an undefined tensor
+    seed: tuple[jax.Array, jax.Array] | None = None  # int64 scalars (seed, offset) where random numbers are drawn
 
     @property
     def meta(self) -> Meta:
@@ -172,17 +149,12 @@ class Context:
     def constant(self, number: Any) -> Any:
         """The Python value of a number that shapes the program, such as the exponent of `pow`.
 
-        Raises:
-            StaticNumbers: The number is lifted; the caller records it as a constant and lowers again.
+        Raises StaticNumbers where it is lifted: the caller records it as a constant and lowers again.
         """
         return number.asked() if isinstance(number, Lifted) else number
 
     def key(self) -> jax.Array:
-        """A JAX random key that is unique for this operator call.
-
-        Raises:
-            RuntimeError: The recorder did not give this operator a seed.
-        """
+        """A JAX random key that is unique for this operator call; RuntimeError where the recorder gave no seed."""
         import jax
 
         if self.seed is None:
@@ -199,15 +171,10 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {}
 
 
 def lowers(*names: str, constants: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
-    """Registers the decorated function as the rule of the named operator overloads.
+    """Registers the decorated function as the rule of operator overloads, such as ``"aten.add.Tensor"``.
 
-    Args:
-        *names: Overload names with namespace, such as ``"aten.add.Tensor"`` or ``"aten.relu.default"``.
-        constants: Arguments of type Scalar that XLA can do more with where it knows them, such as an exponent of 2.
-            They are inputs of a program only once they varied; all others are from the start.
-
-    Raises:
-        ValueError: An overload already has a rule.
+    `constants` are arguments of type Scalar that XLA can do more with where it knows them, such as an exponent of 2:
+    they are inputs of a program only once they varied; all others are from the start.
     """
 
     def register(rule: Rule) -> Rule:

@@ -55,25 +55,15 @@ _POINTWISE: dict[str, Pointwise] = {"lstm": _lstm, "gru": _gru, "tanh": _tanh, "
 
 @dataclass(frozen=True)
 class _Cell:
-    """One layer in one direction.
+    """One layer in one direction."""
 
-    Attributes:
-        pointwise: The step behind the products.
-        reverse: Whether it reads the sequence from its end.
-        present: Which elements ``[T, B, 1]`` belong to a sequence; None for all.
-        w_ih: Weights of the input.
-        w_hh: Weights of the hidden state.
-        biases: Both biases, or none.
-        w_hr: Weights of the projection, or None.
-    """
-
-    pointwise: Pointwise
-    reverse: bool
-    present: MaybeArray
+    pointwise: Pointwise  # the step behind the products
+    reverse: bool  # whether it reads the sequence from its end
+    present: MaybeArray  # which elements ``[T, B, 1]`` belong to a sequence; None for all
     w_ih: jax.Array
     w_hh: jax.Array
-    biases: tuple[jax.Array, ...]
-    w_hr: MaybeArray
+    biases: tuple[jax.Array, ...]  # both, or none
+    w_hr: MaybeArray  # of the projection
 
     def from_input(self, x: jax.Array) -> jax.Array:
         """Gates from the input, of all steps."""
@@ -146,21 +136,13 @@ class _Grads:
 
 @dataclass(frozen=True)
 class _Net:
-    """All layers of an operator.
-
-    Attributes:
-        mode: Which kind of cell.
-        biases: Whether cells have biases.
-        layers: Number of layers.
-        directions: 1 or 2.
-        batch_sizes: Sequences at each step, where the input is packed.
-    """
+    """All layers of an operator."""
 
     mode: str
     biases: bool
     layers: int
-    directions: int
-    batch_sizes: MaybeArray
+    directions: int  # 1 or 2
+    batch_sizes: MaybeArray  # sequences at each step, where the input is packed
 
     def cells(self, weights: Sequence[jax.Array], present: MaybeArray) -> Iterator[tuple[int, _Cell]]:
         """The layer of each cell, and the cell."""

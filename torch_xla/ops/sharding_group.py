@@ -24,11 +24,6 @@ _alike = primitive("shard_alike", lambda x, y: (x, y), _lower, several=True)
 
 
 def shard_alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both arrays, of which as soon as one is split the other is split in the same way.
-
-    Args:
-        x: An array.
-        y: Another one with as many dimensions.
-    """
+    """Both arrays, of as many dimensions: as soon as one is split the other is split in the same way."""
     first, second = _alike.bind(x, y)
     return first, second

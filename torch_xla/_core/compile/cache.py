@@ -42,16 +42,10 @@ _stores_to_come = 0  # before mappings must be counted again
 def initialize(path: str, readonly: bool = False) -> None:
     """Keeps compiled graphs in a folder, so that a later process neither lowers nor compiles them.
 
-    A program is code: whoever writes into the folder decides what this process runs. Files that were used longest ago
-    go where there are more bytes than ``XLA_PERSISTENT_CACHE_MAX_BYTES``.
-
-    Args:
-        path: The folder; made if missing, for this user alone.
-        readonly: Read what is there, write nothing.
-
-    Raises:
-        RuntimeError: The folder cannot be made or written, or others may write into it and
-            ``XLA_PERSISTENT_CACHE_TRUSTED`` is not set.
+    A program is code: whoever writes into the folder decides what this process runs. It is made if missing, for this
+    user alone; files that were used longest ago go where there are more bytes than ``XLA_PERSISTENT_CACHE_MAX_BYTES``.
+    Raises RuntimeError where it cannot be made or written, or others may write into it and
+    ``XLA_PERSISTENT_CACHE_TRUSTED`` is not set.
     """
     global _folder, _readonly
     folder = Path(path).expanduser()
@@ -114,9 +108,8 @@ def run(cut: _bindings.Graph) -> bool:
 def find(cut: _bindings.Graph) -> Executable | None:
     """The executable of a graph that is in memory, or None.
 
-    Args:
-        cut: The graph. Its numbers travel as the executable takes them from now on; where it takes two as one that
-            differ here, that is none for this graph.
+    The graph's numbers travel as the executable takes them from now on; where it takes two as one that differ here,
+    that is none for this graph.
     """
     known: Executable | None = _executables.find(cut, settings_number())
     return known

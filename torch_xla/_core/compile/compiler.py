@@ -31,19 +31,12 @@ _LACKING = ("NOT_FOUND", "UNIMPLEMENTED")  # how an error begins where a client 
 
 @dataclass
 class Executable:
-    """A compiled graph.
+    """A compiled graph."""
 
-    Attributes:
-        loaded: XLA's executable.
-        program: What the recorder knows of it, to run it.
-        keep: Whatever must live as long as the executable.
-        shared: Whether another process of the job compiled it.
-    """
-
-    loaded: Any
-    program: _bindings.Program
-    keep: Any = None
-    shared: bool = False
+    loaded: Any  # XLA's executable
+    program: _bindings.Program  # what the recorder knows of it, to run it
+    keep: Any = None  # whatever must live as long
+    shared: bool = False  # whether another process of the job compiled it
 
 
 def executable(
@@ -64,13 +57,7 @@ def _options_for(device: int) -> dict[str, Any]:
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
-    """Lowers a graph for `compile_lowered`.
-
-    Raises:
-        StaticNumbers: An operator must be recorded with its numbers as constants.
-        NeedsHost: It calls the host, which programs of its device cannot.
-        LoweringError: A node could not be lowered.
-    """
+    """Lowers a graph for `compile_lowered`; raises as `lowering.lower` does."""
     lowered = lowering.lower(graph, name, to_run=True)
     if lowered.has_callback and not client.has_callbacks():
         raise NeedsHost("a function of JAX's", "it calls back into Python")
@@ -81,16 +68,9 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
 
 
 def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) -> Executable:
-    """Compiles a lowered graph.
+    """Compiles a lowered graph; the name is what it is called on a terminal.
 
-    Args:
-        cut: The graph as the recorder knows it.
-        lowered: What `lower` gave for its description.
-        name: What it is called on a terminal.
-
-    Raises:
-        NeedsHost: It calls what a plugin has not.
-        RuntimeError: Compiling failed.
+    Raises NeedsHost where it calls what a plugin has not, RuntimeError where compiling failed.
     """
     chosen = _options_for(cut.device)
 
@@ -166,8 +146,8 @@ def _options_on(place: placement.Placement) -> Any:
 def deserialize(payload: bytes, device: int) -> Any:
     """XLA's executable for a device, of its serialized form, which may have been made for another.
 
-    Raises:
-        RuntimeError: It is none, or one of another machine, or the client keeps it to the device it was made for.
+    Raises RuntimeError where it is none, or one of another machine, or the client keeps it to the device it was made
+    for.
     """
     place = placement.of(device)
     client_of = place.local[0].client

@@ -22,17 +22,10 @@ from torch_xla.ops.registry import Meta
 def starter(
     loaded: Any, results: Sequence[Meta], device: int, places: Sequence[int]
 ) -> Callable[..., tuple[Any, ...] | None]:
-    """A function that starts a program.
+    """A function that starts a program, whose results have these shapes and dtypes, and these placement numbers.
 
-    Args:
-        loaded: XLA's executable.
-        results: Shape and dtype of each of its results.
-        device: Index of its device.
-        places: Placement number of each of its results.
-
-    Returns:
-        Takes the input buffers and gives the results, without waiting for them; or gives None, without having started
-        anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
+    It takes the input buffers and gives the results, without waiting for them; or gives None, without having started
+    anything, the first time that it sees such buffers. Raises RuntimeError if one of them was deleted.
     """
     place = placement.of(device)
     shardings = [place.at(number, meta.shape) for number, meta in zip(places, results, strict=True)]

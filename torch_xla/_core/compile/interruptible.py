@@ -20,17 +20,10 @@ _REDRAW_SECONDS = 0.25
 
 
 def call(function: Callable[[], T], label: str) -> T:
-    """Calls a function; on a terminal a line tells of it once it takes over two seconds.
+    """Calls a function; on a terminal a line tells of it, by the label, once it takes over two seconds.
 
     An interrupt reaches the caller at once while the function goes on. Its thread is no daemon: the interpreter waits
     for it at its end, because XLA's threads crash when the process is torn down under them.
-
-    Args:
-        function: What to call.
-        label: What the line says.
-
-    Returns:
-        What the function returns, and raises what it raises.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()

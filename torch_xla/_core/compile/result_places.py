@@ -13,13 +13,7 @@ from torch_xla._core.lower import manual
 def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[int]:
     """Tells a program where its leaves and outputs are.
 
-    Args:
-        loaded: XLA's executable.
-        cut: The graph that it is of.
-        program: What the recorder knows of it.
-
-    Returns:
-        The placement number of each result, packs first and the token last.
+    Gives the placement number of each result, packs first and the token last.
     """
     packs = [(leaves, outputs) for leaves, outputs in program.packing.packs if outputs]
     packed_inputs = {leaf for leaves, _ in program.packing.packs for leaf in leaves}

@@ -22,16 +22,9 @@ _PAUSES = (0.001, 0.05)  # seconds between two looks, at first and at most
 
 
 def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes], loaded: Callable[[bytes], T]) -> T:
-    """Gets a program from whoever of the job compiles it, or compiles it for all.
+    """Gets a program from whoever of the job compiles it, or compiles it for all; `what` is all that decides it.
 
-    Args:
-        what: All that decides the program.
-        compile: Compiles it.
-        serialized: Makes bytes of what was compiled.
-        loaded: Makes it of these bytes.
-
-    Returns:
-        The program.
+    `serialized` makes bytes of what was compiled, `loaded` makes it of these bytes.
     """
     connection = session.connected()
     if connection is None or connection.stopped is not None:

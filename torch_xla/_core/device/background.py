@@ -21,13 +21,9 @@ _registered = False
 def start(
     name: str, target: Callable[..., object], *arguments: Any, stop: Callable[[], object] | None = None
 ) -> threading.Thread:
-    """Starts a thread.
+    """Starts a thread; the name says what it does, for those who look at threads.
 
-    Args:
-        name: What it does, for those who look at threads.
-        target: What it runs.
-        *arguments: Positional arguments of that.
-        stop: Called at the end of the program, to have it end; without one it is only waited for.
+    `stop` is called at the end of the program, to have it end; without one it is only waited for.
     """
     global _registered
     thread = threading.Thread(target=target, args=arguments, name=f"torch_xla-{name}", daemon=True)

@@ -62,11 +62,7 @@ def _found() -> str:
 
 
 def set_device_type(name: str) -> None:
-    """Chooses the kind of the devices.
-
-    Raises:
-        RuntimeError: The client runs already on another kind.
-    """
+    """Chooses the kind of the devices; RuntimeError where the client runs already on another one."""
     global _chosen
     if _started and name.upper() != device_type().upper():
         raise RuntimeError(
@@ -122,11 +118,7 @@ def spmd() -> bool:
 
 
 def use_spmd() -> None:
-    """Makes all devices of the job one xla device, before any is used.
-
-    Raises:
-        RuntimeError: There are xla tensors already.
-    """
+    """Makes all devices of the job one xla device; RuntimeError where there are xla tensors already."""
     global _spmd
     if not _spmd and any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
         raise RuntimeError(
@@ -345,11 +337,7 @@ def _check_process() -> None:
 
 
 def jax_device(index: int) -> jax.Device:
-    """The PJRT device behind ``xla:index``.
-
-    Raises:
-        RuntimeError: There is none, or the client cannot be started here.
-    """
+    """The PJRT device behind ``xla:index``; RuntimeError where there is none, or the client cannot be started here."""
     _check_process()
     devices = _devices()[: 1 if spmd() else None]
     if not 0 <= index < len(devices):
@@ -358,11 +346,7 @@ def jax_device(index: int) -> jax.Device:
 
 
 def hardware_devices() -> tuple[jax.Device, ...]:
-    """The PJRT devices of this process.
-
-    Raises:
-        RuntimeError: The client cannot be started here.
-    """
+    """The PJRT devices of this process; RuntimeError where the client cannot be started here."""
     _check_process()
     return _devices()
 

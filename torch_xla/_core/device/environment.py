@@ -17,34 +17,22 @@ from torch_xla._errors import message
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process's place in its job.
-
-    Attributes:
-        rank: Its number among all processes.
-        world: How many there are.
-        local_rank: Its number among those of its host.
-        local_world: How many the host has.
-        host: Number of its host.
-        address: Where the processes meet; None where nothing says so.
-        port: The port there.
-        served: Whether somebody else than rank 0 listens there, as torchrun does.
-    """
+    """A process's place in its job: its number among all, and among those of its host."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    host: int = 0
-    address: str | None = None
+    host: int = 0  # number of its host
+    address: str | None = None  # where the processes meet; None where nothing says so
     port: int = 29500
-    served: bool = False
+    served: bool = False  # whether somebody else than rank 0 listens there, as torchrun does
 
 
 def rank_info() -> RankInfo:
     """The place of this process; alone where nothing tells of others.
 
-    Raises:
-        ValueError: The variables contradict each other.
+    ValueError where variables contradict each other.
     """
     found = _torchrun() or _slurm() or _tpu_pod() or _alone()
     if not 0 <= found.rank < found.world:
@@ -138,11 +126,7 @@ def pod_hosts() -> list[str]:
 
 
 def metadata(name: str) -> str:
-    """What Google's server of metadata tells a virtual machine about itself; "" where there is none.
-
-    Args:
-        name: An attribute of the machine.
-    """
+    """What Google's server of metadata tells a virtual machine of an attribute of its own; "" where there is none."""
     return _ask(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), name)
 
 

@@ -24,16 +24,11 @@ def explained(error: Exception) -> str | None:
 
 
 def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Cut]]:
-    """Takes a graph apart that failed before its results were attached.
+    """Takes a graph apart that failed before its results were attached, by an error that may name the nodes or fills.
 
-    Args:
-        error: Why; it may name the nodes or fills that failed.
-        cut: The graph; empty afterwards.
-        name: What it is called.
-
-    Returns:
-        What to raise, and what is still to be run: everything that does not depend on the failed nodes. Nothing is to
-        be raised yet where it is not known which failed: halves of the graph that do not need each other come first.
+    Gives what to raise, and what is still to be run: everything that does not depend on the failed nodes. Nothing is to
+    be raised yet where it is not known which failed: halves of the graph that do not need each other come first. The
+    graph is empty afterwards.
     """
     nodes, fills = getattr(error, "nodes", ()), getattr(error, "fills", ())
     failure: Exception = error
@@ -55,14 +50,10 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
 
 
 def late(error: Exception, device: int) -> ExecutionError:
-    """What to raise for a program that failed after it was started.
+    """What to raise for a program that failed after it was started, of what a wait for it raised.
 
     What failed with it, or because of it, is found here too and not raised again: its other results, and runs that took
     them. Their tensors have no value from now on.
-
-    Args:
-        error: What a wait for it raised.
-        device: Index of its device.
     """
     others = [found for token in _bindings.in_flight(device).take_programs() if (found := _error_of(token))]
     failure: ExecutionError

@@ -68,15 +68,9 @@ def live_tensors(device: int) -> list[LiveTensors]:
 
 
 def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
-    """Checks a program's need against the limit, where one is set.
+    """Checks a program's need against the limit, where one is set: OutOfMemoryError where it needs more.
 
-    Args:
-        loaded: XLA's executable.
-        cut: What it is to run.
-        name: What the graph is called, if anything.
-
-    Raises:
-        OutOfMemoryError: It needs more. Nothing ran.
+    Nothing ran.
     """
     limit = _config.XLA_MEMORY_LIMIT_MB.get() * _MIB
     if not limit:
@@ -132,12 +126,7 @@ def explain_host(
 ) -> OutOfMemoryError:
     """The same where values could not be brought to a device, because the host or the device has no room for them.
 
-    Args:
-        error: What was raised.
-        shape: Shape of the tensor.
-        dtype: Its dtype.
-        device: Where it is to go.
-        line: The user's line that made it, if it is another than the one that runs.
+    `line` is the user's that made the tensor, if it is another than the one that runs.
     """
     made = f", made at {line}" if line else ""
     return OutOfMemoryError(
@@ -217,10 +206,8 @@ def in_bytes(nbytes: float) -> str:
 def device_memory(index: int) -> dict[str, int]:
     """Memory of a device in bytes: ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used``.
 
-    For CPU devices, which have no memory of their own, the figures are those of this process and its host.
-
-    Raises:
-        RuntimeError: The device is a plugin's that has no figures.
+    For CPU devices, which have no memory of their own, the figures are those of this process and its host. Raises
+    RuntimeError for a plugin's device that has no figures.
     """
     stats = client.memory_stats(index)
     if stats:

@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the buffers of an xla device are.
+    """Where the buffers of an xla device are."""
 
-    Attributes:
-        devices: Those that a program spans, in the order of its replicas and partitions.
-        local: Those of them that belong to this process; a buffer has one part on each.
-        sharding: Of a buffer whose leaf has placement number 0.
-        mesh: Whether buffers may be split over the devices, and programs are partitioned.
-    """
-
-    devices: tuple[jax.Device, ...]
-    local: tuple[jax.Device, ...]
-    sharding: jax.sharding.Sharding
-    mesh: bool = False
+    devices: tuple[jax.Device, ...]  # those that a program spans, in the order of its replicas and partitions
+    local: tuple[jax.Device, ...]  # those of them that belong to this process; a buffer has one part on each
+    sharding: jax.sharding.Sharding  # of a buffer whose leaf has placement number 0
+    mesh: bool = False  # whether buffers may be split over the devices, and programs are partitioned
 
     @property
     def platform(self) -> str:
@@ -97,8 +90,7 @@ class Placement:
 def of(index: int) -> Placement:
     """The placement of ``xla:index``: one replica, or one per process of a job whose programs span its devices.
 
-    Raises:
-        RuntimeError: There is no such device, or the client cannot be started here.
+    Raises RuntimeError where there is no such device, or the client cannot be started here.
     """
     return _of(client.jax_device(index), client.spmd())  # which looks each time whether this process may use it
 

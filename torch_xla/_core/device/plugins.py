@@ -77,9 +77,7 @@ _registered: dict[str, DevicePlugin] = {}
 def register(name: str, plugin: DevicePlugin) -> None:
     """Makes a plugin available as ``PJRT_DEVICE=name``, before one that is installed under that name.
 
-    Raises:
-        TypeError: It is none.
-        ValueError: JAX has clients of that name.
+    Raises TypeError where it is none, ValueError where JAX has clients of that name.
     """
     if not isinstance(plugin, DevicePlugin):
         raise TypeError(_unfit(name, f"is {plugin!r}"))
@@ -93,8 +91,7 @@ def register(name: str, plugin: DevicePlugin) -> None:
 def find(name: str) -> DevicePlugin | None:
     """The `DevicePlugin` of a name, which is imported now if it is installed; None where there is none.
 
-    Raises:
-        RuntimeError: It cannot be imported or made, or two have that name.
+    Raises RuntimeError where it cannot be imported or made, or two have that name.
     """
     key = name.lower()
     if key not in _registered and name.upper() not in OWN:
@@ -198,11 +195,7 @@ def available() -> list[str]:
 
 
 def give_to_jax(name: str) -> None:
-    """Has JAX find its plugins, and know the chosen one, whose client is about to be started.
-
-    Raises:
-        RuntimeError: It does not fit.
-    """
+    """Has JAX find its plugins, and know the chosen one, whose client is about to be started; RuntimeError if unfit."""
     from torch_xla import _jax_internals
 
     own, platform = name.upper() in OWN, platform_of(name)

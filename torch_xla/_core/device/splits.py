@@ -28,15 +28,10 @@ _FIRST = 16
 
 @dataclass(frozen=True)
 class Split:
-    """How a buffer is spread.
+    """How a buffer is spread."""
 
-    Attributes:
-        tiles: In how many parts each dimension is.
-        order: The devices, by part in row-major order; those with copies of one part stand together.
-    """
-
-    tiles: tuple[int, ...]
-    order: tuple[int, ...]
+    tiles: tuple[int, ...]  # in how many parts each dimension is
+    order: tuple[int, ...]  # the devices, by part in row-major order; those with copies of one part stand together
 
     @property
     def copies(self) -> int:
@@ -89,12 +84,7 @@ def _slices(tile: int, tiles: Sequence[int], shape: Sequence[int]) -> tuple[slic
 
 
 def split(tiles: Sequence[int], order: Sequence[int]) -> Split:
-    """The split in its one form: copies of a part are in ascending order.
-
-    Args:
-        tiles: In how many parts each dimension is.
-        order: Devices, by part in row-major order, copies together.
-    """
+    """The split in its one form: copies of a part are in ascending order."""
     copies = len(order) // math.prod(tiles)
     grouped = [sorted(order[i : i + copies]) for i in range(0, len(order), copies)]
     return Split(tuple(tiles), tuple(device for group in grouped for device in group))
@@ -148,12 +138,7 @@ def text_of(number: int) -> str:
 
 
 def of_xla(proto: Any, rank: int) -> int:
-    """The number of a split that XLA chose.
-
-    Args:
-        proto: Its form in an executable.
-        rank: Number of dimensions of what is split.
-    """
+    """The number of a split that XLA chose, in the form that an executable has of it, of what has `rank` dimensions."""
     from torch_xla._jax_internals import xla_client
 
     found = xla_client.HloSharding.from_proto(proto)

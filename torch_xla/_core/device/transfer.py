@@ -27,18 +27,10 @@ _puts = itertools.count(1)
 
 
 def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False) -> jax.Array:
-    """Brings a CPU tensor to a device.
+    """Brings a CPU tensor to a place on a device, by its placement number.
 
-    Args:
-        tensor: The tensor.
-        index: The device.
-        number: Where on it, by its placement number.
-        kept: Nobody changes the tensor any more; else it is copied first.
-
-    Raises:
-        TypeError: XLA has no such dtype.
-        RuntimeError: The tensor has more dimensions than NumPy's arrays can have.
-        torch.OutOfMemoryError: The host or the device has no room for it.
+    One that is `kept` nobody changes any more; else it is copied first. Raises TypeError where XLA has no such dtype,
+    RuntimeError where NumPy's arrays have not as many dimensions, and torch.OutOfMemoryError.
     """
     from torch_xla.ops.fallback import to_numpy
 
@@ -62,13 +54,7 @@ def own_values(tensor: torch.Tensor) -> Any:
 
 
 def put(array: Any, index: int, number: int = 0) -> jax.Array:
-    """Moves a NumPy array to a device; the array must not be changed afterwards.
-
-    Args:
-        array: The array.
-        index: The device.
-        number: Where on it, by its placement number.
-    """
+    """Moves a NumPy array, which must not be changed afterwards, to a place on a device, by its placement number."""
     import jax
 
     from torch_xla import _jax_internals
@@ -86,13 +72,9 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
 
 
 def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: int) -> jax.Array:
-    """Moves NumPy arrays, one for each local device in their order, to a device as parts of one buffer.
+    """Moves NumPy arrays, one for each local device in their order, to a device as parts of one buffer of a shape.
 
-    Args:
-        parts: The arrays; they must not be changed afterwards.
-        shape: Shape of the whole.
-        index: The device.
-        number: Where on it, by its placement number.
+    They must not be changed afterwards; the number is that of the placement.
     """
     import jax
 
@@ -119,18 +101,9 @@ def _with_origin(buffer: jax.Array) -> jax.Array:
 def fill(
     shape: tuple[int, ...], dtype: torch.dtype, number: Any, index: int, line: str | None = None, where: int = 0
 ) -> jax.Array:
-    """A device buffer that holds one number everywhere.
+    """A device buffer that holds one number everywhere, at a placement number on its device; `line` is the user's.
 
-    Args:
-        shape: Its shape.
-        dtype: Its dtype.
-        number: The number.
-        index: Its device.
-        line: The user's line that made it.
-        where: Where on the device, by its placement number.
-
-    Raises:
-        torch.OutOfMemoryError: The host or the device has no room for it.
+    Raises torch.OutOfMemoryError.
     """
     with _told(shape, dtype, index, line):
         return put(_host_fill(shape, dtype, number), index, where)
@@ -166,25 +139,14 @@ def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
 
 
 def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
-    """A new device buffer with the values at a location, in another place; compiles nothing.
-
-    Args:
-        location: As `download` takes it.
-        shape: Sizes of the tensor.
-        dtype: Its type.
-        index: The device.
-        number: Where on it, by its placement number.
-    """
+    """A new device buffer with the values at a location, as `download` has it, in another place; compiles nothing."""
     return upload(download(location, shape, dtype), index, number)
 
 
 def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new CPU tensor with values of the device; waits until they are computed.
 
-    Args:
-        location: The buffer and the index of the first element in it, -1 where it holds nothing else.
-        shape: Sizes of the tensor.
-        dtype: Its type.
+    A location is the buffer and the index of the first element in it, -1 where it holds nothing else.
     """
     import numpy as np
 
@@ -252,15 +214,10 @@ def _whole(split: Any) -> Any:
 
 
 def finish(started: Any, index: int | None = None) -> None:
-    """Waits for a buffer or a token.
+    """Waits for a buffer or a token, of a device that a buffer knows by itself.
 
-    Args:
-        started: What to wait for.
-        index: Its device; a buffer knows it.
-
-    Raises:
-        ExecutionError: The program that makes it failed; a torch.OutOfMemoryError too where it did not fit.
-        RuntimeError: The buffer was deleted.
+    Raises ExecutionError where the program that makes it failed, which is a torch.OutOfMemoryError too where it did not
+    fit, and RuntimeError where the buffer was deleted.
     """
     try:
         started.block_until_ready()

@@ -16,13 +16,10 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def calls_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
-    """A function that does what a traced graph does, in less time.
+    """A function that does what a traced graph, which does not change any more, does, in less time.
 
     A graph of something beside operators and functions of numbers stays as it is, and is called where a mode or a
     subclass of tensors wants to see each call in it.
-
-    Args:
-        module: The graph, which does not change any more.
     """
     try:
         translation = _Translation(module)
@@ -43,12 +40,9 @@ class _Other(Exception):
 
 
 class _Translation:
-    """One pass over a traced graph.
+    """One pass over a traced graph: `calls` are those of its nodes.
 
-    Attributes:
-        calls: Of its nodes.
-        constants: What gives those of the module, which are further inputs.
-        made: Makes what it returns of a list.
+    `constants` gives those of the module, which are further inputs; `made` makes what it returns of a list.
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:

@@ -35,21 +35,9 @@ def record(
     root: int = 0,
     pairs: Sequence[tuple[int, int]] = (),
 ) -> list[torch.Tensor]:
-    """Records a collective; the parameters are those of `torch_xla.ops.collective_call.Call`.
+    """Records a collective, as `torch_xla.ops.collective_call.Call` has it; gives a new tensor for each of its inputs.
 
-    Args:
-        kind: What it does.
-        tensors: Its inputs, on an xla device.
-        groups: Who works among themselves; processes that are in none do nothing.
-        reduction: How values are reduced.
-        root: Place in the group of whoever broadcasts.
-        pairs: Who sends to whom.
-
-    Returns:
-        One new tensor per input.
-
-    Raises:
-        JobError: The job cannot be joined, or has stopped.
+    Processes that are in no group do nothing. Raises JobError where the job cannot be joined, or has stopped.
     """
     if not tensors:
         return []

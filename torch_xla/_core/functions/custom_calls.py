@@ -14,14 +14,9 @@ _VERSIONS = range(5)  # XLA's calling conventions
 
 
 def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
-    """Makes custom calls of the operators of some namespaces, by their names.
+    """Makes custom calls of a traced graph's operators of some namespaces, such as ``{"my_library"}``, by their names.
 
-    Args:
-        module: A traced graph, which is changed.
-        namespaces: Such as ``{"my_library"}``.
-
-    Raises:
-        NotImplementedError: Such an operator takes or gives something that is no tensor.
+    Raises NotImplementedError where one takes or gives something that is no tensor.
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -86,20 +81,10 @@ def call(
     api_version: int = 0,
     frontend_attributes: Mapping[str, str] | None = None,
 ) -> list[torch.Tensor]:
-    """Records a custom call, without gradients.
+    """Records a custom call of tensors on one XLA device, at least one, without gradients.
 
-    Args:
-        inputs: Tensors on one XLA device, at least one.
-        target: Name of what is called; the backend must know it when the program is compiled.
-        shapes: Shape of each result.
-        dtypes: Dtype of each result.
-        has_side_effect: Whether the call is kept although its results are not used by the program.
-        backend_config: What the target is told: any text; with `api_version` 4, a dictionary in MLIR's notation.
-        api_version: Number of the calling convention in XLA, 0 to 4.
-        frontend_attributes: Names and values that XLA's passes may look for.
-
-    Raises:
-        ValueError: There are no inputs or no results, not as many shapes as dtypes, or no such calling convention.
+    The backend must know the target when the program is compiled; the parameters are those of `stablehlo_custom_call`,
+    and so are the errors.
     """
     if not inputs:
         raise ValueError(message("custom_call", f"got no inputs for {target!r}", expected="at least one tensor"))

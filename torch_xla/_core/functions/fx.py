@@ -27,29 +27,21 @@ Arrays = Sequence[Any]
 class Function:
     """A traced graph as a function of JAX arrays; a call takes one per placeholder, or anything where it is no tensor.
 
-    Attributes:
-        graph: What is computed. Numbers are constants in it, except those that `lifted` made inputs, and sizes that are
-            left open.
-        inputs: Leaf of the graph that each placeholder is, None where it is no tensor.
-        constants: Further leaves, with their values.
-        sizes: For each node what its numbers are: sizes that are left open, or None for a number of the call's.
-        output: What is returned, with wires for tensors.
+    Numbers are constants in the graph, except those that `lifted` made inputs, and sizes that are left open.
     """
 
     graph: Graph
-    inputs: tuple[int | None, ...]
-    constants: dict[int, torch.Tensor]
+    inputs: tuple[int | None, ...]  # leaf that each placeholder is, None where it is no tensor
+    constants: dict[int, torch.Tensor]  # further leaves, with their values
+    # what each node's numbers are: sizes that are left open, or None for a number of the call's
     sizes: tuple[tuple[Any, ...], ...]
-    output: Any
+    output: Any  # what is returned, with wires for tensors
 
     def __call__(self, *inputs: Any, numbers: Arrays = (), seed: Any = None) -> Any:
-        """Computes it.
+        """Computes it, with the arrays that `lifted` returned for `numbers`.
 
-        Args:
-            *inputs: The arrays.
-            numbers: Those that `lifted` returned, as arrays.
-            seed: What its random operators draw from, an array of one integer; by default PyTorch's seed, so that they
-                draw the same numbers each time.
+        Random operators draw from `seed`, an array of one integer; by default from PyTorch's, the same numbers each
+        time.
         """
         leaves = {leaf: _array(value) for leaf, value in self.constants.items()}
         leaves |= {leaf: x for leaf, x in zip(self.inputs, inputs, strict=False) if leaf is not None}
@@ -69,13 +61,9 @@ class Function:
         return pytree.tree_map(value, self.output, is_leaf=lambda x: isinstance(x, Wire))
 
     def lifted(self, static: Set[str]) -> tuple[Function, list[Any]]:
-        """The function with its numbers, but 0 and 1, as inputs; those of composites stay constants.
+        """The function with its numbers, but 0 and 1, as inputs, and an array for each.
 
-        Args:
-            static: Operators whose numbers must be constants.
-
-        Returns:
-            The function, and an array per number.
+        Numbers of `static` operators, and of composites, stay constants.
         """
         parts = (step for step in lowering.steps(self.graph) if not isinstance(step, int))
         inside = {i for region in parts for i in region.members}
@@ -107,12 +95,8 @@ def _lift(node: Node, sizes: list[Any], arrays: list[Any]) -> Iterable[Any]:
 def function_of(module: torch.fx.GraphModule, sizes: Sizes | None = None) -> Function:
     """A traced graph as a function of JAX arrays; its operators are no functions of their own in the module.
 
-    Args:
-        module: A graph of ATen operators that write nothing, with `meta["val"]` on its nodes.
-        sizes: Translates sizes that are left open.
-
-    Raises:
-        NotImplementedError: The graph calls something that is no operator known here.
+    It has ATen operators that write nothing, with `meta["val"]` on its nodes; `sizes` translates sizes that are left
+    open. Raises NotImplementedError where it calls something that is no operator known here.
     """
     return _Translation(module, sizes).function()
 
@@ -234,10 +218,9 @@ def _outputs(output: Any) -> tuple[tuple[int, int], ...]:
 
 
 def check_exportable(module: torch.fx.GraphModule) -> None:
-    """Refuses graphs that cannot become a module that runs by itself.
+    """Refuses, by NotImplementedError, graphs of operators that only run on the host.
 
-    Raises:
-        NotImplementedError: Some operators only run on the host.
+    Their module could not run alone.
     """
     operators = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)} - _ASSERTIONS
     host = sorted(str(op) for op in operators if way_of(str(op)) == "callback")
@@ -281,13 +264,9 @@ def arrays_of(values: Sequence[Any]) -> list[Any]:
 def while_loop(
     condition: Callable[..., Any], body: Callable[..., Any], carried: Arrays, more: Arrays = ()
 ) -> list[Any]:
-    """A loop whose condition is a program too.
+    """A loop whose condition is a program too: `condition` and `body` take the carried and the further values.
 
-    Args:
-        condition: Function of the carried and the further values that returns one truth value.
-        body: Function of the same that returns the carried values of the next turn.
-        carried: Arrays that change from turn to turn; they keep shape and dtype.
-        more: Arrays that do not change.
+    The one returns a truth value, the other the carried values of the next turn, which keep shape and dtype.
     """
     start = tuple(arrays_of(carried))
 

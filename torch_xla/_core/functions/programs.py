@@ -34,17 +34,11 @@ def _promise(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
 
 
 def trace(function: Callable[..., Sequence[Any]], metas: Sequence[Any], label: str, wide: bool = True) -> str:
-    """Traces a JAX function and registers it.
+    """Traces a JAX function of one array for each `Meta`, to a sequence of arrays, and gives the name to `call` it by.
 
-    Args:
-        function: Takes one array per entry of `metas` and returns a sequence of arrays.
-        metas: Shape and dtype (`Meta`) of each argument.
-        label: What the function is called in dumps and profiles.
-        wide: Whether JAX's 64-bit types are on while it is traced.
-
-    Returns:
-        The name to `call` it by. Equal programs have equal names, in other processes too, unless they call functions on
-        the host that nothing is known of: each such program has a name of its own.
+    Equal programs have equal names, in other processes too, unless they call functions on the host that nothing is
+    known of: each such program has a name of its own. The label is what dumps and profiles call it; JAX's 64-bit types
+    are on while it is traced, unless `wide` is False.
     """
     import jax
     from jax.extend.core import jaxpr_as_fun
@@ -120,12 +114,7 @@ def _known_callbacks(value: Any) -> Iterator[tuple[int, str]]:
 
 
 def call(name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Records a call of a registered program.
-
-    Args:
-        name: What `trace` returned.
-        inputs: Tensors on one XLA device, of the shapes and dtypes it was traced for.
-    """
+    """Records a call of a program that `trace` named, on tensors of the shapes and dtypes that it was traced for."""
     with torch.no_grad():
         return list(torch.ops.xla.program(list(inputs), name))
 
@@ -138,10 +127,9 @@ def text(name: str) -> str:
 
 
 def constant(value: Any) -> Hashable:
-    """What tells an argument that is no tensor from others: 1 is not True, nor 1.0, and 0.0 is not -0.0.
+    """What tells an argument that is no tensor, a hashable value, from others: 1 is not True, nor 1.0.
 
-    Args:
-        value: A hashable value.
+    0.0 is not -0.0.
     """
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
@@ -155,11 +143,7 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class ExportedModule:
-    """A traced graph as a StableHLO module.
-
-    Attributes:
-        module: MLIR's module.
-    """
+    """A traced graph as a StableHLO module of MLIR's."""
 
     module: Any
 
@@ -182,20 +166,11 @@ class ExportedModule:
 def export_module(
     module: torch.fx.GraphModule, outputs: Sequence[int], lift: bool, ranges: Mapping[Any, Any] | None = None
 ) -> tuple[ExportedModule, list[Any]]:
-    """Lowers a traced graph by itself.
+    """Lowers a traced graph by itself; gives its module, and the values of the numbers that are inputs of it.
 
-    Args:
-        module: The graph.
-        ranges: What is known of the sizes that its inputs leave open.
-        outputs: Which of its results the module returns; those that are None are left out.
-        lift: Whether its numbers, but 0 and 1, are inputs of the module.
-
-    Returns:
-        The module, whose inputs are the tensors among the placeholders that are used and then the numbers; and the
-        numbers' values.
-
-    Raises:
-        NotImplementedError: The graph has operators that only run on the host.
+    The inputs are the tensors among the placeholders that are used, then, with `lift`, the numbers but 0 and 1. It
+    returns the results in `outputs` that are not None; `ranges` says what is known of sizes that are left open. Raises
+    NotImplementedError where operators only run on the host.
     """
     import jax
 
@@ -258,13 +233,9 @@ def upload(array: Any) -> torch.Tensor:
 
 
 class LoadedModule:
-    """A compiled module; a call takes and returns a flat list of tensors.
+    """A module compiled for a device; a call takes and returns a flat list of tensors.
 
     One that takes inputs of any size is compiled for each set of sizes that it meets.
-
-    Args:
-        bytecode: The module.
-        index: The device to compile for.
     """
 
     def __init__(self, bytecode: bytes, index: int) -> None:
@@ -305,9 +276,5 @@ class LoadedModule:
 
 
 def load_module(bytecode: bytes) -> LoadedModule:
-    """Takes a StableHLO module for the current device.
-
-    Args:
-        bytecode: The module, or its text in UTF-8.
-    """
+    """Takes a StableHLO module, as bytecode or text in UTF-8, for the current device."""
     return LoadedModule(bytecode, _bindings.current_device())

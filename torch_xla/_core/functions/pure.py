@@ -17,36 +17,20 @@ from torch_xla._errors import message
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of tensors as one recorded operator.
+    """A function of tensors as one recorded operator."""
 
-    Attributes:
-        forward: Name of the program; it takes the inputs, `outside` and, if `seeded`, a seed.
-        backward: Name of the program that computes the gradients from the saved values and the gradients of the results
-            in `tangents`; None if none are needed.
-        outside: Tensors that the function had from elsewhere.
-        seeded: Whether the function draws random numbers.
-        count: Number of results; what else the program returns is saved for the gradients.
-        saved: Where the saved values come from: ``("input", i)`` or ``("result", i)``.
-        tangents: Results that have gradients.
-        wanted: Inputs for which `backward` returns gradients.
-    """
-
-    forward: str
+    forward: str  # name of the program of the inputs, `outside` and, if `seeded`, a seed
+    # name of the one from `saved` values and gradients of `tangents` to those of `wanted`; None if none
     backward: str | None
-    outside: list[torch.Tensor]
-    seeded: bool
-    count: int
-    saved: list[tuple[str, int]]
-    tangents: list[int]
-    wanted: list[int]
+    outside: list[torch.Tensor]  # tensors that the function had from elsewhere
+    seeded: bool  # whether it draws random numbers
+    count: int  # of results; what else the program returns is saved for the gradients
+    saved: list[tuple[str, int]]  # where the saved values come from: ``("input", i)`` or ``("result", i)``
+    tangents: list[int]  # results that have gradients
+    wanted: list[int]  # inputs for which `backward` returns gradients
 
     def __call__(self, tensors: Sequence[torch.Tensor], seed: Any = None) -> list[torch.Tensor]:
-        """Records a call.
-
-        Args:
-            tensors: The inputs.
-            seed: Number or tensor that random operators draw from; by default the device's generator gives one.
-        """
+        """Records a call; random operators draw from `seed`, by default from what the device's generator gives."""
         inputs = [*tensors, *self.outside]
         if self.seeded:
             device = next(x.device for x in inputs if x.device.type == "xla")
@@ -92,11 +76,7 @@ def seed_meta(seeded: bool) -> list[torch.Tensor]:
 
 
 def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
-    """What a traced function depends on beside the values of its tensors.
-
-    Raises:
-        TypeError: A value that is no tensor is not hashable.
-    """
+    """What a traced function depends on beside the values of its tensors; TypeError where that is not hashable."""
     fixed = tuple(
         (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else programs.constant(x)
         for x in leaves
@@ -112,11 +92,9 @@ def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
 
 
 class Pure:
-    """A function of tensors without side effects.
+    """A function of any nest of tensors without side effects; other values among its arguments must be hashable.
 
-    Args:
-        function: Takes and returns any nest of tensors; other values among its arguments must be hashable.
-        area: Tag of the errors.
+    `area` is the tag of its errors.
     """
 
     def __init__(self, function: Callable[..., Any], area: str) -> None:
@@ -125,14 +103,7 @@ class Pure:
         self._compiled: dict[Hashable, tuple[Operator, Any, dict[int, Any]]] = {}
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], state: Hashable = None, seed: Any = None) -> Any:
-        """Records a call.
-
-        Args:
-            args: Arguments.
-            kwargs: Keyword arguments.
-            state: What else the function depends on.
-            seed: Number or tensor that its random operators draw from; by default the device's generator gives one.
-        """
+        """Records a call; `state` is what else the function depends on, `seed` as in `Operator`."""
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         if tracing.is_tracing() or not any(x.device.type == "xla" for x in tensors):

@@ -22,17 +22,12 @@ def operator(
     gradients: bool,
     partition: tracing.Partition | None = None,
 ) -> Operator:
-    """The loop as an operator of the carried, the sliced and the fixed tensors.
+    """A loop as an operator of the carried, the sliced and the fixed tensors; fixed ones get no gradients.
 
-    Args:
-        function: Takes the carried values, a slice of each of `xs`, and the fixed values; returns, in one list, the
-            carried values of the next turn and what shall be stacked.
-        carry: Values to start with.
-        xs: Tensors with a common first size, that of the loop.
-        fixed: Tensors that do not change; they get no gradients.
-        area: Tag of the errors.
-        gradients: Whether gradients are wanted for `carry` and those of `xs` that require one.
-        partition: What splits a turn into what is kept for the gradients and what is computed again.
+    The function takes the carried values, a slice of each of `xs`, whose common first size is that of the loop, and the
+    fixed values; it returns, in one list, the carried values of the next turn and what shall be stacked. With
+    `gradients` they are wanted for `carry` and those of `xs` that require one; `partition` splits a turn into what is
+    kept for them and what is computed again.
     """
     slices = [x.new_empty(x.shape[1:]) for x in xs]
     inputs = [*carry, *slices, *fixed]

@@ -22,9 +22,8 @@ _MAIN = "dynamic_main"
 class Sizes:
     """Translates PyTorch's symbolic sizes; equal symbols become the same dimension variable.
 
-    Args:
-        ranges: The values that symbols may have, as an exported program lists them; those of sizes that depend on
-            values are passed over.
+    `ranges` has the values that symbols may have, as an exported program lists them; those of sizes that depend on
+    values are passed over.
     """
 
     def __init__(self, ranges: Mapping[Any, Any] | None = None) -> None:
@@ -116,14 +115,9 @@ def is_open(tensor: Any) -> bool:
 
 
 def lowered_open(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Lowers a JAX function of arguments some of whose sizes are open.
+    """Lowers a JAX function of arrays, or of shapes, with `Sizes` for what is open, and dtypes.
 
-    Args:
-        function: The function.
-        arguments: Shapes, with `Sizes` for what is open, and dtypes; or arrays.
-
-    Returns:
-        MLIR's module, which checks the sizes against the ranges.
+    Gives MLIR's module, which checks the sizes against the ranges.
     """
     import jax
     from jax import export
@@ -170,10 +164,8 @@ def _main_of(module: Any) -> Any:
 def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
     """A module with open sizes for inputs of these shapes, as StableHLO without open sizes.
 
-    A function of fixed sizes is put before the module's own, and XLA carries the sizes through.
-
-    Raises:
-        ValueError: Sizes that should be equal are not, or one is outside its range.
+    A function of fixed sizes is put before the module's own, and XLA carries the sizes through. Raises ValueError where
+    sizes that should be equal are not, or one is outside its range.
     """
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import func as functions

@@ -20,19 +20,12 @@ class ImpureError(RuntimeError, AssertionError):
 
 @dataclass(frozen=True)
 class Graph:
-    """What a function does to its tensors.
+    """What a function does to its tensors."""
 
-    Attributes:
-        module: Placeholders are the inputs and then `outside`; the output is a flat list.
-        outside: Tensors that the function had from elsewhere, on the device of its inputs.
-        written: What the function wrote to, if anything, in words; the graph leaves its inputs alone.
-        needs_gradient: Whether one of `outside` requires a gradient.
-    """
-
-    module: torch.fx.GraphModule
-    outside: list[torch.Tensor]
-    written: str | None
-    needs_gradient: bool
+    module: torch.fx.GraphModule  # placeholders are the inputs and then `outside`; the output is a flat list
+    outside: list[torch.Tensor]  # tensors that it had from elsewhere, on the device of its inputs
+    written: str | None  # what it wrote to, if anything, in words; the graph leaves its inputs alone
+    needs_gradient: bool  # whether one of `outside` requires a gradient
 
 
 def is_tracing() -> bool:
@@ -43,11 +36,9 @@ def is_tracing() -> bool:
 
 
 def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Graph:
-    """Traces a function once.
+    """Traces a function once, which takes the inputs one by one and may compute gradients of what it computes.
 
-    Args:
-        function: Takes the inputs one by one. It may compute gradients of what it computes.
-        inputs: Tensors; only their shapes, strides, dtypes and devices count.
+    Of the inputs only shapes, strides, dtypes and devices count.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -126,25 +117,16 @@ def _drop_writes(module: torch.fx.GraphModule, count: int) -> str | None:
 
 @dataclass(frozen=True)
 class Halves:
-    """A function and its gradients as two graphs.
+    """A function and its gradients as two graphs."""
 
-    Attributes:
-        forward: Returns the function's results, then the values in `saved` that are no inputs.
-        backward: Takes the saved values and then one gradient per position in `tangents`.
-        outside: Tensors that the function had from elsewhere: the last inputs of `forward`.
-        count: Number of the function's results.
-        saved: Where the backward graph's first inputs come from: ``("input", i)`` or ``("result", i)`` of `forward`.
-        tangents: Results that have gradients.
-        wanted: Inputs, for which `backward` returns a gradient each (None where there is none).
-    """
-
-    forward: torch.fx.GraphModule
-    backward: torch.fx.GraphModule | None
-    outside: list[torch.Tensor]
-    count: int
+    forward: torch.fx.GraphModule  # returns the function's results, then the values in `saved` that are no inputs
+    backward: torch.fx.GraphModule | None  # takes the saved values and then one gradient per position in `tangents`
+    outside: list[torch.Tensor]  # tensors that the function had from elsewhere: the last inputs of `forward`
+    count: int  # of the function's results
+    # where `backward`'s first inputs come from: ``("input", i)`` or ``("result", i)`` of `forward`
     saved: list[tuple[str, int]]
-    tangents: list[int]
-    wanted: list[int]
+    tangents: list[int]  # results that have gradients
+    wanted: list[int]  # inputs, for which `backward` returns a gradient each (None where there is none)
 
 
 def split(
@@ -156,15 +138,9 @@ def split(
 ) -> Halves:
     """Traces a function once, together with its gradients, and splits the graph in two.
 
-    Args:
-        function: Takes the inputs one by one; it must write to none of them.
-        inputs: Tensors.
-        wanted: Positions of the inputs whose gradients are needed.
-        area: Tag of the errors.
-        partition: What splits the graph; by default all that the backward pass needs is kept.
-
-    Raises:
-        ImpureError: The function writes to an input, or needs the gradient of a tensor that it has from outside.
+    It takes the inputs one by one and must write to none of them; `wanted` are the positions of those whose gradients
+    are needed. Without a partition all that the backward pass needs is kept. Raises ImpureError where it writes to an
+    input, or needs the gradient of a tensor that it has from outside.
     """
     from torch._functorch.partitioners import default_partition
 

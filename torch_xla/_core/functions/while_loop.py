@@ -15,16 +15,10 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Tensors, additional: Tensors) -> Any:
-    """Records a loop.
+    """Records a loop of tensors on one XLA device, which may be nested in containers.
 
-    Args:
-        cond_fn: Takes the carried and the additional values and returns one truth value.
-        body_fn: Takes the same and returns the carried values of the next turn.
-        carried: Tensors to start with, on one XLA device; may be nested in containers.
-        additional: Tensors that do not change.
-
-    Raises:
-        RuntimeError: The body returns other shapes or dtypes, or another number of values.
+    `cond_fn` takes the carried and the additional values, which do not change, and returns one truth value, `body_fn`
+    the carried values of the next turn: RuntimeError where these have other shapes or dtypes, or are not as many.
     """
     inputs, spec = pytree.tree_flatten((carried, additional))
     start, structure = pytree.tree_flatten(carried)

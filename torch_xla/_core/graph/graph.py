@@ -12,13 +12,7 @@ from torch_xla.ops.registry import Meta
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Where an input comes from.
-
-    Attributes:
-        leaf: Whether it is a leaf of the graph.
-        slot: Index of the leaf, or of the node.
-        result: Which result of the node.
-    """
+    """Where an input comes from: a leaf of the graph, or a node, whose index `slot` is; which `result` of the node."""
 
     leaf: bool
     slot: int
@@ -37,48 +31,29 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Placeholder in a node's arguments: a number that is an input of the program.
+    """Placeholder in a node's arguments: a number that is an input of the program."""
 
-    Attributes:
-        index: Position among the node's numbers.
-        value: Value at the time of the cut; no part of the program.
-        argument: Position of the argument that it is, or that it is an element of.
-        varied: Whether it was a constant until it varied.
-    """
-
-    index: int
-    value: int | float | complex
-    argument: int
-    varied: bool = False
+    index: int  # position among the node's numbers
+    value: int | float | complex  # at the time of the cut; no part of the program
+    argument: int  # position of the argument that it is, or that it is an element of
+    varied: bool = False  # whether it was a constant until it varied
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator call.
+    """One operator call."""
 
-    Attributes:
-        op: Overload name, such as ``aten.add.Tensor``.
-        args: Arguments in schema order with `Input` and `Number` placeholders.
-        inputs: Where the inputs come from. A node that draws random numbers may have one more than its arguments
-            name, a value that must be there before it starts.
-        outs: Promised results; None for an undefined tensor.
-        seeded: Whether it draws random numbers, from two more numbers: seed and offset.
-        frame: The user's line that recorded it, if kept.
-        attrs: 128-bit hash of the constant arguments and the settings; None where it is to be no function of its own in
-            the module.
-        scope: Path of the module it belongs to, ``Model/encoder/layer_3``, if kept.
-        settings: PyTorch's as the call was recorded, see `call_settings.as_recorded`.
-    """
-
-    op: str
-    args: tuple[Any, ...]
+    op: str  # overload, such as ``aten.add.Tensor``
+    args: tuple[Any, ...]  # in schema order, with `Input` and `Number` placeholders
+    # of one that draws there may be one more than its arguments name, which must be there before it starts
     inputs: tuple[Wire, ...]
-    outs: tuple[Meta | None, ...]
-    seeded: bool
-    frame: str | None
+    outs: tuple[Meta | None, ...]  # promised results; None for an undefined tensor
+    seeded: bool  # whether it draws random numbers, from two more numbers: seed and offset
+    frame: str | None  # the user's line that recorded it, if kept
+    # 128-bit hash of the constant arguments and settings; None where it is to be no function of its own
     attrs: tuple[int, int] | None
-    scope: str | None = None
-    settings: int = 0
+    scope: str | None = None  # path of the module it belongs to, ``Model/encoder/layer_3``, if kept
+    settings: int = 0  # PyTorch's as the call was recorded, see `call_settings.as_recorded`
 
     @property
     def waits(self) -> bool:
@@ -134,17 +109,11 @@ Source = Inside | Carried | Wire | Wires
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """A run of layers.
+    """A run of layers."""
 
-    Attributes:
-        slots: Their nodes, layer by layer.
-        period: How many nodes a layer has.
-        sources: Where the inputs of each node of a layer come from.
-    """
-
-    slots: tuple[int, ...]
-    period: int
-    sources: tuple[tuple[Source, ...], ...]
+    slots: tuple[int, ...]  # their nodes, layer by layer
+    period: int  # how many nodes a layer has
+    sources: tuple[tuple[Source, ...], ...]  # where the inputs of each node of a layer come from
 
     @property
     def count(self) -> int:
@@ -158,40 +127,24 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What is lowered.
+    """What is lowered."""
 
-    Attributes:
-        key: Structural key, 32 hexadecimal digits.
-        device: Index of the device.
-        nodes: In recording order, so that inputs come first.
-        leaves: Shape and dtype of each input buffer.
-        outputs: (node, result) pairs.
-        donated: Indices of the leaves whose buffers the program may overwrite.
-        successors: For each of them the output that its tensor has instead, or -1.
-        packs: (leaves, outputs) that travel in one buffer each, end to end; some have no leaves.
-        stacks: So many of them, the first ones, are arrays of tensors of one type; some have no outputs.
-        leaf_frames: The user's line that made each leaf, if known.
-        numbers: For each number of the nodes, seed and offset included, its index in the vector of its type. Equal ones
-            may have one place.
-        leaf_places: Placement number of each leaf; none where buffers are never split.
-        wanted_places: Likewise that which each output is to have.
-        layers: Runs of layers that are loops in its program, in order.
-    """
-
-    key: str
+    key: str  # 32 hexadecimal digits
     device: int
-    nodes: tuple[Node, ...]
-    leaves: tuple[Meta, ...]
-    outputs: tuple[tuple[int, int], ...]
-    donated: tuple[int, ...]
-    successors: tuple[int, ...] = ()
+    nodes: tuple[Node, ...]  # in recording order, so that inputs come first
+    leaves: tuple[Meta, ...]  # shape and dtype of each input buffer
+    outputs: tuple[tuple[int, int], ...]  # (node, result) pairs
+    donated: tuple[int, ...]  # leaves whose buffers the program may overwrite
+    successors: tuple[int, ...] = ()  # for each of them the output that its tensor has instead, or -1
+    # (leaves, outputs) that travel in one buffer each, end to end; some have no leaves
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    stacks: int = 0
-    leaf_frames: tuple[str | None, ...] = ()
+    stacks: int = 0  # so many of them, the first, are arrays of tensors of one type; some have no outputs
+    leaf_frames: tuple[str | None, ...] = ()  # the user's line that made each leaf, if known
+    # index of each node's numbers, seed and offset too, in the vector of their type; equal ones may share
     numbers: tuple[int, ...] = ()
-    leaf_places: tuple[int, ...] = ()
-    wanted_places: tuple[int, ...] = ()
-    layers: tuple[Layers, ...] = ()
+    leaf_places: tuple[int, ...] = ()  # placement number of each leaf; none where buffers are never split
+    wanted_places: tuple[int, ...] = ()  # likewise that which each output is to have
+    layers: tuple[Layers, ...] = ()  # runs of layers that are loops in its program, in order
 
 
 # Those that the recorder describes nodes by.
@@ -219,13 +172,7 @@ def describe(cut: _bindings.Graph) -> Graph:
 
 
 def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any]) -> list[Any]:
-    """A node's arguments with its placeholders replaced.
-
-    Args:
-        node: The node.
-        tensors: One value per input.
-        number: Gives the value of a number placeholder.
-    """
+    """A node's arguments with its placeholders replaced: by `tensors`, one per input, and by what `number` gives."""
 
     def fill(arg: Any) -> Any:
         if isinstance(arg, Input):

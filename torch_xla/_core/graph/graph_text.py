@@ -16,9 +16,7 @@ from torch_xla.ops.registry import Meta
 def text(graph: Graph, computed: Sequence[Meta] = ()) -> str:
     """The graph as text: constant numbers, inputs, then one node a line.
 
-    Args:
-        graph: The graph.
-        computed: Further tensors to show, whose values are on the device.
+    `computed` are further tensors, of the device.
     """
     constants: dict[str, str] = {}
     nodes = [_node_line(graph, i, constants) for i in range(len(graph.nodes))]

@@ -112,15 +112,7 @@ def _dense(value: torch.Tensor) -> torch.Tensor:
 
 
 def call(node: Node, tensors: list[Any]) -> list[Any]:
-    """Computes a node by its CPU kernel.
-
-    Args:
-        node: The node; its numbers keep the values they were cut with.
-        tensors: A CPU tensor per input, which stays as it is.
-
-    Returns:
-        Its results, in their order.
-    """
+    """The results of a node by its CPU kernel, of CPU tensors, which stay as they are; numbers are as they were cut."""
     op = find_overload(node.op)
     values = fill_template(node, tensors, lambda number: number.value)
     values = [torch.device("cpu") if isinstance(v, torch.device) else v for v in values]
@@ -139,17 +131,9 @@ def call(node: Node, tensors: list[Any]) -> list[Any]:
 
 
 def interpret(graph: Graph, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Computes the outputs of a graph.
+    """A graph's outputs, as contiguous CPU tensors, of a CPU tensor for each leaf; numbers are as they were cut.
 
-    Args:
-        graph: The graph; its numbers keep the values they were cut with.
-        leaves: A CPU tensor per leaf.
-
-    Returns:
-        A contiguous CPU tensor per output.
-
-    Raises:
-        NotImplementedError: The graph draws random numbers, which no other device repeats.
+    Raises NotImplementedError where it draws random numbers, which no other device repeats.
     """
     results: list[list[torch.Tensor | None]] = []
     with torch.no_grad():

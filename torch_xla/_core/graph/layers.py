@@ -45,13 +45,7 @@ class _Found:
 
 
 def find(graph: Graph, least: int, excluded: Container[int] = ()) -> tuple[Layers, ...]:
-    """The runs of layers of a graph, in its order.
-
-    Args:
-        graph: The graph.
-        least: How many layers make a run.
-        excluded: Nodes that are in no layer.
-    """
+    """The runs of at least so many layers of a graph, in its order; excluded nodes are in no layer."""
     if len(graph.nodes) < 2 * least:
         return ()
     search = _Search(graph, least, excluded)

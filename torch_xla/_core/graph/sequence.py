@@ -26,12 +26,7 @@ def _described(graph: Graph, node: Node) -> str:
 
 
 def described(call: collective_call.Call, inputs: Sequence[Any]) -> str:
-    """A collective in words.
-
-    Args:
-        call: What it does.
-        inputs: Its inputs, of which the shapes and dtypes are told.
-    """
+    """A collective in words, with the shapes and dtypes of its inputs."""
     types = [f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in inputs]
     extra = f" from place {call.root}" if call.kind == "broadcast" else f" {call.pairs}" if call.pairs else ""
     shown = types if len(types) <= 4 else [*types[:3], f"{len(types) - 3} more"]
@@ -53,12 +48,7 @@ def numbered(text: str, line: str | None) -> int:
 
 
 def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
-    """For each group of a process, the numbers of its collectives in a graph.
-
-    Args:
-        graph: The graph.
-        rank: The process.
-    """
+    """For each group of a process, the numbers of its collectives in a graph."""
     found: dict[tuple[int, ...], list[int]] = {}
     for node in graph.nodes:
         if is_collective(node):

@@ -11,11 +11,7 @@ class GraphError(RuntimeError):
 
 
 def verify(graph: Graph) -> None:
-    """Checks wiring, order, arity and outputs.
-
-    Raises:
-        GraphError: Something does not hold; the message names the node.
-    """
+    """Checks wiring, order, arity and outputs; GraphError names a node of which something does not hold."""
     for i, node in enumerate(graph.nodes):
         at = f"[verify] node {i} ({node.op})"
         used = [e.index for arg in node.args for e in (arg if isinstance(arg, list) else [arg]) if isinstance(e, Input)]

@@ -21,8 +21,7 @@ from torch_xla.ops import collective, collective_call
 def prepare(graph: Graph) -> None:
     """Makes the groups of a program that is about to be used for the first time.
 
-    Raises:
-        JobError: A process of one of them cannot come.
+    JobError where somebody cannot come.
     """
     calls = [collective_call.parse(node.args[1]) for node in graph.nodes if sequence.is_collective(node)]
     if not calls:
@@ -50,8 +49,7 @@ def prepare(graph: Graph) -> None:
 def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> None:
     """Compares what XLA's own collectives are about to do, which do not look: once per program.
 
-    Raises:
-        JobError: Processes of a group differ.
+    Raises JobError where processes of a group differ.
     """
     meanings = [sequence.meaning(number) for number in own]
     found = [json.loads(text) for text in connection.meet("program", group, json.dumps([own, meanings]).encode())]

@@ -51,11 +51,8 @@ def _own(made: T) -> T:
 class Session:
     """The connection of this process to its job.
 
-    Attributes:
-        rank_info: Its place.
-        store: The store of the job.
-        stopped: Why nothing can be done together any more, if so.
-        over: Set when this process has told the others that it has ended.
+    `stopped` says why nothing can be done together any more, if so; `over` is set when this process has told the others
+    that it has ended.
     """
 
     def __init__(self, rank_info: environment.RankInfo) -> None:
@@ -77,11 +74,7 @@ class Session:
         self._group_store = prefixed(connect(self.rank_info, serves=False))
 
     def join(self) -> None:
-        """Meets the others for the first time.
-
-        Raises:
-            JobError: Somebody does not come, or they are not of one job.
-        """
+        """Meets the others for the first time; JobError where somebody does not come, or they are not of one job."""
         self._introduce()
         _bindings.set_collective_rank(self.rank_info.rank)
         self.group(self.everyone)
@@ -118,19 +111,10 @@ class Session:
     # Meeting.
 
     def meet(self, name: str, ranks: Ranks, payload: bytes = b"", what: str | None = None) -> list[bytes]:
-        """Waits until these processes are here, and exchanges bytes.
+        """Waits until these processes, this one among them, are at a meeting point, and exchanges bytes.
 
-        Args:
-            name: Of the meeting point.
-            ranks: Who comes, this process among them.
-            payload: Bytes of this process.
-            what: What this process comes for, in words.
-
-        Returns:
-            The payloads, by place in `ranks`.
-
-        Raises:
-            JobError: Somebody cannot come.
+        `what` says in words what this process comes for. Gives the payloads, by place in `ranks`; raises JobError where
+        somebody cannot come.
         """
         self.check()
         pending.run()
@@ -160,8 +144,7 @@ class Session:
     def group(self, ranks: Ranks) -> Any:
         """PyTorch's process group of some processes for values on the host, in the given order.
 
-        Raises:
-            JobError: Somebody cannot come.
+        Raises JobError where somebody cannot come.
         """
         found = self._groups.get(ranks)
         if found is None:
@@ -218,11 +201,7 @@ class Session:
             _bindings.stop_collectives(reason)
 
     def fail(self, reason: str) -> None:
-        """Stops the job in all processes, and raises.
-
-        Raises:
-            JobError: Always; with the reason of whoever was first.
-        """
+        """Stops the job in all processes, and raises JobError with the reason of whoever was first."""
         self.break_off(reason)
         raise JobError(self.stopped)
 
@@ -316,12 +295,9 @@ def prefixed(store: Any) -> Any:
 
 
 def tell_end(store: Any, rank: int, reason: str) -> None:
-    """Tells the others that a process has ended, if it did not tell them itself.
+    """Tells the others in a store, as `prefixed` gives it, that a process has ended, if it did not do so itself.
 
-    Args:
-        store: What `prefixed` gives.
-        rank: The process.
-        reason: Why; "" where it had nothing more to do.
+    The reason is "" where it had nothing more to do.
     """
     store.compare_set(f"left/{rank}", "", reason)
     store.add("news", 1)
@@ -370,14 +346,9 @@ def _silent() -> Iterator[None]:
 
 
 def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
-    """A connection to the store of a job.
+    """A connection to the store of a job, which is to be here if this process `serves` it.
 
-    Args:
-        rank_info: A place in it, with the address of the store.
-        serves: Whether the store is to be here.
-
-    Raises:
-        JobError: It cannot be reached, or cannot listen there.
+    Raises JobError where it cannot be reached, or cannot listen there.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -436,14 +407,9 @@ def _limit_waits(port: int) -> None:
 
 
 def listen(address: str, port: int) -> Any:
-    """A store that only processes of this host can reach.
+    """A store that only processes of this host can reach, by a name of it for itself; any free port if that is 0.
 
-    Args:
-        address: A name of this host for itself.
-        port: Where to listen; any free port if it is 0.
-
-    Raises:
-        OSError: The port is in use.
+    Raises OSError where the port is in use.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -456,13 +422,9 @@ def listen(address: str, port: int) -> Any:
 
 
 def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
-    """PyTorch's process group for values on the host.
+    """PyTorch's process group for values on the host, whose processes find each other in a store.
 
-    Args:
-        store: Where its processes find each other.
-        rank: Place of this process in it.
-        size: How many there are.
-        timeout: How long a collective may take.
+    The timeout is how long a collective may take.
     """
     from torch.distributed import ProcessGroupGloo
 

@@ -43,27 +43,15 @@ def run(
 ) -> Any:
     """Runs ``fn(rank, *args)`` in new processes, which are a job, or this host's part of one.
 
-    Where the environment says that this process is one of several, it stands for its host: each starts so many.
+    Where the environment says that this process is one of several, it stands for its host: each starts so many. Daemons
+    end with this process. ``"spawn"`` and ``"forkserver"`` import the main script anew in each, ``"fork"`` copies this
+    process; `modules` are imported before `fn` is called. Without `join` PyTorch's context is returned with the
+    processes.
 
-    Args:
-        fn: The function.
-        args: Its further arguments.
-        processes: How many.
-        join: Whether to wait until all have ended.
-        daemon: Whether they end with this process.
-        start_method: ``"spawn"`` and ``"forkserver"`` import the main script anew in each, ``"fork"`` copies this
-            process.
-        modules: What each imports before `fn` is called.
-
-    Returns:
-        None, or PyTorch's context with the processes where they are not waited for.
-
-    Raises:
-        ValueError: No such start method.
-        RuntimeError: This process has used the device, and cannot be copied; `fn` cannot be sent.
-        JobError: The other hosts cannot be reached.
-        torch.multiprocessing.ProcessRaisedException: A process raised; has its traceback.
-        torch.multiprocessing.ProcessExitedException: A process was killed, or exited otherwise.
+    Raises ValueError for another start method, RuntimeError where this process has used the device, and cannot be
+    copied, or `fn` cannot be sent, JobError where other hosts cannot be reached,
+    torch.multiprocessing.ProcessRaisedException with the traceback of a process that raised, and ProcessExitedException
+    where one was killed, or exited otherwise.
     """
     import torch.multiprocessing as mp
 
@@ -189,13 +177,9 @@ def _leave(connection: Any, error: BaseException | None) -> None:
 
 
 def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> dict[str, str]:
-    """The environment of a process, as torchrun would set it, with one device for each.
+    """The environment of a process, by its number among `count` on its host, as torchrun would set it.
 
-    Args:
-        index: Its number on this host.
-        count: How many each host has.
-        host: This host among the others.
-        kind: That of the devices.
+    `host` is this host among the others; each process has one device of a kind.
     """
     found = {
         "RANK": str(host.rank * count + index),

@@ -47,10 +47,8 @@ def add_runner(run: Callable[[int, bool], None]) -> None:
 def run(wait: bool = False) -> None:
     """Starts the collectives that are pending: whoever is about to wait for other processes calls this.
 
-    They may be waiting in one of these, and only then come to where this process waits for them.
-
-    Args:
-        wait: Return only when they have run.
+    They may be waiting in one of these, and only then come to where this process waits for them. With `wait` they have
+    run when this returns.
     """
     for device in sorted({mark.device.index for mark in _marks}):
         for runner in _runners:

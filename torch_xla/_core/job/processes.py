@@ -21,11 +21,8 @@ KILL_TIMEOUT = 3.0  # seconds from being asked to end to being killed
 class Processes(ProcessContext):
     """PyTorch's context of processes that it waits for, which tells the others of each that has ended.
 
-    Args:
-        processes: The processes, by rank.
-        error_files: Where each writes its traceback.
-        store: The server at which they meet; listens as long as they may ask.
-        host: This host among those of the job.
+    `error_files` are where each writes its traceback; `store` is the server at which they meet, which listens as long
+    as they may ask; `host` is this one among those of the job.
     """
 
     def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: RankInfo) -> None:
@@ -37,18 +34,11 @@ class Processes(ProcessContext):
         self._failed: list[int] = []  # in the order in which they ended
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Waits for processes to end.
+        """Waits for processes to end, at most `timeout` seconds, and says whether all have.
 
-        Args:
-            timeout: Seconds after which to return in any case.
-            grace_period: Seconds that are given to the others to end themselves, where one failed.
-
-        Returns:
-            Whether all have ended.
-
-        Raises:
-            torch.multiprocessing.ProcessRaisedException: A process raised: the one whose failure the others followed.
-            torch.multiprocessing.ProcessExitedException: It was killed, or exited with an error.
+        Where one failed the others have `grace_period` seconds to end themselves. Raises
+        torch.multiprocessing.ProcessRaisedException for the process whose failure the others followed,
+        ProcessExitedException where it was killed, or exited with an error.
         """
         try:
             self._take_ended(timeout)

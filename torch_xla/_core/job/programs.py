@@ -75,13 +75,7 @@ _lock = threading.Lock()
 
 
 def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
-    """Has the starts of a program counted, where processes run it together by XLA's collectives.
-
-    Args:
-        program: The program.
-        graph: What it computes.
-        rank: This process.
-    """
+    """Has the starts of a program counted, where processes run it together by XLA's collectives."""
     world = len(client.devices_of_job())
     if not world:
         return
@@ -112,14 +106,9 @@ def _meaning(ranks: Ranks, identity: str, text: str, where: str | None) -> int:
 
 
 def start(ranks: Ranks, text: str) -> Callable[[Any], None]:
-    """Counts a start of what is no program of the recorder's.
+    """Counts a start, by these processes, of what is no program of the recorder's; gives what takes its results.
 
-    Args:
-        ranks: The processes that start it.
-        text: What it is, the same in all of them.
-
-    Returns:
-        What takes its results.
+    The text says what it is, the same in all of them.
     """
     return _meet(ranks, _meaning(ranks, text, text, None), [])
 
@@ -185,12 +174,7 @@ def report() -> str:
 
 
 def started_by(told: str, ranks: Ranks) -> int:
-    """How many programs of these processes one has started.
-
-    Args:
-        told: Its report.
-        ranks: The processes.
-    """
+    """How many programs of these processes one has started, by its report."""
     return next((int(count) for group, count, *_ in json.loads(told or "[]") if tuple(group) == ranks), 0)
 
 
@@ -200,13 +184,7 @@ def first_of_groups(rank: int) -> list[int]:
 
 
 def difference(told: str, other: int, rank: int) -> str | None:
-    """In what this process and another differ, where they have not started the same.
-
-    Args:
-        told: The other's report.
-        other: Its rank.
-        rank: This process.
-    """
+    """In what this process and another, by its report, differ, where they have not started the same."""
     for group, theirs, their_chain, latest in json.loads(told or "[]"):
         links = list(_groups.get(tuple(group), ()))
         if not links or other not in group:

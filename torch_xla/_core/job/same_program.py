@@ -30,13 +30,9 @@ _PAUSE, _ASKED_EVERY = 0.0005, 0.01  # seconds
 
 
 def compare(cut: _bindings.Graph) -> None:
-    """Compares a program that is about to be used for the first time with those of the other processes.
+    """Compares a program, with all inputs, that is about to be used for the first time with those of other processes.
 
-    Args:
-        cut: What is to run, with all its inputs.
-
-    Raises:
-        JobError: They differ, in all processes.
+    Raises JobError in all of them where they differ.
     """
     connection = session.session() if cut.key not in _compared else None
     if connection is None:
@@ -58,16 +54,9 @@ def compare(cut: _bindings.Graph) -> None:
 
 
 def gather(buffer: Any) -> Callable[[Any], None]:
-    """Compares what is about to be gathered from all processes with what the others are about to.
+    """Compares a buffer that is about to be gathered from all processes with what the others are about to gather.
 
-    Args:
-        buffer: A buffer of which each process has parts.
-
-    Returns:
-        What takes the result.
-
-    Raises:
-        JobError: They differ, in all processes.
+    Gives what takes the result; raises JobError in all of them where they differ.
     """
     connection = session.session()
     assert connection is not None
@@ -83,9 +72,7 @@ def settle() -> None:
     """Sees that the others have run the same programs, before a value that they had a part in is given to Python.
 
     Those whose programs are known are not compared when they start, and each computes with what the others send it.
-
-    Raises:
-        JobError: They differ, in all processes.
+    Raises JobError in all of them where they differ.
     """
     connection = session.connected()
     new = {ranks: count for ranks, count in programs.counts().items() if _settled.get(ranks) != count}

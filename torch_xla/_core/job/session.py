@@ -52,8 +52,7 @@ def own_file(path: str) -> str:
 def session() -> Session | None:
     """The connection to the other processes, made at the first call; None for a process alone.
 
-    Raises:
-        JobError: The others cannot be reached.
+    Raises JobError where the others cannot be reached.
     """
     global _session
     if _session is not None:

@@ -13,26 +13,15 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Wait:
-    """What a process waits for.
+    """What a process waits for."""
 
-    Attributes:
-        ranks: The processes that have to come.
-        what: For what, in words.
-        count: Number of this meeting among those of these ranks.
-        seconds: How long by now.
-        limit: After how many seconds to give up; by default XLA_COLLECTIVE_TIMEOUT.
-        place: Name of the meeting point; meetings are counted at each. "" is where collectives are.
-        started: Number of the latest meeting there that this process has begun, where it may be ahead of the one that
-            it waits for.
-    """
-
-    ranks: Ranks
-    what: str
-    count: int
-    seconds: float = 0.0
-    limit: float | None = None
-    place: str = ""
-    started: int = 0
+    ranks: Ranks  # the processes that have to come
+    what: str  # for what, in words
+    count: int  # number of this meeting among those of these ranks
+    seconds: float = 0.0  # how long by now
+    limit: float | None = None  # after how many seconds to give up; by default XLA_COLLECTIVE_TIMEOUT
+    place: str = ""  # meetings are counted at each meeting point; "" is where collectives are
+    started: int = 0  # the latest meeting there that this process has begun, which may be ahead of the one it waits for
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -289,12 +289,7 @@ def _listed(ranks: Ranks) -> str:
 def explain(session: Session, error: str) -> str | None:
     """What a failure of a collective comes from, as far as the others tell; stops the job.
 
-    Args:
-        session: The connection to the others.
-        error: What the run raised.
-
-    Returns:
-        The reason, or None where it was no collective that failed.
+    Gives the reason, or None where it was no collective whose run raised the error.
     """
     failed = programs.take_failure()
     if failed is None and "[collective]" not in error and "[job]" not in error:

@@ -33,15 +33,10 @@ Numbers = tuple[Any, Any, Any]
 class Convention:
     """Between a graph's leaves and outputs and the flat buffers of its program.
 
-    Attributes:
-        buffers: Shape and dtype of each input.
-        places: Placement number of each input.
-        given_back: Shape and placement number of each result.
-        aliases: For each input that the program may overwrite the result that takes its place, or None.
-        given: What is in each pack that it takes.
-        wanted: What is in each pack that it gives.
-        singles: Results that travel alone.
-        place: Gives the index of a part of a buffer as programs of the platform have it best.
+    `buffers` (shape and dtype) and `places` are of each input, `given_back` is shape and placement number of each
+    result, `aliases` for each input that the program may overwrite the result that takes its place, or None. `given`
+    and `wanted` are what is in each pack that it takes and gives, `singles` results that travel alone. `place` gives
+    the index of a part of a buffer as programs of the platform have it best.
     """
 
     def __init__(self, graph: Graph, token: bool = False, platform: str = "cpu") -> None:
@@ -129,12 +124,7 @@ class Convention:
         return {leaf: (array, i) for leaves, array in stacks for i, leaf in enumerate(leaves)}
 
     def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
-        """What the program returns.
-
-        Args:
-            value: Gives the value of a wire.
-            packs: The packs.
-        """
+        """What the program returns, of the value of each wire and the packs."""
         flat = [packs[wires] for wires in self.wanted]
         stacked = [pack.reshape(shape) for pack, shape in zip(flat, self._shapes, strict=False)]
         results = (*stacked, *flat[len(stacked) :], *map(value, self.singles))

@@ -17,40 +17,24 @@ MARKS = ("xla.mark_tensor.default", "xla.mark_boundary.default")
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a mark says.
-
-    Attributes:
-        name: Name of the composite.
-        position: Which of its operands or results the marked value is.
-        instance: Tells composites of one name from each other.
-        is_input: Whether the value is an operand.
-        attributes: Attributes of the composite, from the marks of its results.
-    """
+    """What a mark says."""
 
     name: str
-    position: int
-    instance: str
-    is_input: bool
-    attributes: Mapping[str, Any]
+    position: int  # which of the composite's operands or results the marked value is
+    instance: str  # tells composites of one name from each other
+    is_input: bool  # whether the value is an operand
+    attributes: Mapping[str, Any]  # of the composite, from the marks of its results
 
 
 @dataclass(frozen=True)
 class Region:
-    """A composite in a graph.
-
-    Attributes:
-        name: Its name.
-        attributes: Its attributes.
-        inputs: Marks of the operands, in their order.
-        members: What it consists of, in the graph's order; the marks of the results are among them.
-        outputs: Marks of the results, in their order.
-    """
+    """A composite in a graph."""
 
     name: str
     attributes: Mapping[str, Any]
-    inputs: tuple[int, ...]
-    members: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # marks of the operands, in their order
+    members: tuple[int, ...]  # what it consists of, in the graph's order; the marks of the results are among them
+    outputs: tuple[int, ...]  # marks of the results, in their order
 
 
 def install() -> None:
@@ -76,13 +60,9 @@ def plan(
     """The order in which a graph is lowered, with a region for what lies between the marks of one composite.
 
     A composite of which some marks are missing, or that shares operators with another one, is none: its marks have no
-    effect. What is needed outside of a region without being its result is computed there again.
-
-    Args:
-        boundaries: By index of a node that is a mark, what it says.
-        operands: Of every node, the nodes that it reads, which come before it.
-        wanted: Nodes that are results of the graph.
-        free: Nodes that read nothing and may be computed anywhere: they belong to each region that needs them.
+    effect. What is needed outside of a region without being its result is computed there again. `boundaries` has nodes
+    that are marks, `operands` for each node those that it reads, which come before it; `wanted` ones are results.
+    `free` ones read nothing and may be computed anywhere: they belong to each region that needs them.
     """
     regions = _regions(boundaries, operands, free)
     of_result = {node: number for number, region in enumerate(regions) for node in region.outputs}

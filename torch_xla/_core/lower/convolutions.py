@@ -20,11 +20,7 @@ _MESH, _CONVOLUTION = "sdy.mesh", "stablehlo.convolution"
 
 
 def constrain(module: Any) -> None:
-    """Says of each convolution's operands and result in which dimensions they are whole.
-
-    Args:
-        module: StableHLO of a program over a mesh.
-    """
+    """Says of each convolution's operands and result in which dimensions they are whole, in a program over a mesh."""
     found = _find(module)
     if not found[_MESH]:
         return

@@ -50,16 +50,9 @@ _Piece = _Stretch | _Alike | Wire
 
 
 class Plan:
-    """How the packs that a program gives are computed.
+    """How the packs that a program gives are computed; `singles` are wires whose values it takes one by one.
 
-    Args:
-        graph: The graph.
-        places: Per node where its numbers are.
-        given: Packs among the inputs.
-        wanted: Packs among the results.
-
-    Attributes:
-        singles: Wires whose values it takes one by one.
+    `places` has per node where its numbers are; `given` and `wanted` are packs among the inputs and the results.
     """
 
     def __init__(
@@ -84,14 +77,10 @@ class Plan:
         apply: Callable[[Node, list[Any], list[Any]], tuple[jax.Array, ...]],
         flat: Callable[[Wires], list[jax.Array]],
     ) -> dict[Wires, jax.Array]:
-        """The flat arrays.
+        """The flat arrays of packs, of those among the inputs.
 
-        Args:
-            given: Those among the inputs.
-            value: Gives the value of a wire.
-            number: Gives the number at a place.
-            apply: Gives the results of a node for given tensors and numbers.
-            flat: Gives the values of wires end to end, in pieces.
+        `value` gives that of a wire, `number` that at a place, `apply` the results of a node for tensors and numbers,
+        and `flat` the values of wires end to end, in pieces.
         """
         flats = dict(given)
 

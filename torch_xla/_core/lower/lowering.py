@@ -82,12 +82,7 @@ def check_not_inside() -> None:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as StableHLO.
-
-    Attributes:
-        stage: JAX's lowered stage.
-        has_callback: Whether the program calls back into Python on the host.
-    """
+    """A graph as StableHLO: JAX's stage, and whether its program calls back into Python on the host."""
 
     stage: jax.stages.Lowered
     has_callback: bool
@@ -96,9 +91,7 @@ class Lowered:
 class LoweringError(RuntimeError):
     """A node could not be lowered; names the operator and, if known, the user's line.
 
-    Attributes:
-        node: The node.
-        nodes: Positions of the nodes of its graph that are like it, and so cannot be lowered either.
+    `nodes` are positions of those of its graph that are like it, and so cannot be lowered either.
     """
 
     node: Node
@@ -108,17 +101,12 @@ class LoweringError(RuntimeError):
 def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str | None = None) -> Lowered:
     """Lowers a graph; `convention.py` tells what its program takes and gives.
 
-    Args:
-        graph: The graph.
-        name: Name of the module in dumps and profiles.
-        to_run: Whether it is for the graph's device, and not to be shown or exported: it gives a token too, as
-            `dispatch.py` wants, and may call what only this process has.
-        platform: JAX's name of another kind of device that it is for, such as ``"tpu"``; this machine needs none.
+    With `to_run` it is for the graph's device, and not to be shown or exported: it gives a token too, as `dispatch.py`
+    wants, and may call what only this process has. `platform` is JAX's name of another kind of device that it is for,
+    such as ``"tpu"``; this machine needs none. The name is the module's in dumps and profiles.
 
-    Raises:
-        StaticNumbers: An operator must be recorded with its numbers as constants.
-        NeedsHost: The host computes one, which programs of the graph's device cannot call.
-        LoweringError: A node could not be lowered.
+    Raises StaticNumbers where an operator must have constants for numbers, NeedsHost where the host computes one, which
+    programs of the device cannot call, and LoweringError where a node could not be lowered.
     """
     load_rules()  # not part of what is timed
     place = placement.of(graph.device)
@@ -215,18 +203,10 @@ def _as_rules_want(place: placement.Placement | None) -> Iterator[None]:
 def compute_alone(
     node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, place: placement.Placement | None
 ) -> tuple[Any, ...]:
-    """Computes a node by itself, now, as a program would.
+    """Computes a node, no collective, by itself, now, as a program would; `seed` is (seed, offset), if it draws.
 
-    Args:
-        node: The node; no collective.
-        arrays: A value for each of its inputs.
-        numbers: Its numbers.
-        seed: Seed and offset, if it draws.
-        place: Where the arrays are; None where they are in memory of JAX's own CPU client, for a device elsewhere.
-
-    Raises:
-        StaticNumbers: It must be recorded with its numbers as constants.
-        LoweringError: It cannot be lowered.
+    `place` is where the arrays are; None where they are in memory of JAX's own CPU client, for a device elsewhere.
+    Raises StaticNumbers and LoweringError as `lower` does.
     """
     load_rules()
     if node.op in MARKS or node.op == placing.OPERATOR:  # JAX splits nothing by itself that does not divide
@@ -270,12 +250,9 @@ def _items(attributes: Any) -> dict[str, Any]:
 
 
 def compute(graph: Graph, leaves: Mapping[int, Any], given: list[Numbers]) -> Results:
-    """The results of a graph that is a part of a program; it has no collectives, nor parts of devices.
+    """The results of a graph that is a part of a program, of values for its leaves and the numbers of each node.
 
-    Args:
-        graph: The graph.
-        leaves: A value for each leaf.
-        given: The numbers of each node.
+    It has no collectives, nor parts of devices.
     """
     results: Results = {}
     for step in steps(graph):
@@ -449,9 +426,7 @@ def hlo_text(stage: jax.stages.Lowered) -> str:
 def bytecode(module: Any, locations: bool = True) -> bytes:
     """A module in MLIR's binary form, as other StableHLO tools read it.
 
-    Args:
-        module: The module.
-        locations: Whether it says which lines its operations are from.
+    By `locations` with the lines of its operations.
     """
     from io import BytesIO
 

@@ -51,13 +51,7 @@ def compute(
 ) -> tuple[Any, ...]:
     """The results of an operator on parts, or of one that begins or ends them.
 
-    Args:
-        node: The operator.
-        tensors: Its operands.
-        inside: Which of them are parts.
-        numbers: Its numbers.
-        seed: Its seed and offset, if it draws.
-        rule: Gives its results for one device's operands.
+    `inside` says which operands are parts, `rule` gives its results for one device's operands, numbers and seed.
     """
     if node.op == ENTER:
         spec = splits.sharding(splits.by_number(node.args[1]), placement.of(0).devices).spec

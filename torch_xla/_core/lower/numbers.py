@@ -39,14 +39,9 @@ def specialize(static: StaticNumbers) -> bool:
 
 
 def compare(cut: _bindings.Graph) -> bool:
-    """Compares a graph that has no program yet with those that have one.
+    """Compares a graph that has no program yet with those that have one; says whether it is to be cut again.
 
-    Args:
-        cut: The graph.
-
-    Returns:
-        Whether it is to be cut again: it differs from one in constants alone, which are inputs from now on where that
-        is possible.
+    It is where it differs from one in constants alone, which are inputs from now on where that is possible.
     """
     return cut.constants_vary()
 

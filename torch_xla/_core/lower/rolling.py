@@ -45,10 +45,7 @@ def least(platform: str, mesh: bool) -> int | None:
 def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
     """A graph with the runs of layers that become loops in its program: none where it has composites.
 
-    Args:
-        graph: The graph.
-        platform: JAX's name of the kind of device that the program is for.
-        mesh: Whether it is for a mesh of them.
+    `platform` is JAX's name of the kind of device that it is for; `mesh` says whether it is for a mesh of them.
     """
     fewest = least(platform, mesh)
     if fewest is None or graph.layers or any(node.op in MARKS for node in graph.nodes):
@@ -61,11 +58,8 @@ def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
 def decide(cut: _bindings.Graph) -> Graph | None:
     """Decides how a graph is rolled up whose program is about to be compiled, or loaded.
 
-    Args:
-        cut: The graph. It knows which of its tensors travel as one array from now on.
-
-    Returns:
-        Its description with the runs that become loops; None where programs have none.
+    The graph knows which of its tensors travel as one array from now on. Gives its description with the runs that
+    become loops; None where programs have none.
     """
     place = placement.of(cut.device)
     if least(place.platform, place.mesh) is None:
@@ -101,10 +95,7 @@ class _Column:
 class Plan:
     """The runs of layers of a graph, and what is wanted of each.
 
-    Args:
-        graph: The graph, with its runs of layers.
-        needed: The nodes that are computed.
-        singles: Wires that are wanted beside their operands.
+    Nodes in `needed` are computed; wires in `singles` are wanted beside their operands.
     """
 
     def __init__(self, graph: Graph, needed: set[int], singles: set[Wire]) -> None:
@@ -170,10 +161,7 @@ class Plan:
     def _spare(self, run: Layers, keys: set[Key], given: set[Key]) -> None:
         """Decides which of a run's results those that read them compute again, from others that are there anyway.
 
-        Args:
-            run: The run.
-            keys: Results that other runs read.
-            given: Results that the program gives.
+        `keys` are results that other runs read, `given` those that the program gives.
         """
         last = {run.count - 1}
         kept = keys | {key for (of, key), wanted in self._layers.items() if of is run and wanted != last}
@@ -224,16 +212,11 @@ def common(nodes: Sequence[Node]) -> Node:
 
 
 class Loops:
-    """The loops of a program.
+    """The loops of a program, as planned.
 
-    Args:
-        plan: What they are.
-        places: Per node of the graph where its numbers are.
-        vectors: The vectors of numbers.
-        stacks: Leaves that are parts of an array of their kind, with their index.
-        place: Gives an index as programs have it that read one member of an array.
-        value: Gives the value of a wire.
-        apply: Gives the results of a node for given tensors, numbers, and seed and offset.
+    `places` has per node where its numbers are in `vectors`, `stacks` the leaves that are parts of an array of their
+    kind, with their index; `place` gives an index as programs have it that read one member of an array. `value` gives
+    that of a wire, `apply` the results of a node for tensors, numbers, and seed and offset.
     """
 
     def __init__(

@@ -23,12 +23,7 @@ class ModulePaths:
         self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 
     def find(self, module: torch.nn.Module, around: str | None) -> str:
-        """The path of a module.
-
-        Args:
-            module: The module, which is being called.
-            around: The path of the module that calls it, if one does.
-        """
+        """The path of a module that is being called, of that of the module around it that calls it, if one does."""
         known = self._paths.get(module)
         if known is None:
             root = type(module).__name__
@@ -78,9 +73,7 @@ def _leave(*_: Any) -> None:
 def call_at(frame: str | None, function: Callable[[], R]) -> R:
     """Calls a function from the user's line, so that whoever looks at the stack finds it there.
 
-    Args:
-        frame: ``file:line in function``, or None where it is not known.
-        function: What to call.
+    The line is ``file:line in function``, or None where it is not known.
     """
     frame = frame or "<unknown>:1 in backward"  # rather than the line of the barrier
     place, _, name = frame.split(" < ")[0].rpartition(" in ")

@@ -20,12 +20,7 @@ Stack = tuple[tuple[int, ...], tuple[int, ...]]  # leaves and outputs, as in `Gr
 
 
 def find(graph: Graph, resting: Collection[Sequence[int]]) -> list[Stack]:
-    """The stacks of a graph.
-
-    Args:
-        graph: The graph, with its runs of layers.
-        resting: Leaves whose values are one array now.
-    """
+    """The stacks of a graph with its runs of layers; `resting` are leaves whose values are one array now."""
     runs = graph.layers
     if not (runs or resting):
         return []

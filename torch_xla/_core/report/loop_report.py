@@ -32,12 +32,7 @@ _looks: list[_Look] = []
 
 
 def value_read(outputs: int, device: int) -> None:
-    """Takes notice of a program that ran because a value was read.
-
-    Args:
-        outputs: How many results it had.
-        device: The device it ran on.
-    """
+    """Takes notice of a program with so many results that ran on a device because a value was read."""
     if not _config.XLA_LOOP_REPORT.get():
         return
     if outputs == 1 and not _bindings.has_pending(device):

@@ -12,15 +12,10 @@ from torch_xla.ops.registry import Meta
 
 
 def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> Any:
-    """A graph to look at.
+    """A graph to look at: text, or bytes for ``"hlo_proto"`` and ``"stablehlo_bytecode"``.
 
-    Args:
-        described: The graph.
-        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
-        computed: Further tensors to show in the text, whose values are on the device.
-
-    Returns:
-        The text, or bytes for the protobuf message and the bytecode.
+    Other forms are ``"text"``, which shows further `computed` tensors of the device, ``"dot"``, ``"hlo"`` and
+    ``"stablehlo"``.
     """
     if form == "text":
         if client.client_started():

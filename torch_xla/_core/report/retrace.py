@@ -115,14 +115,8 @@ expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False
 def note_uncompiled(line: str | None, device: int, count: int, describe: Callable[[], Graph]) -> None:
     """Takes notice of a new graph that is about to run operator by operator; tells of the third one of a line.
 
-    Args:
-        line: The user's line that asked for it.
-        device: Its device.
-        count: How many different graphs the line has had so, this one included.
-        describe: Gives the graph; called only where it is looked at.
-
-    Raises:
-        GraphLimitError: New graphs are forbidden.
+    `count` is how many different graphs the user's line has had so, this one included; `describe` is called only where
+    the graph is looked at. Raises GraphLimitError where new graphs are forbidden.
     """
     if not _guards and not 1 < count <= _CHANGING:
         return
@@ -148,19 +142,10 @@ def _refuse(reason: str) -> None:
 
 
 def note(graph: Graph, line: str | None, name: str | None, known_before: bool = False) -> Retrace | None:
-    """Takes notice of a graph that is about to be compiled.
+    """Takes notice of a graph that is about to be compiled; gives why again, None for the first one of its kind.
 
-    Args:
-        graph: The graph.
-        line: The user's line that asked for it.
-        name: Name of the region, if any.
-        known_before: Whether it ran already, operator by operator.
-
-    Returns:
-        Why it is compiled again; None for the first graph of its kind.
-
-    Raises:
-        GraphLimitError: New graphs are forbidden.
+    `line` is the user's that asked for it, `name` that of the region, if any; one that is `known_before` ran already,
+    operator by operator. Raises GraphLimitError where new graphs are forbidden.
     """
     if _bindings.is_eager():  # every operator is a graph
         return None
@@ -288,15 +273,7 @@ def _common(a: Sequence[Node], b: Sequence[Node]) -> tuple[int, int]:
 
 
 def compare(graph: Graph, known: Graph) -> list[Difference]:
-    """What differs between a graph and a known one, causes before their effects.
-
-    Args:
-        graph: The new graph.
-        known: The one it is compared with.
-
-    Returns:
-        At most eight differences; none where the graphs are equal.
-    """
+    """What differs between a graph and a known one, causes before their effects: at most eight differences."""
     start, end = _common(graph.nodes, known.nodes)
     if start + end < max(len(graph.nodes), len(known.nodes)):
         return _operators(graph, known, start, end)[:_SHOWN]

@@ -55,12 +55,7 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def html(report: Report, trace: str) -> str:
-    """The page.
-
-    Args:
-        report: What to show.
-        trace: Name of the trace file beside it.
-    """
+    """The page of a report; `trace` is the name of the trace file beside it."""
     import jinja2
 
     environment = jinja2.Environment(
