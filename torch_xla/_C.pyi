@@ -26,7 +26,6 @@ class Program:
     Attributes:
         packing: Which of its buffers hold several leaves.
         input_places: Placement number of each leaf that it takes.
-        output_places: Likewise of each output that it gives.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         starter: Makes `run`; set once it is compiled.
         meet: Notes a start that takes other processes; gives what is to be told its results, the token last, or None
@@ -37,7 +36,6 @@ class Program:
     packing: Packing
     meet: Callable[[], Callable[[Any], None]]
     input_places: list[int]
-    output_places: list[int]
     waits: bool
     starter: Callable[[], Callable[..., tuple[Any, ...] | None]]
 
@@ -171,8 +169,6 @@ class Graph:
     def device(self) -> int: ...
     @property
     def num_nodes(self) -> int: ...
-    @property
-    def num_leaves(self) -> int: ...
     @property
     def num_outputs(self) -> int: ...
     @property

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <new>
+#include <type_traits>
 
 namespace torch_xla {
 
@@ -15,11 +16,58 @@ PyObject* hooks = nullptr;
 std::atomic<bool> eager_on{false};
 thread_local int suspended = 0;  // regions of this thread
 
-template <class... Arguments>
-py::object call(const char* method, const Arguments&... arguments) {
+// References to the elements of what a hook gave.
+using Objects = std::vector<PyObject*>;
+
+py::object argument(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+
+py::object argument(const Objects& objects) {
+  py::list list;
+  for (auto* const object : objects) {
+    list.append(py::handle(object));
+  }
+  return list;
+}
+
+py::object argument(const std::vector<std::vector<int64_t>>& shapes) {
+  py::tuple sizes(shapes.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    sizes[i] = py::tuple(py::cast(shapes[i]));
+  }
+  return sizes;
+}
+
+py::object argument(c10::ArrayRef<c10::IValue> values) {
+  py::tuple given(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    given[i] = torch::jit::toPyObject(values[i]);
+  }
+  return given;
+}
+
+template <class Value>
+py::object argument(const Value& value) {
+  return py::cast(value);
+}
+
+// Calls a hook. Results that are objects are new references.
+template <class Result, class... Arguments>
+Result ask(const char* method, const Arguments&... arguments) {
+  const py::gil_scoped_acquire gil;
   try {
     TORCH_CHECK(hooks != nullptr, "[device] torch_xla is not initialised; import torch_xla first");
-    return py::handle(hooks).attr(method)(arguments...);
+    auto found = py::handle(hooks).attr(method)(argument(arguments)...);
+    if constexpr (std::is_same_v<Result, PyObject*>) {
+      return found.release().ptr();
+    } else if constexpr (std::is_same_v<Result, Objects>) {
+      Objects references;
+      for (const auto& item : found) {
+        references.push_back(py::reinterpret_borrow<py::object>(item).release().ptr());
+      }
+      return references;
+    } else if constexpr (!std::is_void_v<Result>) {
+      return found.template cast<Result>();
+    }
   } catch (py::error_already_set& e) {
     // PyTorch carries this type across its threads and restores the exception in the caller.
     e.restore();
@@ -29,117 +77,49 @@ py::object call(const char* method, const Arguments&... arguments) {
   }
 }
 
-py::list as_list(const std::vector<PyObject*>& buffers) {
-  py::list list;
-  for (auto* const buffer : buffers) {
-    list.append(py::handle(buffer));
-  }
-  return list;
-}
-
-std::vector<PyObject*> references(const py::object& list) {
-  std::vector<PyObject*> found;
-  for (const auto& item : list) {
-    found.push_back(py::reinterpret_borrow<py::object>(item).release().ptr());
-  }
-  return found;
-}
-
 }  // namespace
 
 PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool kept) {
-  const py::gil_scoped_acquire gil;
-  return call("upload", cpu, static_cast<int>(device), placement, kept).release().ptr();
+  return ask<PyObject*>("upload", cpu, device, placement, kept);
 }
 
-std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers) {
-  const py::gil_scoped_acquire gil;
-  return references(call("copy", as_list(buffers)));
+Objects copy(const Objects& buffers) { return ask<Objects>("copy", buffers); }
+
+PyObject* pack(const Objects& buffers, bool stacked) { return ask<PyObject*>("pack", buffers, stacked); }
+
+PyObject* member(PyObject* stack, size_t place) { return ask<PyObject*>("member", stack, place); }
+
+Objects unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
+  return ask<Objects>("unpack", buffer, shapes);
 }
 
-PyObject* pack(const std::vector<PyObject*>& buffers, bool stacked) {
-  const py::gil_scoped_acquire gil;
-  return call("pack", as_list(buffers), stacked).release().ptr();
-}
+PyObject* put(PyObject* numbers, c10::DeviceIndex device) { return ask<PyObject*>("put", numbers, device); }
 
-PyObject* member(PyObject* stack, size_t place) {
-  const py::gil_scoped_acquire gil;
-  return call("member", py::handle(stack), place).release().ptr();
-}
+void explain(PyObject* token, c10::DeviceIndex device) { ask<void>("explain", token, device); }
 
-std::vector<PyObject*> unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
-  const py::gil_scoped_acquire gil;
-  py::tuple sizes(shapes.size());
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    sizes[i] = py::tuple(py::cast(shapes[i]));
-  }
-  return references(call("unpack", py::handle(buffer), sizes));
-}
+at::Tensor fetch(const at::Tensor& xla) { return ask<at::Tensor>("fetch", xla); }
 
-PyObject* put(PyObject* numbers, c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  return call("put", py::handle(numbers), static_cast<int>(device)).release().ptr();
-}
+bool query(c10::DeviceIndex device) { return ask<bool>("query", device); }
 
-void explain(PyObject* token, c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  call("explain", py::handle(token), static_cast<int>(device));
-}
+void synchronize(c10::DeviceIndex device) { ask<void>("synchronize", device); }
 
-at::Tensor fetch(const at::Tensor& xla) {
-  const py::gil_scoped_acquire gil;
-  return call("fetch", xla).cast<at::Tensor>();
-}
+void note_read(const char* op) { ask<void>("note_read", op); }
 
-bool query(c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  return call("query", static_cast<int>(device)).cast<bool>();
-}
+void evaluate(const std::vector<at::Tensor>& tensors) { ask<void>("evaluate", tensors); }
 
-void synchronize(c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  call("synchronize", static_cast<int>(device));
-}
+void note_host_op(const std::string& op, const std::string& reason) { ask<void>("note_host_op", op, reason); }
 
-void note_read(const char* op) {
-  const py::gil_scoped_acquire gil;
-  call("note_read", op);
-}
+void cut_loop(c10::DeviceIndex device) { ask<void>("cut_loop", device); }
 
-void evaluate(const std::vector<at::Tensor>& tensors) {
-  const py::gil_scoped_acquire gil;
-  call("evaluate", tensors);
-}
+bool is_lowered(const std::string& op) { return ask<bool>("is_lowered", op); }
 
-void note_host_op(const std::string& op, const std::string& reason) {
-  const py::gil_scoped_acquire gil;
-  call("note_host_op", op, reason);
-}
-
-void cut_loop(c10::DeviceIndex device) {
-  const py::gil_scoped_acquire gil;
-  call("cut_loop", static_cast<int>(device));
-}
-
-bool is_lowered(const std::string& op) {
-  const py::gil_scoped_acquire gil;
-  return call("is_lowered", op).cast<bool>();
-}
-
-bool needs_host(const std::string& op) {
-  const py::gil_scoped_acquire gil;
-  return call("needs_host", op).cast<bool>();
-}
+bool needs_host(const std::string& op) { return ask<bool>("needs_host", op); }
 
 double check_call(const std::string& op, const std::string& recorded, c10::ArrayRef<c10::IValue> arguments,
-                  size_t result_bytes, const AskCpu& ask) {
+                  size_t result_bytes, const AskCpu& ask_cpu) {
   const py::gil_scoped_acquire gil;
-  py::tuple given(arguments.size());
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    given[i] = torch::jit::toPyObject(arguments[i]);
-  }
-  const py::cpp_function function(torch::wrap_pybind_function([&](size_t bytes, int fill) { ask(bytes, fill); }));
-  return call("check_call", op, recorded, given, result_bytes, function).cast<double>();
+  const py::cpp_function function(torch::wrap_pybind_function([&](size_t bytes, int fill) { ask_cpu(bytes, fill); }));
+  return ask<double>("check_call", op, recorded, arguments, result_bytes, function.ptr());
 }
 
 bool refuses_call(std::exception& error) {

@@ -226,9 +226,8 @@ void bind_parts(py::class_<Graph>& graph) {
         [describe](const Graph& g) { return listed(g.leaves, [&](const NodePtr& leaf) { return describe(*leaf); }); };
   };
   graph.def_property_readonly("key", [](const Graph& g) { return hex(g.key); })
-      .def_property_readonly("device", [](const Graph& g) { return static_cast<int>(g.device); })
+      .def_readonly("device", &Graph::device)
       .def_property_readonly("num_nodes", [](const Graph& g) { return g.nodes.size(); })
-      .def_property_readonly("num_leaves", [](const Graph& g) { return g.leaves.size(); })
       .def_property_readonly("num_outputs", [](const Graph& g) { return g.outputs.size(); })
       .def_property_readonly("donated",
                              [](const Graph& g) {
@@ -314,17 +313,14 @@ void bind_cuts(py::module_& m) {
       .value("NOTHING", Cut::Donate::kNothing)
       .value("GIVEN", Cut::Donate::kGiven)
       .value("OVERWRITTEN", Cut::Donate::kOverwritten);
-  cut.def_static(
-         "of_device",
-         [](int device, uint64_t until) { return Cut::of_device(static_cast<c10::DeviceIndex>(device), until); },
-         py::arg("device"), py::arg("until") = Cut::kNow)
+  cut.def_static("of_device", &Cut::of_device, py::arg("device"), py::arg("until") = Cut::kNow)
       .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
                   py::arg("donate") = Cut::Donate::kNothing)
-      .def_static("of_capture", [](int device) { return Cut::of_capture(static_cast<c10::DeviceIndex>(device)); })
+      .def_static("of_capture", &Cut::of_capture)
       .def("graph", &Cut::graph)
       .def("preview", &Cut::preview)
       .def("needed", &Cut::needed)
-      .def_property_readonly("device", [](const Cut& c) { return static_cast<int>(c.device); })
+      .def_readonly("device", &Cut::device)
       .def_readwrite("again", &Cut::again);
 }
 
@@ -339,10 +335,7 @@ void bind_graphs(py::module_& m) {
   bind_operator_runs(m);
   bind_cuts(m);
   m.def("node_sequence", &node_sequence);
-  m.def(
-      "has_pending",
-      [](int device, uint64_t until) { return has_pending(static_cast<c10::DeviceIndex>(device), until); },
-      py::arg("device"), py::arg("until") = Cut::kNow);
+  m.def("has_pending", &has_pending, py::arg("device"), py::arg("until") = Cut::kNow);
   m.def("demote_numbers", [](const std::string& name, const std::string& overload, const std::vector<size_t>& places) {
     auto& info = op_info(name.c_str(), overload.c_str());
     bool changed = false;

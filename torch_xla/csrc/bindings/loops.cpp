@@ -5,8 +5,20 @@
 
 namespace torch_xla {
 
+namespace {
+
+// A method of the stream of a device, which is the first argument.
+template <class... Arguments, class Method>
+auto of_stream(Method method) {
+  return [method](c10::DeviceIndex device, Arguments... arguments) {
+    const RecorderLock lock;
+    return (stream_of(device).*method)(arguments...);
+  };
+}
+
+}  // namespace
+
 void bind_loops(py::module_& m) {
-  const auto stream = [](int device) -> Stream& { return stream_of(static_cast<c10::DeviceIndex>(device)); };
   m.attr("LONGEST_STREAM") = Stream::kLongest;
   m.def(
       "follow_streams",
@@ -18,43 +30,19 @@ void bind_loops(py::module_& m) {
   // is none.
   m.def(
       "find_loop",
-      [](int device, bool growing, bool follow) -> py::object {
-        const auto found = find_repetition(static_cast<c10::DeviceIndex>(device), growing, follow);
+      [](c10::DeviceIndex device, bool growing, bool follow) -> py::object {
+        const auto found = find_repetition(device, growing, follow);
         return found ? py::object(py::make_tuple(found->calls, found->crossing, found->frame)) : py::none();
       },
       py::arg("device"), py::arg("growing") = false, py::arg("follow") = true);
-  m.def("calls_since_barrier", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).calls();
-  });
-  m.def("is_looping", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).looping();
-  });
-  m.def("was_cut", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).was_cut();
-  });
-  m.def("nothing_found", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).nothing_found();
-  });
-  m.def("piece_ends", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).ends();
-  });
-  m.def("drop_piece_ends", [stream](int device, uint64_t until) {
-    const RecorderLock lock;
-    stream(device).drop_ends(until);
-  });
-  m.def("whole_comes", [stream](int device) {
-    const RecorderLock lock;
-    return stream(device).whole_comes();
-  });
-  m.def("end_stream", [stream](int device) {
-    const RecorderLock lock;
-    stream(device).barrier();
-  });
+  m.def("calls_since_barrier", of_stream(&Stream::calls));
+  m.def("is_looping", of_stream(&Stream::looping));
+  m.def("was_cut", of_stream(&Stream::was_cut));
+  m.def("nothing_found", of_stream(&Stream::nothing_found));
+  m.def("piece_ends", of_stream(&Stream::ends));
+  m.def("drop_piece_ends", of_stream<uint64_t>(&Stream::drop_ends));
+  m.def("whole_comes", of_stream(&Stream::whole_comes));
+  m.def("end_stream", of_stream(&Stream::barrier));
 }
 
 }  // namespace torch_xla

@@ -68,8 +68,8 @@ void bind_recorder(py::module_& m) {
     set_device_count(static_cast<c10::DeviceIndex>(n));
   });
   m.def("set_spans_mesh", &set_spans_mesh);
-  m.def("device_count", [] { return static_cast<int>(device_count()); });
-  m.def("current_device", [] { return static_cast<int>(current_device()); });
+  m.def("device_count", &device_count);
+  m.def("current_device", &current_device);
   m.def("set_current_device", [](int i) { set_current_device(checked_index(i)); });
   m.def("rng_state", [](int device) { return random_state(checked_index(device)); });
   m.def("set_rng_state",

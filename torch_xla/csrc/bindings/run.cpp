@@ -14,8 +14,23 @@
 
 namespace torch_xla {
 
+namespace {
+
+void bind_captures(py::module_& m) {
+  py::class_<CapturedGraph>(m, "CapturedGraph")
+      .def(py::init<const Graph&>())
+      .def("set_program", &CapturedGraph::set_program)
+      .def("replay", &CapturedGraph::replay);
+  m.def("begin_capture", &begin_capture);
+  m.def("end_capture", &end_capture);
+  m.def("is_captured", &is_captured);
+  m.def("captures_here", &captures_here);
+}
+
+}  // namespace
+
 void bind_runs(py::module_& m) {
-  const auto place_of = [](const Program::Type& type) { return type.placement; };
+  bind_captures(m);
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init([](Graph& graph, bool waits) {
              graph.check();
@@ -25,8 +40,9 @@ void bind_runs(py::module_& m) {
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
       .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
-      .def_property_readonly("input_places", [=](const Program& p) { return listed(p.inputs, place_of); })
-      .def_property_readonly("output_places", [=](const Program& p) { return listed(p.outputs, place_of); })
+      .def_property_readonly(
+          "input_places",
+          [](const Program& p) { return listed(p.inputs, [](const Program::Type& type) { return type.placement; }); })
       .def_readwrite("starter", &Program::starter)
       .def_readwrite("meet", &Program::meet)
       .def_property_readonly("run", &Program::run);
@@ -41,14 +57,6 @@ void bind_runs(py::module_& m) {
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
-  py::class_<CapturedGraph>(m, "CapturedGraph")
-      .def(py::init<const Graph&>())
-      .def("set_program", &CapturedGraph::set_program)
-      .def("replay", &CapturedGraph::replay);
-  m.def("begin_capture", [](int device) { begin_capture(static_cast<c10::DeviceIndex>(device)); });
-  m.def("end_capture", [](int device) { end_capture(static_cast<c10::DeviceIndex>(device)); });
-  m.def("is_captured", [](int device) { return is_captured(static_cast<c10::DeviceIndex>(device)); });
-  m.def("captures_here", &captures_here);
   m.attr("RUNS_AHEAD") = kRunsAhead;
   py::class_<InFlight>(m, "InFlight")
       .def_property("operator_run", &InFlight::operator_run, &InFlight::set_operator_run)
@@ -58,9 +66,7 @@ void bind_runs(py::module_& m) {
       .def("take_programs", &InFlight::take_programs)
       .def_property_readonly("idle", &InFlight::idle)
       .def_readonly("failures", &InFlight::failures);
-  m.def(
-      "in_flight", [](int device) -> InFlight& { return InFlight::of(static_cast<c10::DeviceIndex>(device)); },
-      py::return_value_policy::reference);
+  m.def("in_flight", &InFlight::of, py::return_value_policy::reference);
   // At its very end, where an exit code can still be chosen; Python's own handlers cannot.
   m.def("exit_with_failure", [] {
     Py_AtExit([] {
@@ -68,14 +74,13 @@ void bind_runs(py::module_& m) {
       std::_Exit(1);
     });
   });
-  m.def("buffers_on", [](int device) {
-    return listed(buffers_on(static_cast<c10::DeviceIndex>(device)),
-                  [](PyObject* buffer) { return py::reinterpret_steal<py::object>(buffer); });
+  m.def("buffers_on", [](c10::DeviceIndex device) {
+    return listed(buffers_on(device), [](PyObject* buffer) { return py::reinterpret_steal<py::object>(buffer); });
   });
-  m.def("lose_buffers", [](int device, const std::vector<py::object>& buffers, const std::string& error) {
+  m.def("lose_buffers", [](c10::DeviceIndex device, const std::vector<py::object>& buffers, const std::string& error) {
     std::vector<PyObject*> failed;
     std::transform(buffers.begin(), buffers.end(), std::back_inserter(failed), [](const auto& b) { return b.ptr(); });
-    lose_buffers(static_cast<c10::DeviceIndex>(device), failed, error);
+    lose_buffers(device, failed, error);
   });
   m.def("in_eager_operation", &in_eager_operation);
   m.def("set_eager_operation", &set_eager_operation);

@@ -25,6 +25,23 @@ void resize_storage(const at::Storage& storage, int64_t bytes) {
   ours->resize(static_cast<size_t>(bytes), {}, replaced);
 }
 
+py::list live_tensors(c10::DeviceIndex device) {
+  std::vector<std::tuple<MetaRef, bool, Frame>> live;
+  {
+    const RecorderLock lock;
+    for_each_storage(device, [&](Storage& s) {
+      const auto& node = *s.value.node;
+      if (node.error == nullptr && !is_placeholder(*s.value.node)) {
+        live.emplace_back(s.meta, !node.leaf(), node.frame);
+      }
+    });
+  }
+  return listed(live, [](const auto& found) {
+    const auto& [meta, pending, frame] = found;
+    return py::make_tuple(describe_meta(*meta), pending, frame);
+  });
+}
+
 }  // namespace
 
 void bind_tensors(py::module_& m) {
@@ -37,16 +54,16 @@ void bind_tensors(py::module_& m) {
   m.def("send_all_at_once", &send_all_at_once);
   m.def(
       "tensor_of",
-      [](const py::object& buffer, const std::vector<int64_t>& sizes, at::ScalarType dtype, int device,
+      [](const py::object& buffer, const std::vector<int64_t>& sizes, at::ScalarType dtype, c10::DeviceIndex device,
          uint32_t placement) {
         const auto meta = contiguous_meta(sizes, dtype);
         auto leaf = make_leaf(meta, py::object(buffer).release().ptr());
         leaf.node->placement = placement;
-        return make_tensor(std::move(leaf), meta, static_cast<c10::DeviceIndex>(device));
+        return make_tensor(std::move(leaf), meta, device);
       },
       py::arg("buffer"), py::arg("sizes"), py::arg("dtype"), py::arg("device"), py::arg("placement") = 0);
-  m.def("placeholder", [](const std::vector<int64_t>& sizes, at::ScalarType dtype, int device) {
-    return make_placeholder(contiguous_meta(sizes, dtype), static_cast<c10::DeviceIndex>(device));
+  m.def("placeholder", [](const std::vector<int64_t>& sizes, at::ScalarType dtype, c10::DeviceIndex device) {
+    return make_placeholder(contiguous_meta(sizes, dtype), device);
   });
   m.def("place", &place, py::arg("tensor"), py::arg("placement"), py::arg("recorded") = false);
   m.def("replace_buffer", [](const at::Tensor& t, const py::object& buffer, uint32_t placement) {
@@ -67,22 +84,7 @@ void bind_tensors(py::module_& m) {
         [](const at::Tensor& t, const at::Storage& storage, int64_t offset, const std::vector<int64_t>& sizes,
            const std::vector<int64_t>& strides) { set_storage(t, storage, offset, sizes, strides); });
   m.def("resize_storage", &resize_storage);
-  m.def("live_tensors", [](int device) {
-    std::vector<std::tuple<MetaRef, bool, Frame>> live;
-    {
-      const RecorderLock lock;
-      for_each_storage(static_cast<c10::DeviceIndex>(device), [&](Storage& s) {
-        const auto& node = *s.value.node;
-        if (node.error == nullptr && !is_placeholder(*s.value.node)) {
-          live.emplace_back(s.meta, !node.leaf(), node.frame);
-        }
-      });
-    }
-    return listed(live, [](const auto& found) {
-      const auto& [meta, pending, frame] = found;
-      return py::make_tuple(describe_meta(*meta), pending, frame);
-    });
-  });
+  m.def("live_tensors", &live_tensors);
   m.def("drain_released", &drain_released);
   m.def("has_xla_type", &has_xla_type);
   m.def("created_tensors", &created_tensors);
