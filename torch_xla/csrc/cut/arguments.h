@@ -14,6 +14,14 @@ class Arguments {
     c10::intrusive_ptr<Source> source;
     uint32_t place = 0;
     uint32_t placement = kWhole;
+
+    // The leaf that has it from now on.
+    void give_to(Node& leaf) {
+      leaf.buffer = std::exchange(buffer, nullptr);
+      leaf.source = std::move(source);
+      leaf.place = place;
+      leaf.placement = placement;
+    }
   };
 
   virtual ~Arguments() = default;

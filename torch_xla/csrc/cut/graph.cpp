@@ -128,13 +128,13 @@ void Graph::attach(Vector<Result> results) {
       auto& node = *outputs[i].node;
       auto* leaf = &node;
       if (node.outs->metas.size() == 1) {
-        node.become_leaf(results[i].buffer, garbage);
+        node.become_leaf(garbage);
       } else {
         if (node.forwards == nullptr) {
           node.forwards = std::make_unique<Vector<Value>>(node.outs->metas.size());
         }
         auto& forward = (*node.forwards)[outputs[i].index];
-        forward = make_leaf({node.outs, outputs[i].index}, results[i].buffer);
+        forward = make_leaf({node.outs, outputs[i].index}, nullptr);
         forward.node->frame = node.frame;
         leaf = forward.node.get();
         if (std::all_of(node.forwards->begin(), node.forwards->end(),
@@ -145,9 +145,7 @@ void Graph::attach(Vector<Result> results) {
           node.inputs.clear();
         }
       }
-      leaf->source = std::move(results[i].source);
-      leaf->place = results[i].place;
-      leaf->placement = results[i].placement;
+      results[i].give_to(*leaf);
     }
     const auto epoch = next_epoch();
     for_each_storage(device, [&](Storage& s) {
@@ -292,19 +290,13 @@ Location location_of(const at::Tensor& tensor) {
 }
 
 std::optional<at::Tensor> copy_on_host(const at::Tensor& tensor) {
-  c10::intrusive_ptr<Source> source;
+  at::Tensor values;
   {
     const RecorderLock lock;
-    auto node = impl_of(tensor)->alias.current().node;
-    while (node->buffer == nullptr && node->source.defined() && node->source->original() != nullptr) {
-      node = *node->source->original();
-    }
-    if (node->buffer == nullptr) {
-      source = node->source;
-    }
+    const auto* const found = find_values(*impl_of(tensor)->alias.current().node).values;
+    values = found != nullptr ? *found : at::Tensor();
   }
-  const auto* const held = dynamic_cast<const Upload*>(source.get());
-  return held != nullptr ? std::optional<at::Tensor>(held->values.clone()) : std::nullopt;
+  return values.defined() ? std::optional<at::Tensor>(values.clone()) : std::nullopt;
 }
 
 }  // namespace torch_xla

@@ -63,18 +63,6 @@ void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, co
   std::move(all.begin(), all.end(), std::back_inserter(old));
 }
 
-// What holds a leaf's values, perhaps among others.
-PyObject* held_in(const Node& leaf) {
-  if (leaf.buffer != nullptr || !leaf.source.defined()) {
-    return leaf.buffer;
-  }
-  if (const auto* const original = leaf.source->original()) {
-    return held_in(**original);
-  }
-  const auto* const pack = leaf.source->pack();
-  return pack != nullptr ? pack->buffer : nullptr;
-}
-
 }  // namespace
 
 std::vector<Cut> Graph::abandon(const std::string& error, const std::vector<size_t>& failed_nodes,
@@ -148,7 +136,7 @@ std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
   Vector<Value> roots;  // destroyed after the lock is gone
   const RecorderLock lock;
   const auto add = [&](const Value& v) {
-    auto* const buffer = v && v.node->leaf() ? held_in(*v.node) : nullptr;
+    auto* const buffer = v && v.node->leaf() ? find_values(*v.node).buffer : nullptr;
     if (buffer != nullptr) {
       found.insert(buffer);
     }
@@ -174,7 +162,8 @@ void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers
   Vector<Value> none;
   Vector<Value> old;
   const RecorderLock lock;
-  take_back(device, none, [&](const Node& n) { return n.leaf() && failed.count(held_in(n)) != 0; }, error, old);
+  take_back(
+      device, none, [&](const Node& n) { return n.leaf() && failed.count(find_values(n).buffer) != 0; }, error, old);
 }
 
 }  // namespace torch_xla

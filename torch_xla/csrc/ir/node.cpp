@@ -128,9 +128,8 @@ void Node::let_go() {
   }
 }
 
-void Node::become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage) {
+void Node::become_leaf(Vector<Value>& garbage) {
   op = nullptr;
-  buffer = stolen_buffer;
   for (auto& input : inputs) {
     garbage.push_back(std::move(input));
   }

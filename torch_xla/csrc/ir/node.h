@@ -107,13 +107,24 @@ using Inputs = c10::SmallVector<Value, 3>;
 
 struct Pack;
 
-// Where leaves find their buffers when they need them; see source.h.
+// Where a leaf's values are; borrowed.
+struct Location {
+  PyObject* buffer = nullptr;
+  int64_t start = -1;                  // index of their first element in it; -1 where it holds nothing else
+  const at::Tensor* values = nullptr;  // still on the host
+};
+
+// Where leaves have their values that have no buffer of their own; see source.h.
 struct Source : c10::intrusive_ptr_target {
   // Gives one of its leaves a buffer of its own. Wants the GIL, not the recorder's lock.
   virtual void fetch(const c10::intrusive_ptr<Node>& leaf) = 0;
+  // Where a leaf's values are without one.
+  virtual Location find(const Node& /*leaf*/) const { return {}; }
   virtual Pack* pack() { return nullptr; }
   // The leaf whose values its own are, if they are another's; see lazy_clone.h.
   virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
+  // Whether its leaves are there to be traced.
+  virtual bool is_placeholder() const { return false; }
 };
 
 // A step makes, cuts and frees hundreds of them, so what is read most comes first: the first line of the processor's
@@ -163,8 +174,8 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   // A leaf whose buffer is still to be made.
   bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
-  // Turns a single-result node into the leaf that holds its value; hands its inputs to `garbage`.
-  void become_leaf(PyObject* stolen_buffer, Vector<Value>& garbage);
+  // Turns a single-result node into the leaf that will hold its value; hands its inputs to `garbage`.
+  void become_leaf(Vector<Value>& garbage);
 
  private:
   void let_go();

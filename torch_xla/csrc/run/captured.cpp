@@ -172,9 +172,8 @@ void CapturedGraph::bind() {
                   "[graph] got a tensor without a buffer of its own, expected one that is computed and not given away");
     }
     auto leaf = storage ? storage->value.node : constant;
-    if (!program_->packing.donated[i] && leaf->buffer == nullptr && leaf->source.defined() &&
-        leaf->source->original() != nullptr) {
-      leaf = NodePtr(*leaf->source->original());  // of a copy that is only read
+    if (const auto* const original = original_of(*leaf); original != nullptr && !program_->packing.donated[i]) {
+      leaf = NodePtr(*original);  // of a copy that is only read
     }
     leaves.push_back(std::move(leaf));
     TORCH_CHECK((program_->inputs[i] == Program::Type{leaves[i]->meta(0).value, leaves[i]->placement}),
@@ -245,11 +244,9 @@ void CapturedGraph::attach(Vector<Result> given) {
     }
     const auto output = write.output;
     auto& known = values[output];
-    auto value = known ? clone_leaf(known, {}) : make_leaf(storage->meta, std::exchange(given[output].buffer, nullptr));
+    auto value = known ? clone_leaf(known, {}) : make_leaf(storage->meta, nullptr);
     if (!known) {
-      value.node->source = std::move(given[output].source);
-      value.node->place = given[output].place;
-      value.node->placement = given[output].placement;
+      given[output].give_to(*value.node);
       known = value;
     }
     old_.push_back(std::exchange(storage->origin, {}));

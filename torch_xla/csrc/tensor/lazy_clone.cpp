@@ -20,6 +20,7 @@ struct LazyClone final : Source {
     }
   }
   void fetch(const NodePtr& leaf) override { fetch_clones({leaf}); }
+  Location find(const Node& /*leaf*/) const override { return find_values(*original_); }
   const NodePtr* original() const override { return &original_; }
 
   std::optional<c10::weak_intrusive_ptr<Storage>> holder;
@@ -27,10 +28,6 @@ struct LazyClone final : Source {
  private:
   NodePtr original_;
 };
-
-const NodePtr* original_of(const Node& leaf) {
-  return leaf.buffer == nullptr && leaf.source.defined() ? leaf.source->original() : nullptr;
-}
 
 template <class Visit>
 void for_each_waiting(const Node& leaf, Visit visit) {
@@ -53,7 +50,7 @@ bool is_cloneable(const Node& node) {
 }
 
 Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
-  if (leaf.node->buffer == nullptr && dynamic_cast<const Upload*>(leaf.node->source.get()) != nullptr) {
+  if (find_values(*leaf.node).values != nullptr) {
     auto other = make_leaf({leaf.node->outs, leaf.index}, nullptr);  // from the host too
     other.node->placement = leaf.node->placement;
     other.node->source = leaf.node->source;
@@ -133,12 +130,8 @@ void fetch_clones(const Vector<NodePtr>& clones) {
   const auto copies = copy(originals);
   const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i]->buffer == nullptr) {
-      leaves[i]->buffer = copies[i];
-      leaves[i]->source.reset();
-    } else {
-      release_object(copies[i]);  // another thread was here first
-    }
+    give_own(*leaves[i], copies[i]);
+    leaves[i]->source.reset();
   }
 }
 

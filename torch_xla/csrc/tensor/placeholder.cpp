@@ -14,6 +14,7 @@ std::atomic<int64_t> living{0};
 struct Placeholder final : Source {
   Placeholder() { ++living; }
   ~Placeholder() override { --living; }
+  bool is_placeholder() const override { return true; }
   void fetch(const NodePtr& /*leaf*/) override {
     TORCH_CHECK(false,
                 "[tensor] got a placeholder, expected a tensor with values; it can be traced, not computed with");
@@ -37,7 +38,7 @@ bool is_placeholder(const at::Tensor& tensor) {
   return is_xla(tensor) && is_placeholder(*impl_of(tensor)->alias.storage->value.node);
 }
 
-bool is_placeholder(const Node& leaf) { return dynamic_cast<const Placeholder*>(leaf.source.get()) != nullptr; }
+bool is_placeholder(const Node& leaf) { return leaf.source.defined() && leaf.source->is_placeholder(); }
 
 Value make_uncomputed(const MetaRef& meta) {
   auto leaf = make_leaf(meta, nullptr);
@@ -50,8 +51,8 @@ Value make_uncomputed(const MetaRef& meta) {
 
 void check_value(const Node& leaf, c10::DeviceIndex device) {
   if (leaf.error != nullptr) {
-    const bool captured = is_captured(device) && dynamic_cast<const Uncomputed*>(leaf.source.get()) != nullptr;
-    TORCH_CHECK(captured, *leaf.error);
+    const bool uncomputed = leaf.source.defined();  // what lost its value has none
+    TORCH_CHECK(uncomputed && is_captured(device), *leaf.error);
   }
 }
 

@@ -29,10 +29,7 @@ Value marked(Value value, uint32_t placement) {
 }
 
 // Whether a leaf is nowhere yet, and so will be where it is asked to be.
-bool waits(const Node& leaf) {
-  const bool upload = leaf.buffer == nullptr && dynamic_cast<const Upload*>(leaf.source.get()) != nullptr;
-  return upload || leaf.unfilled() || is_placeholder(leaf);
-}
+bool waits(const Node& leaf) { return find_values(leaf).values != nullptr || leaf.unfilled() || is_placeholder(leaf); }
 
 std::atomic<bool> all_at_once{false};
 
@@ -49,17 +46,12 @@ bool is_state(const at::Tensor& cpu) {
 void send_all_at_once() { all_at_once.store(true); }
 
 void Upload::fetch(const NodePtr& leaf) {
-  auto* buffer = upload(values, device, leaf->placement, kept);
+  auto* const buffer = upload(values, device, leaf->placement, kept);
   c10::intrusive_ptr<Source> done;  // destroyed after the lock is gone
-  {
-    const RecorderLock lock;
-    if (leaf->buffer == nullptr) {
-      leaf->buffer = std::exchange(buffer, nullptr);
-      done = std::move(leaf->source);
-      leaf->source = {};
-    }
-  }
-  release_object(buffer);  // another thread was here first
+  const RecorderLock lock;
+  give_own(*leaf, buffer);
+  done = std::move(leaf->source);
+  leaf->source = {};
 }
 
 Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked) {

@@ -19,11 +19,7 @@ void Pack::fetch(const NodePtr& leaf) {
   if (layout->stacked) {  // of large ones, so that only what is wanted is taken out
     auto* const own = member(buffer, leaf->place);
     const RecorderLock lock;
-    if (leaf->buffer == nullptr) {
-      leaf->buffer = own;
-    } else {
-      release_object(own);  // another thread was here first
-    }
+    give_own(*leaf, own);
     return;
   }
   auto parts = parts_.empty() ? unpack(buffer, layout->shapes) : std::vector<PyObject*>();
@@ -62,17 +58,15 @@ void fetch_buffer(const NodePtr& leaf) {
 }
 
 Location locate(const NodePtr& leaf) {
-  if (leaf->buffer != nullptr || !leaf->source.defined()) {
-    return {leaf->buffer, -1};
-  }
-  if (const auto* const original = leaf->source->original()) {
+  if (const auto* const original = original_of(*leaf)) {
     return locate(*original);
   }
-  if (const auto* const pack = leaf->source->pack()) {
-    return {pack->buffer, pack->start_of(*leaf)};
+  const auto found = find_values(*leaf);
+  if (found.buffer != nullptr) {
+    return found;
   }
   fetch_buffer(leaf);  // says why there is none
-  return {leaf->buffer, -1};
+  return {leaf->buffer};
 }
 
 }  // namespace torch_xla

@@ -1,4 +1,4 @@
-// Where the buffer of a leaf is, if it has none of its own yet.
+// Where the values of a leaf are, if it has no buffer of its own yet.
 #pragma once
 #include <memory>
 #include <vector>
@@ -20,11 +20,10 @@ struct Pack final : Source {
   void release_resources() override { let_go(); }
   void let_go();
   void fetch(const NodePtr& leaf) override;
+  Location find(const Node& leaf) const override { return {buffer, layout->starts.at(leaf.place)}; }
   Pack* pack() override { return this; }
   // Whether these leaves, in this order, are all it holds.
   bool holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
-  // Index of a member's first element in the buffer.
-  int64_t start_of(const Node& leaf) const { return layout->starts.at(leaf.place); }
 
   PyObject* buffer;  // the members end to end, of one dimension where it is no stack
   const std::shared_ptr<const Layout> layout;
@@ -33,14 +32,22 @@ struct Pack final : Source {
   std::vector<PyObject*> parts_;  // once one was wanted: those that no leaf has taken yet
 };
 
+// Gives a leaf a buffer of its own, unless another thread did meanwhile. Wants the recorder's lock.
+inline void give_own(Node& leaf, PyObject* stolen_buffer) {
+  release_object(leaf.buffer == nullptr ? std::exchange(leaf.buffer, stolen_buffer) : stolen_buffer);
+}
 // Sees to it that a leaf has a buffer of its own. Wants the GIL, not the recorder's lock.
 void fetch_buffer(const NodePtr& leaf);
 
-// A leaf's values as (buffer, index of their first element in it), -1 where the buffer holds nothing else. Borrowed.
-struct Location {
-  PyObject* buffer = nullptr;
-  int64_t start = -1;
-};
+// Where a leaf's values are, if they are somewhere.
+inline Location find_values(const Node& leaf) {
+  return leaf.buffer != nullptr || !leaf.source.defined() ? Location{leaf.buffer} : leaf.source->find(leaf);
+}
+// The leaf whose values a clone has that has no buffer of its own; null for others.
+inline const NodePtr* original_of(const Node& leaf) {
+  return leaf.buffer == nullptr && leaf.source.defined() ? leaf.source->original() : nullptr;
+}
+// Where a leaf's values are on the device, which they are brought to. Wants the GIL, not the recorder's lock.
 Location locate(const NodePtr& leaf);
 
 }  // namespace torch_xla
