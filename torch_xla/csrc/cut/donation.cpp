@@ -9,12 +9,10 @@
 
 namespace torch_xla {
 
-// A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
-// it away, and no one else can still reach it.
-void Graph::find_donations(const Cut& cut) {
+// Counts who holds the nodes of the graph, pins the leaves that somebody wants to keep, and finds those whose tensors
+// were overwritten, with what these have instead.
+void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
   const auto epoch = latest_epoch();
-  successors.assign(leaves.size(), -1);
-  Vector<bool> overwritten(leaves.size(), false);
   Vector<bool> held_once(leaves.size(), false);
   // Position of each node's first result in a table of all results, which tells the outputs among them.
   Vector<uint32_t> base(nodes.size() + 1, 0);
@@ -72,7 +70,10 @@ void Graph::find_donations(const Cut& cut) {
       }
     }
   }
-  // A node that someone outside this graph holds, and that does not become a leaf, keeps its inputs alive.
+}
+
+// A node that someone outside this graph holds, and that does not become a leaf, keeps its inputs alive.
+void Graph::pin_inputs() {
   for (size_t i = nodes.size(); i-- > 0;) {
     auto& node = *nodes[i];
     const bool becomes_leaf = node.output && node.outs->metas.size() == 1;
@@ -83,6 +84,15 @@ void Graph::find_donations(const Cut& cut) {
       }
     }
   }
+}
+
+// A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
+// it away, and no one else can still reach it.
+void Graph::find_donations(const Cut& cut) {
+  successors.assign(leaves.size(), -1);
+  Vector<bool> overwritten(leaves.size(), false);
+  mark_holders(cut, overwritten);
+  pin_inputs();
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
     donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned &&

@@ -101,9 +101,14 @@ class Graph final : public Structure, public Arguments {
   Graph(const Cut& cut, bool runs);
   void collect(Vector<Value> roots, bool runs);
   void number_leaves(bool runs);
-  void add_numbers(const Node& node, uint32_t position);
-  void settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, const Vector<bool>& inputs, bool runs);
+  struct Adaptive;
+  void add_numbers(const Node& node, Hash& constants, Adaptive& adaptive);
+  void add_number(const Node& node, uint32_t position);
+  void number_inputs(const Node& node);
+  void settle_adaptive(Adaptive& adaptive, bool runs);
   void find_donations(const Cut& cut);
+  void mark_holders(const Cut& cut, Vector<bool>& overwritten);
+  void pin_inputs();
   void find_places();
   void find_wanted();
   void take_given();

@@ -44,10 +44,61 @@ void settle_constants(Node& node) {
 
 }  // namespace
 
+// Numbers that may be constants, in the order of the graph's.
+struct Graph::Adaptive {
+  Vector<size_t> places;  // which numbers they are
+  Vector<bool> vary;      // those that were seen to
+  Vector<bool> inputs;    // those that are inputs whether they vary or not
+};
+
+void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
+  for (uint32_t i = 0; i < node.args.size(); ++i) {
+    const auto& arg = node.args[i];
+    if (!is_number(arg)) {
+      continue;
+    }
+    const auto policy = node.op->policy(i);
+    const bool tracked = arg.kind != Arg::Kind::Number ||
+                         (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node.op->element);
+    if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
+      hash_attr(constants, arg.value);
+      continue;
+    }
+    const auto first = numbers.size();
+    add_number(node, i);
+    if (tracked) {
+      const bool input =
+          arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries && !is_special_number(arg.value);
+      for (auto place = first; place < numbers.size(); ++place) {
+        adaptive.places.push_back(place);
+        adaptive.vary.push_back(arg.count != 0);
+        adaptive.inputs.push_back(input);
+      }
+    }
+  }
+}
+
+void Graph::number_inputs(const Node& node) {
+  for (const auto& input : node.inputs) {
+    auto& in = *input.node;
+    ++in.references;
+    if (!in.leaf()) {
+      form.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
+      continue;
+    }
+    check_value(in, device);
+    if (!in.output) {
+      in.output = true;  // numbered
+      in.slot = static_cast<uint32_t>(leaves.size());
+      leaves.push_back(input.node);
+      form.mix(in.outs->value);
+    }
+    form.mix(kLeafTag | in.slot);
+  }
+}
+
 void Graph::number_leaves(bool runs) {
-  Vector<size_t> adaptive;  // which numbers are
-  Vector<bool> vary;        // those that were seen to
-  Vector<bool> inputs;      // those that are inputs whether they vary or not
+  Adaptive adaptive;
   Hash constants;
   // Without their lengths, the end of one list could be read as the start of the next.
   form.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
@@ -57,29 +108,8 @@ void Graph::number_leaves(bool runs) {
     }
     form.mix(call_hash(*node));
     constants.mix(node->attrs);
-    for (uint32_t i = 0; node->numbered && i < node->args.size(); ++i) {
-      const auto& arg = node->args[i];
-      if (!is_number(arg)) {
-        continue;
-      }
-      const auto policy = node->op->policy(i);
-      const bool tracked = arg.kind != Arg::Kind::Number ||
-                           (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node->op->element);
-      if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
-        hash_attr(constants, arg.value);
-        continue;
-      }
-      const auto first = numbers.size();
-      add_numbers(*node, i);
-      if (tracked) {
-        const bool input =
-            arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries && !is_special_number(arg.value);
-        for (auto place = first; place < numbers.size(); ++place) {
-          adaptive.push_back(place);
-          vary.push_back(arg.count != 0);
-          inputs.push_back(input);
-        }
-      }
+    if (node->numbered) {
+      add_numbers(*node, constants, adaptive);
     }
     if (node->seeded) {
       form.mix(kSeedTag);
@@ -87,22 +117,7 @@ void Graph::number_leaves(bool runs) {
         numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
     }
-    for (const auto& input : node->inputs) {
-      auto& in = *input.node;
-      ++in.references;
-      if (!in.leaf()) {
-        form.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
-        continue;
-      }
-      check_value(in, device);
-      if (!in.output) {
-        in.output = true;  // numbered
-        in.slot = static_cast<uint32_t>(leaves.size());
-        leaves.push_back(input.node);
-        form.mix(in.outs->value);
-      }
-      form.mix(kLeafTag | in.slot);
-    }
+    number_inputs(*node);
   }
   donated.assign(leaves.size(), false);
   for (const auto& leaf : leaves) {
@@ -115,8 +130,8 @@ void Graph::number_leaves(bool runs) {
   form.mix(static_cast<uint64_t>(device));
   key = form;
   key.mix(constants);
-  if (!adaptive.empty()) {
-    settle_adaptive(adaptive, std::move(vary), inputs, runs);
+  if (!adaptive.places.empty()) {
+    settle_adaptive(adaptive, runs);
   }
 }
 
@@ -164,7 +179,7 @@ Hash Structure::placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint3
   return hash;
 }
 
-void Graph::add_numbers(const Node& node, uint32_t position) {
+void Graph::add_number(const Node& node, uint32_t position) {
   NumberSlot slot;
   slot.node = node.slot;
   slot.position = position;
@@ -183,7 +198,8 @@ void Graph::add_numbers(const Node& node, uint32_t position) {
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::settle_adaptive(const Vector<size_t>& places, Vector<bool> vary, const Vector<bool>& inputs, bool runs) {
+void Graph::settle_adaptive(Adaptive& adaptive, bool runs) {
+  auto& [places, vary, inputs] = adaptive;
   Vector<uint64_t> where;
   Vector<uint64_t> values;
   where.reserve(places.size());

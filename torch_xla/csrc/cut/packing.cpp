@@ -28,6 +28,10 @@ bool small(const Meta& meta) {
   return n > 0 && n * static_cast<int64_t>(c10::elementSize(meta.dtype)) <= kBytes;
 }
 
+const Meta& meta_of(const Graph& graph, uint32_t output) {
+  return graph.outputs[output].node->meta(graph.outputs[output].index);
+}
+
 PyObject* own_buffer(const NodePtr& leaf, uint32_t slot) {
   fetch_buffer(leaf);
   TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
@@ -63,10 +67,15 @@ void Packing::form(const Graph& graph) {
       predecessors[graph.successors[i]] = static_cast<int64_t>(i);
     }
   }
+  const auto groups = updated_alike(graph, predecessors);
+  pack_updated(graph, groups);
+  pack_gradients(graph, predecessors, groups);
+}
+
+std::vector<Members> Packing::updated_alike(const Graph& graph, const std::vector<int64_t>& predecessors) const {
   const auto roles = graph.roles();
   std::vector<Members> groups;
   std::unordered_map<Hash, size_t, HashHasher> found;  // group by role and dtype
-  std::unordered_set<Hash, HashHasher> shapes;         // of what is updated
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     if (predecessors[i] < 0 || results[i].pack >= 0) {
       continue;
@@ -77,7 +86,6 @@ void Packing::form(const Graph& graph) {
     const auto& after = node->meta(index);
     if (before.value == after.value && small(before) && is_whole(leaf.placement) &&
         (graph.wanted.empty() || is_whole(graph.wanted[i]))) {
-      shapes.insert(after.value);
       auto role = roles.at(node->slot);
       role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
       const auto [group, unused] = found.emplace(role, groups.size());
@@ -86,6 +94,10 @@ void Packing::form(const Graph& graph) {
       groups[group->second].outputs.push_back(i);
     }
   }
+  return groups;
+}
+
+void Packing::pack_updated(const Graph& graph, const std::vector<Members>& groups) {
   std::map<at::ScalarType, Members> mixed;
   for (const auto& group : groups) {
     Members pack;
@@ -96,8 +108,7 @@ void Packing::form(const Graph& graph) {
     }
     close(graph, pack, kAlike);
     for (size_t k = 0; k < pack.outputs.size(); ++k) {
-      const auto& value = graph.outputs[pack.outputs[k]];
-      auto& rest = mixed[value.node->meta(value.index).dtype];
+      auto& rest = mixed[meta_of(graph, pack.outputs[k]).dtype];
       rest.leaves.push_back(pack.leaves[k]);
       rest.outputs.push_back(pack.outputs[k]);
       close(graph, rest, kMixed);
@@ -106,11 +117,21 @@ void Packing::form(const Graph& graph) {
   for (auto& [dtype, pack] : mixed) {
     close(graph, pack, 2);
   }
-  // What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
-  // inputs of the next step perhaps, and would have to be taken out of the pack again.
+}
+
+// What is new and has the shape of something updated is its gradient, mostly, and dies unread. Other results are
+// inputs of the next step perhaps, and would have to be taken out of the pack again.
+void Packing::pack_gradients(const Graph& graph, const std::vector<int64_t>& predecessors,
+                             const std::vector<Members>& groups) {
+  std::unordered_set<Hash, HashHasher> shapes;  // of what is updated
+  for (const auto& group : groups) {
+    for (const auto output : group.outputs) {
+      shapes.insert(meta_of(graph, output).value);
+    }
+  }
   std::map<at::ScalarType, Members> gradients;
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
-    const auto& meta = graph.outputs[i].node->meta(graph.outputs[i].index);
+    const auto& meta = meta_of(graph, i);
     const bool whole = graph.wanted.empty() || is_whole(graph.wanted[i]);
     if (predecessors[i] < 0 && results[i].pack < 0 && whole && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];

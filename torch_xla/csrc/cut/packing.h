@@ -33,6 +33,10 @@ class Packing {
 
  private:
   void form(const Graph& graph);
+  // Per group those that are updated alike.
+  std::vector<Members> updated_alike(const Graph& graph, const std::vector<int64_t>& predecessors) const;
+  void pack_updated(const Graph& graph, const std::vector<Members>& groups);
+  void pack_gradients(const Graph& graph, const std::vector<int64_t>& predecessors, const std::vector<Members>& groups);
   // Makes a pack of what was collected, if it is `least` or more.
   void close(const Graph& graph, Members& pack, size_t least, bool stacked = false);
   void keep_held(std::vector<py::object>& buffers) const;

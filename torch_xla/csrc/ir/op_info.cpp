@@ -265,47 +265,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
     element = 3;
     element_rank = 0;
   }
-  std::vector<const c10::Argument*> written_arguments;
-  const bool step = is_optimizer_step(schema);
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto& argument = schema.arguments()[i];
-    const bool rate = step && argument.type()->kind() == c10::TypeKind::FloatType;
-    kinds.push_back(rate ? ArgKind::Number : kind_of(*argument.type()));
-    defaults.push_back(default_of(argument));
-    has_tensor =
-        has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
-    is_out.push_back(argument.is_out());
-    aliased.push_back(argument.alias_info() != nullptr);
-    has_indices = has_indices || kinds.back() == ArgKind::OptTensorList;
-    if (argument.name() == "dropout_p") {
-      dropout = static_cast<int>(i);
-    }
-    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
-      written.push_back(static_cast<uint8_t>(i));
-      written_arguments.push_back(&argument);
-    }
-  }
-  for (const auto& result : schema.returns()) {
-    int8_t which = -1;
-    if (const auto* alias = result.alias_info()) {
-      for (size_t w = 0; w < written_arguments.size(); ++w) {
-        if (*written_arguments[w]->alias_info() == *alias) {
-          which = static_cast<int8_t>(w);
-        }
-      }
-      view = view || (written.empty() && !alias->isWrite());
-    }
-    return_writes.push_back(which);
-  }
-  policies_ = std::make_unique<std::atomic<NumberPolicy>[]>(kinds.size());
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const bool scalar = kinds[i] == ArgKind::Number || kinds[i] == ArgKind::Tensor;  // which a number may stand for
-    const bool plain = name.rfind("aten.", 0) == 0 && (is_plain_number(schema.arguments()[i]) || scalar);
-    policies_[i] = scalar && has_tensor             ? NumberPolicy::Input
-                   : !plain                         ? NumberPolicy::Constant
-                   : static_cast<int>(i) == element ? NumberPolicy::UntilVaries
-                                                    : NumberPolicy::UntilSeenToVary;
-  }
+  read_arguments();
+  read_returns();
+  choose_policies();
   form = form_of(name);
   if (const auto* known = view_of(name)) {
     inverse = known->inverse;
@@ -328,6 +290,56 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
       order_as_returned();
     }
     seeded = seeded || (functional != nullptr && functional->seeded);
+  }
+}
+
+void OpInfo::read_arguments() {
+  const auto& schema = op.schema();
+  const bool step = is_optimizer_step(schema);
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    const bool rate = step && argument.type()->kind() == c10::TypeKind::FloatType;
+    kinds.push_back(rate ? ArgKind::Number : kind_of(*argument.type()));
+    defaults.push_back(default_of(argument));
+    has_tensor =
+        has_tensor || (!argument.is_out() && (kinds.back() == ArgKind::Tensor || kinds.back() == ArgKind::TensorList));
+    is_out.push_back(argument.is_out());
+    aliased.push_back(argument.alias_info() != nullptr);
+    has_indices = has_indices || kinds.back() == ArgKind::OptTensorList;
+    if (argument.name() == "dropout_p") {
+      dropout = static_cast<int>(i);
+    }
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      written.push_back(static_cast<uint8_t>(i));
+    }
+  }
+}
+
+void OpInfo::read_returns() {
+  const auto& schema = op.schema();
+  for (const auto& result : schema.returns()) {
+    int8_t which = -1;
+    if (const auto* alias = result.alias_info()) {
+      for (size_t w = 0; w < written.size(); ++w) {
+        if (*schema.arguments()[written[w]].alias_info() == *alias) {
+          which = static_cast<int8_t>(w);
+        }
+      }
+      view = view || (written.empty() && !alias->isWrite());
+    }
+    return_writes.push_back(which);
+  }
+}
+
+void OpInfo::choose_policies() {
+  policies_ = std::make_unique<std::atomic<NumberPolicy>[]>(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const bool scalar = kinds[i] == ArgKind::Number || kinds[i] == ArgKind::Tensor;  // which a number may stand for
+    const bool plain = name.rfind("aten.", 0) == 0 && (is_plain_number(op.schema().arguments()[i]) || scalar);
+    policies_[i] = scalar && has_tensor             ? NumberPolicy::Input
+                   : !plain                         ? NumberPolicy::Constant
+                   : static_cast<int>(i) == element ? NumberPolicy::UntilVaries
+                                                    : NumberPolicy::UntilSeenToVary;
   }
 }
 

@@ -98,6 +98,9 @@ struct OpInfo {
   bool only_writes_inputs() const;
 
  private:
+  void read_arguments();
+  void read_returns();
+  void choose_policies();
   void order_as_returned();
   std::unique_ptr<std::atomic<NumberPolicy>[]> policies_;
 };
