@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/python_hooks.h"
+#include "base/tensors_of.h"
 #include "device/device.h"
 #include "tensor/placement.h"
 #include "tensor/tensor_impl.h"
@@ -78,14 +79,8 @@ at::Tensor Call::placed(at::Tensor result) const {
 void Call::adopt_foreign() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     auto& v = arguments[i];
-    if (info.kinds[i] == ArgKind::Tensor && v.isTensor()) {
-      v = IValue(adopt(v.toTensor(), false));
-    } else if (info.kinds[i] == ArgKind::TensorList && v.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : v.toTensorList()) {
-        list.push_back(adopt(t, false));
-      }
-      v = list;
+    if (info.kinds[i] == ArgKind::Tensor || info.kinds[i] == ArgKind::TensorList) {
+      v = with_tensors(v, [&](const at::Tensor& t) { return adopt(t, false); });
     }
   }
 }
@@ -93,22 +88,14 @@ void Call::adopt_foreign() {
 void Call::adopt_indices() {
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     auto& v = arguments[i];
-    if (info.kinds[i] != ArgKind::OptTensorList || !v.isList()) {
+    if (info.kinds[i] != ArgKind::OptTensorList) {
       continue;
     }
     bool host = false;
-    for (const auto& e : v.toListRef()) {
-      host = host || (e.isTensor() && e.toTensor().defined() && !is_xla(e.toTensor()));
+    for_each_tensor(v, [&](const at::Tensor& t) { host = host || !is_xla(t); });
+    if (host) {
+      v = with_tensors(v, [&](const at::Tensor& t) { return adopt(t, true); });
     }
-    if (!host) {
-      continue;
-    }
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& e : v.toListRef()) {
-      list.push_back(e.isTensor() && e.toTensor().defined() ? std::optional<at::Tensor>(adopt(e.toTensor(), true))
-                                                            : std::nullopt);
-    }
-    v = list;
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/fork.h"
 #include "base/python_hooks.h"
+#include "base/tensors_of.h"
 #include "ir/op_info.h"
 #include "record/meta_cache.h"
 #include "tensor/tensor_impl.h"
@@ -34,19 +35,6 @@ bool may_overlap(const OpInfo& info, const at::Tensor& written, const at::Tensor
   const auto status = at::get_overlap_status(written, read);
   return status == at::MemOverlapStatus::Partial ||
          (status == at::MemOverlapStatus::Full && !info.op.hasTag(at::Tag::pointwise));
-}
-
-template <class Visit>
-void for_each_tensor(const IValue& v, Visit visit) {
-  if (v.isTensor()) {
-    if (v.toTensor().defined()) {
-      visit(v.toTensor());
-    }
-  } else if (v.isTensorList()) {
-    for (const at::Tensor& t : v.toTensorList()) {
-      visit(t);
-    }
-  }
 }
 
 bool overlaps(const OpInfo& info, Arguments arguments) {

@@ -12,6 +12,7 @@
 
 #include "base/python_hooks.h"
 #include "base/silence.h"
+#include "base/tensors_of.h"
 #include "record/eager_checks.h"
 #include "record/meta_kernel.h"
 #include "tensor/tensor_impl.h"
@@ -108,30 +109,7 @@ class CpuTwins {
 
 template <class Twin>
 c10::IValue twin_argument(const c10::IValue& v, Twin&& twin, c10::DeviceType device) {
-  if (v.isTensor()) {
-    return twin(v.toTensor());
-  }
-  if (v.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : v.toTensorList()) {
-      list.push_back(twin(t));
-    }
-    return list;
-  }
-  if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& e : v.toListRef()) {
-      list.push_back(e.isTensor() ? std::optional<at::Tensor>(twin(e.toTensor())) : std::nullopt);
-    }
-    return list;
-  }
-  if (v.isDevice()) {
-    return c10::Device(device);
-  }
-  if (v.isGenerator()) {
-    return c10::IValue();
-  }
-  return v;
+  return v.isDevice() ? c10::Device(device) : v.isGenerator() ? c10::IValue() : with_tensors(v, twin);
 }
 
 void add_meta(MetaSet& set, const at::Tensor& t) {

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "base/python_hooks.h"
+#include "base/tensors_of.h"
 #include "base/user_line.h"
 #include "device/random.h"
 #include "ir/op_info.h"
@@ -216,16 +217,10 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
     }
   }
   for (const auto position : info.written) {
-    const auto& v = call.arguments[position];
-    if (v.isTensor()) {
-      write_tensor(v.toTensor(), {node, out}, {metas, out}, outcome);
+    for_each_tensor(call.arguments[position], [&](const at::Tensor& t) {
+      write_tensor(t, {node, out}, {metas, out}, outcome);
       ++out;
-    } else if (v.isTensorList()) {
-      for (const auto& t : v.toListRef()) {
-        write_tensor(t.toTensor(), {node, out}, {metas, out}, outcome);
-        ++out;
-      }
-    }
+    });
   }
 }
 

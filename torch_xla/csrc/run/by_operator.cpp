@@ -13,6 +13,7 @@
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "base/silence.h"
+#include "base/tensors_of.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
 #include "run/worker.h"
@@ -64,9 +65,8 @@ Tensor on_memory(PyObject* buffer, int64_t start, const Meta& meta) {
 
 // The values of a leaf, where they are.
 Tensor values_of(const NodePtr& leaf, size_t input, c10::DeviceIndex device) {
-  const auto* const held = leaf->buffer == nullptr ? dynamic_cast<const Upload*>(leaf->source.get()) : nullptr;
-  if (held != nullptr) {
-    return held->values;
+  if (const auto* const values = find_values(*leaf).values) {
+    return *values;
   }
   const auto location = locate(leaf);
   TORCH_CHECK(location.buffer != nullptr, "[run] an input has no buffer");
@@ -309,8 +309,8 @@ class OperatorRun::Run {
     }
     promote_as_recorded(node, stack);
     HostResults written;
-    for (const auto p : node.op->written) {
-      copy_written(stack[p], written);
+    for (const auto p : node.op->written) {  // a node stands for a value: its kernel writes to a copy
+      stack[p] = with_tensors(stack[p], [&](const Tensor& t) { return written.emplace_back(t.clone()); });
     }
     const HostStack given = stack;  // some kernels give references to what they were given
     try {
@@ -338,21 +338,6 @@ class OperatorRun::Run {
 
   bool settings_serve(const Node& node) const {
     return node.op->view || node.op->op.hasTag(at::Tag::pointwise) || settings_.serve(node.settings);
-  }
-
-  // A node stands for a value: its kernel writes to a copy.
-  static void copy_written(c10::IValue& argument, HostResults& written) {
-    if (argument.isTensor()) {
-      argument = argument.toTensor().clone();
-      written.push_back(argument.toTensor());
-    } else if (argument.isTensorList()) {
-      c10::List<Tensor> copies;
-      for (const Tensor& t : argument.toTensorList()) {
-        copies.push_back(t.clone());
-        written.push_back(copies.get(copies.size() - 1));
-      }
-      argument = copies;
-    }
   }
 
   static void add(const c10::IValue& returned, HostResults& results) {

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "base/kernel_settings.h"
+#include "base/tensors_of.h"
 #include "ir/op_info.h"
 
 namespace torch_xla {
@@ -297,13 +298,8 @@ struct Promotion {
       const auto& v = arguments[p];
       const auto& argument = schema.arguments()[p];
       decided = decided || (argument.name() == "dtype" && !v.isNone());
-      if (v.isTensor() && v.toTensor().defined()) {
-        note(v.toTensor());
-      } else if (v.isTensorList()) {
-        for (const Tensor& t : v.toTensorList()) {
-          note(t);
-        }
-      } else if (argument.real_type()->kind() == c10::TypeKind::NumberType) {
+      for_each_tensor(v, [&](const Tensor& t) { note(t); });
+      if (argument.real_type()->kind() == c10::TypeKind::NumberType) {
         number = number || v.isDouble() || v.isComplexDouble();
       }
     }
@@ -343,14 +339,8 @@ void promote_as_recorded(const Node& node, HostStack& arguments) {
     return t.to(t.is_complex() ? at::toComplexType(dtype) : dtype, /*non_blocking=*/false, /*copy=*/true);
   };
   for (auto& v : arguments) {
-    if (v.isTensor() && v.toTensor().defined()) {
-      v = promoted(v.toTensor());
-    } else if (v.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& t : v.toTensorList()) {
-        list.push_back(promoted(t));
-      }
-      v = std::move(list);
+    if (!v.isOptionalTensorList()) {  // indices
+      v = with_tensors(v, promoted);
     }
   }
 }
