@@ -31,6 +31,29 @@ def _each_like(places: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torc
     return tuple(None if args[i] is None else torch.empty_like(args[i]) for i in places)
 
 
+def _rnn(
+    x: torch.Tensor,
+    state: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    batch_sizes: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    mode: str,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> list[torch.Tensor]:
+    """Output, states, and what the backward needs: per layer and direction the states after each step."""
+    directions = 1 + bidirectional
+    out = x.new_empty((*x.shape[:-1], state[0].shape[2] * directions))
+    steps = len(x if batch_sizes is None else batch_sizes)
+    after = [x.new_empty((steps, *s.shape[1:])) for _ in range(layers * directions) for s in state]
+    return [out, *_like(*state), *after]
+
+
+def _like(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.new_empty(t.shape) for t in tensors]
+
+
 def _promise_shapes() -> None:
     """Meta kernels for operators that PyTorch has none for; without them they would run on the host."""
     library = torch.library.Library("aten", "IMPL", "Meta")
@@ -43,7 +66,13 @@ def _promise_shapes() -> None:
         promise(name, functools.partial(_contiguous_like, place))
     for name, places in whole.EACH_LIKE.items():
         promise(name, functools.partial(_each_like, places))
-    _registered.append(library)
+    layers = torch.library.Library("torch_xla", "IMPL", "Meta")
+    layers.impl("rnn", _rnn)
+    layers.impl("rnn_backward", lambda grads, x, state, weights, *rest: _like(x, *state, *weights))
+    layers.impl(
+        "rnn_double_backward", lambda second, grads, x, state, weights, *rest: _like(*grads, x, *state, *weights)
+    )
+    _registered.extend((library, layers))
 
 
 def install() -> None:

@@ -174,60 +174,6 @@ struct Rnn : torch::autograd::Function<Rnn> {
   }
 };
 
-// Shapes, as PyTorch's Meta kernels would give them.
-
-int64_t steps(const Tensor& input, const std::optional<Tensor>& batch_sizes) {
-  return batch_sizes ? batch_sizes->size(0) : input.size(0);
-}
-
-std::vector<Tensor> meta_forward(const Tensor& input, TensorList state, TensorList weights,
-                                 const std::optional<Tensor>& batch_sizes, const std::optional<Tensor>& /*mask*/,
-                                 c10::string_view mode, bool biases, int64_t layers, bool bidirectional) {
-  const Spec spec{std::string(mode), biases, layers, bidirectional};
-  auto sizes = input.sizes().vec();
-  sizes.back() = state[0].size(2) * spec.directions();
-  std::vector<Tensor> results{input.new_empty(sizes)};
-  for (const auto& s : state) {
-    results.push_back(at::empty(s.sizes(), s.options()));
-  }
-  // What the backward needs: per layer and direction the state after each step.
-  for (int64_t i = 0; i < layers * spec.directions(); ++i) {
-    for (const auto& s : state) {
-      results.push_back(input.new_empty({steps(input, batch_sizes), s.size(1), s.size(2)}));
-    }
-  }
-  return results;
-}
-
-void like(std::vector<Tensor>& results, TensorList tensors) {
-  for (const auto& t : tensors) {
-    results.push_back(at::empty(t.sizes(), t.options()));
-  }
-}
-
-std::vector<Tensor> meta_backward(TensorList /*grads*/, const Tensor& input, TensorList state, TensorList weights,
-                                  const std::optional<Tensor>& /*batch_sizes*/, const std::optional<Tensor>& /*mask*/,
-                                  TensorList /*saved*/, c10::string_view /*mode*/, bool /*biases*/, int64_t /*layers*/,
-                                  bool /*bidirectional*/) {
-  std::vector<Tensor> results;
-  like(results, input);
-  like(results, state);
-  like(results, weights);
-  return results;
-}
-
-std::vector<Tensor> meta_double_backward(TensorList /*second*/, TensorList grads, const Tensor& input, TensorList state,
-                                         TensorList weights, const std::optional<Tensor>& /*batch_sizes*/,
-                                         const std::optional<Tensor>& /*mask*/, c10::string_view /*mode*/,
-                                         bool /*biases*/, int64_t /*layers*/, bool /*bidirectional*/) {
-  std::vector<Tensor> results;
-  like(results, grads);
-  like(results, input);
-  like(results, state);
-  like(results, weights);
-  return results;
-}
-
 // C++ autograd functions know nothing of `torch.func`.
 bool inside_functorch() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
@@ -292,7 +238,8 @@ variable_list apply(const Tensor& input, const std::optional<Tensor>& batch_size
   }
   if (train && dropout > 0 && spec.layers > 1) {
     const auto width = state[0].size(2) * spec.directions();
-    x.mask = input.new_empty({spec.layers - 1, steps(input, batch_sizes), state[0].size(1), width})
+    const auto steps = batch_sizes ? batch_sizes->size(0) : input.size(0);
+    x.mask = input.new_empty({spec.layers - 1, steps, state[0].size(1), width})
                  .bernoulli_(1 - dropout)
                  .mul_(dropout < 1 ? 1 / (1 - dropout) : 0);
   }
@@ -390,12 +337,6 @@ TORCH_LIBRARY_FRAGMENT(torch_xla, m) {
   m.def(
       "rnn_double_backward(Tensor[] second, Tensor[] grads, Tensor input, Tensor[] state, Tensor[] weights, "
       "Tensor? batch_sizes, Tensor? mask, str mode, bool biases, int layers, bool bidirectional) -> Tensor[]");
-}
-
-TORCH_LIBRARY_IMPL(torch_xla, Meta, m) {
-  m.impl("rnn", TORCH_FN(meta_forward));
-  m.impl("rnn_backward", TORCH_FN(meta_backward));
-  m.impl("rnn_double_backward", TORCH_FN(meta_double_backward));
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradXLA, m) { register_layers(m); }
