@@ -44,36 +44,16 @@ struct Layer {
   std::optional<Tensor> mask;
 };
 
-std::vector<Tensor> run_forward(const Layer& x, const Spec& s) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("torch_xla::rnn", "")
-          .typed<std::vector<Tensor>(const Tensor&, TensorList, TensorList, const std::optional<Tensor>&,
-                                     const std::optional<Tensor>&, c10::string_view, bool, int64_t, bool)>();
+// Calls an operator of these, which takes `first` and `last` before and after the tensors of the layer.
+std::vector<Tensor> run(const char* name, const std::vector<TensorList>& first, const Layer& x,
+                        const std::vector<TensorList>& last, const Spec& s) {
+  torch::jit::Stack stack(first.begin(), first.end());
+  torch::jit::push(stack, x.input, x.state, x.weights, x.batch_sizes, x.mask);
+  stack.insert(stack.end(), last.begin(), last.end());
+  torch::jit::push(stack, s.mode, s.biases, s.layers, s.bidirectional);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(x.input, x.state, x.weights, x.batch_sizes, x.mask, s.mode, s.biases, s.layers, s.bidirectional);
-}
-
-std::vector<Tensor> run_backward(TensorList grads, const Layer& x, TensorList saved, const Spec& s) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torch_xla::rnn_backward", "")
-                             .typed<std::vector<Tensor>(TensorList, const Tensor&, TensorList, TensorList,
-                                                        const std::optional<Tensor>&, const std::optional<Tensor>&,
-                                                        TensorList, c10::string_view, bool, int64_t, bool)>();
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(grads, x.input, x.state, x.weights, x.batch_sizes, x.mask, saved, s.mode, s.biases, s.layers,
-                 s.bidirectional);
-}
-
-std::vector<Tensor> run_double_backward(TensorList second, TensorList grads, const Layer& x, const Spec& s) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torch_xla::rnn_double_backward", "")
-                             .typed<std::vector<Tensor>(TensorList, TensorList, const Tensor&, TensorList, TensorList,
-                                                        const std::optional<Tensor>&, const std::optional<Tensor>&,
-                                                        c10::string_view, bool, int64_t, bool)>();
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(second, grads, x.input, x.state, x.weights, x.batch_sizes, x.mask, s.mode, s.biases, s.layers,
-                 s.bidirectional);
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack[0].toTensorVector();
 }
 
 // Autograd keeps flat lists of tensors and numbers.
@@ -137,13 +117,13 @@ struct RnnBackward : torch::autograd::Function<RnnBackward> {
                                const std::shared_ptr<variable_list>& saved) {
     const Layer layer{input, state.vec(), weights.vec(), batch_sizes, mask};
     save(ctx, grads.vec(), layer, {}, spec);
-    return run_backward(grads, layer, *saved, spec);
+    return run("torch_xla::rnn_backward", {grads}, layer, {*saved}, spec);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& second) {
     const auto saved = load(ctx);
     TORCH_CHECK(!at::GradMode::is_enabled(), "[rnn] a third derivative of ", saved.spec.mode,
                 " was asked for, and there are two; pass create_graph=False to the second torch.autograd.grad");
-    auto grads = run_double_backward(second, saved.first, saved.layer, saved.spec);
+    auto grads = run("torch_xla::rnn_double_backward", {second, saved.first}, saved.layer, {}, saved.spec);
     pad(grads);
     grads.emplace_back();
     return grads;
@@ -155,7 +135,7 @@ struct Rnn : torch::autograd::Function<Rnn> {
                                const std::optional<Tensor>& batch_sizes, const std::optional<Tensor>& mask,
                                const Spec& spec) {
     const Layer layer{input, state.vec(), weights.vec(), batch_sizes, mask};
-    auto results = run_forward(layer, spec);
+    auto results = run("torch_xla::rnn", {}, layer, {}, spec);
     const auto outputs = results.begin() + 1 + static_cast<int64_t>(spec.states());
     save(ctx, {}, layer, {outputs, results.end()}, spec);
     results.erase(outputs, results.end());
@@ -168,7 +148,7 @@ struct Rnn : torch::autograd::Function<Rnn> {
         at::GradMode::is_enabled()
             ? RnnBackward::apply(TensorList(grads), x.input, TensorList(x.state), TensorList(x.weights), x.batch_sizes,
                                  x.mask, saved.spec, std::make_shared<variable_list>(saved.last))
-            : run_backward(grads, x, saved.last, saved.spec);
+            : run("torch_xla::rnn_backward", {grads}, x, {saved.last}, saved.spec);
     pad(results);
     return results;
   }
@@ -251,67 +231,60 @@ variable_list apply(const Tensor& input, const std::optional<Tensor>& batch_size
 using One = std::tuple<Tensor, Tensor>;
 using Two = std::tuple<Tensor, Tensor, Tensor>;
 
-Two lstm(const Tensor& input, TensorList hx, TensorList params, bool has_biases, int64_t num_layers, double dropout,
-         bool train, bool bidirectional, bool batch_first) {
-  const Spec spec{"lstm", has_biases, num_layers, bidirectional};
-  const Tensor x = batch_first && input.dim() == 3 ? input.transpose(0, 1) : input;
-  if (!whole(x, std::nullopt, hx, params, spec)) {
-    return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
+template <class Result>
+Result as(const variable_list& r) {
+  if constexpr (std::is_same_v<Result, Two>) {
+    return {r[0], r[1], r[2]};
+  } else {
+    return {r[0], r[1]};
   }
-  const auto r = apply(x, std::nullopt, hx, params, dropout, train, spec);
-  return {batch_first ? r[0].transpose(0, 1) : r[0], r[1], r[2]};
 }
 
-Two lstm_packed(const Tensor& data, const Tensor& batch_sizes, TensorList hx, TensorList params, bool has_biases,
-                int64_t num_layers, double dropout, bool train, bool bidirectional) {
-  const Spec spec{"lstm", has_biases, num_layers, bidirectional};
-  if (!whole(data, batch_sizes, hx, params, spec)) {
-    return at::native::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional);
-  }
-  const auto r = apply(data, batch_sizes, hx, params, dropout, train, spec);
-  return {r[0], r[1], r[2]};
-}
-
-template <auto Native>
-One padded(const char* mode, const Tensor& input, const Tensor& hx, TensorList params, bool has_biases,
-           int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first) {
+template <class Result, class State, auto Native>
+Result padded(const char* mode, const Tensor& input, const State& hx, TensorList params, bool has_biases,
+              int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first) {
   const Spec spec{mode, has_biases, num_layers, bidirectional};
   const Tensor x = batch_first && input.dim() == 3 ? input.transpose(0, 1) : input;
   if (!whole(x, std::nullopt, hx, params, spec)) {
     return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
-  const auto r = apply(x, std::nullopt, hx, params, dropout, train, spec);
-  return {batch_first ? r[0].transpose(0, 1) : r[0], r[1]};
+  auto r = apply(x, std::nullopt, hx, params, dropout, train, spec);
+  r[0] = batch_first ? r[0].transpose(0, 1) : r[0];
+  return as<Result>(r);
 }
 
-template <auto Native>
-One packed(const char* mode, const Tensor& data, const Tensor& batch_sizes, const Tensor& hx, TensorList params,
-           bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
+template <class Result, class State, auto Native>
+Result packed(const char* mode, const Tensor& data, const Tensor& batch_sizes, const State& hx, TensorList params,
+              bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
   const Spec spec{mode, has_biases, num_layers, bidirectional};
   if (!whole(data, batch_sizes, hx, params, spec)) {
     return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional);
   }
-  const auto r = apply(data, batch_sizes, hx, params, dropout, train, spec);
-  return {r[0], r[1]};
+  return as<Result>(apply(data, batch_sizes, hx, params, dropout, train, spec));
 }
 
-using NativeInput = One (*)(const Tensor&, const Tensor&, TensorList, bool, int64_t, double, bool, bool, bool);
-using NativeData = One (*)(const Tensor&, const Tensor&, const Tensor&, TensorList, bool, int64_t, double, bool, bool);
+template <class Result, class State>
+using NativeInput = Result (*)(const Tensor&, State, TensorList, bool, int64_t, double, bool, bool, bool);
+template <class Result, class State>
+using NativeData = Result (*)(const Tensor&, const Tensor&, State, TensorList, bool, int64_t, double, bool, bool);
 
-#define TORCH_XLA_RNN(name, mode)                                                                               \
-  One name(const Tensor& input, const Tensor& hx, TensorList params, bool has_biases, int64_t num_layers,       \
-           double dropout, bool train, bool bidirectional, bool batch_first) {                                  \
-    return padded<static_cast<NativeInput>(&at::native::name)>(mode, input, hx, params, has_biases, num_layers, \
-                                                               dropout, train, bidirectional, batch_first);     \
-  }                                                                                                             \
-  One name##_packed(const Tensor& data, const Tensor& batch_sizes, const Tensor& hx, TensorList params,         \
-                    bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {      \
-    return packed<static_cast<NativeData>(&at::native::name)>(mode, data, batch_sizes, hx, params, has_biases,  \
-                                                              num_layers, dropout, train, bidirectional);       \
+#define TORCH_XLA_RNN(name, mode, Result, State)                                                                     \
+  Result name(const Tensor& input, State hx, TensorList params, bool has_biases, int64_t num_layers, double dropout, \
+              bool train, bool bidirectional, bool batch_first) {                                                    \
+    constexpr NativeInput<Result, State> native = &at::native::name;                                                 \
+    return padded<Result, std::decay_t<State>, native>(mode, input, hx, params, has_biases, num_layers, dropout,     \
+                                                       train, bidirectional, batch_first);                           \
+  }                                                                                                                  \
+  Result name##_packed(const Tensor& data, const Tensor& batch_sizes, State hx, TensorList params, bool has_biases,  \
+                       int64_t num_layers, double dropout, bool train, bool bidirectional) {                         \
+    constexpr NativeData<Result, State> native = &at::native::name;                                                  \
+    return packed<Result, std::decay_t<State>, native>(mode, data, batch_sizes, hx, params, has_biases, num_layers,  \
+                                                       dropout, train, bidirectional);                               \
   }
-TORCH_XLA_RNN(gru, "gru")
-TORCH_XLA_RNN(rnn_tanh, "tanh")
-TORCH_XLA_RNN(rnn_relu, "relu")
+TORCH_XLA_RNN(lstm, "lstm", Two, TensorList)
+TORCH_XLA_RNN(gru, "gru", One, const Tensor&)
+TORCH_XLA_RNN(rnn_tanh, "tanh", One, const Tensor&)
+TORCH_XLA_RNN(rnn_relu, "relu", One, const Tensor&)
 #undef TORCH_XLA_RNN
 
 void register_layers(torch::Library& m) {
