@@ -23,6 +23,19 @@ def buffers(*shapes: tuple[int, ...], device: str = "xla") -> list[torch.Tensor]
 
 
 class TestDescription:
+    def test_a_graph_that_is_computed_while_it_is_described_is_stale(self) -> None:
+        (x,) = buffers((3,))
+        y = (x * 2 + 1).neg()
+        cut = _bindings.Cut.of_device(0).graph()
+
+        def node(*parts: object) -> object:  # as a signal handler may
+            torch_xla.sync()
+            return parts
+
+        with pytest.raises(_bindings.StaleGraph):
+            cut.describe_nodes((node, *graph.CLASSES[1:]))
+        assert y.tolist() == [-3, -3, -3]
+
     def test_nodes_wiring_and_promises(self) -> None:
         x, y = buffers((2, 3), (3,))
         described = cut_of((x * 2.5 + y).sum(1))
