@@ -25,12 +25,9 @@ def initialize() -> None:
 
 
 def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
-    """Looks for a loop in what was recorded, and cuts those pieces of it that are due.
+    """Looks for a loop in what was recorded, and cuts those pieces of it that are due, to `run` them.
 
-    Args:
-        device: Index of the device.
-        run: Cuts a device's graph and runs it.
-        compiles: Whether a new graph is compiled on a device: then a loop whose pieces are all new ones is none.
+    Where a new graph is compiled on the device, by `compiles`, a loop whose pieces are all new ones is none.
     """
     if region.stack() or not region.allowed or _bindings.is_captured(device):
         return
@@ -53,15 +50,9 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
 
 
 def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) -> list[Exception]:
-    """Cuts the pieces that are complete, before a barrier or a read.
+    """Cuts the pieces that are complete, before a barrier or a read; gives what failed, the rest has been started.
 
-    Args:
-        device: Index of the device.
-        run: Cuts a device's graph and runs it.
-        known: Whether a graph's program is in memory. The youngest piece runs only then: its variables are alive.
-
-    Returns:
-        What failed; the rest has been started all the same.
+    The youngest piece runs only where its program is `known`, in memory: its variables are alive.
     """
     failed: list[Exception] = []
     ends = _bindings.piece_ends(device)

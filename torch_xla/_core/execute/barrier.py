@@ -61,15 +61,10 @@ def of_device(index: int) -> Iterator[None]:
 
 @untraced
 def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.SYNC) -> None:
-    """Computes everything pending.
+    """Computes everything pending on a device, or on all that have some that this thread has to do with.
 
-    Args:
-        index: Device, or None for every device with pending work that this thread has to do with.
-        wait: Return only when the devices have finished.
-        cause: What asks for it, as the analyses print it.
-
-    Raises:
-        RuntimeError: Lowering, compiling or running failed; what depends on it keeps the values of the last barrier.
+    `cause` is what asks for it, as the analyses print it. Raises RuntimeError where lowering, compiling or running
+    failed; what depends on it keeps the values of the last barrier.
     """
     index = _own.device if index is None else index
     with _events.span("barrier", lambda: (cause, _bindings.user_frame())):
@@ -100,17 +95,11 @@ def evaluate(
     give: bool = False,
     cause: str = debug_level.READ,
 ) -> None:
-    """Computes these tensors and what they need, and leaves the rest of the graph pending.
+    """Computes these tensors, of any devices, and what they need, and leaves the rest of the graph pending.
 
     Where collectives are pending everything is computed: none runs twice, and all run in the order of recording. A very
-    small graph behind a read that has none of them leaves them pending.
-
-    Args:
-        tensors: Tensors on device xla, of any devices.
-        wait: Return only when the devices have finished.
-        reading: Their values go to the host next, so a very small graph is computed there.
-        give: The program may write over buffers that were given away.
-        cause: What asks for it, as the analyses print it.
+    small graph behind a read that has none of them leaves them pending. With `reading` the values go to the host next,
+    so a very small graph is computed there; with `give` the program may write over buffers that were given away.
     """
     donate = _bindings.Cut.Donate.GIVEN if give else _bindings.Cut.Donate.NOTHING
     by_device: dict[int, list[torch.Tensor]] = {}
@@ -136,13 +125,9 @@ def evaluate(
 
 
 def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
-    """The device buffers of tensors, which are computed first.
+    """The device buffers of tensors, which are computed first, and with `wait` are there.
 
     As long as someone has one of them no program writes over it: it is given a copy.
-
-    Args:
-        tensors: Tensors on device xla.
-        wait: Return only when the devices have finished.
     """
     with _lock:
         evaluate(tensors, wait)
@@ -196,8 +181,7 @@ def wait(index: int | None = None) -> None:
 def query(index: int) -> bool:
     """Whether a device has computed all that was recorded; starts what is pending, and does not wait.
 
-    Raises:
-        RuntimeError: Something of it failed.
+    Raises RuntimeError where something of it failed.
     """
     if _bindings.has_pending(index):
         sync(index)

@@ -41,11 +41,9 @@ def on() -> bool:
 
 
 def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
-    """What to run before a graph is cut again, so that no part of it is a new program; nothing where it is one.
+    """What to run before a new graph is cut again, so that no part of it is a new program; nothing where it is one.
 
-    Args:
-        cut: The graph, which has no program yet.
-        what: What it was made of.
+    `what` is what it was made of.
     """
     parts = cut.divide(what) if on() else []
     if parts:
@@ -58,14 +56,8 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
 def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
     """A run of a graph operator by operator, of which nothing is computed yet; None where only a program computes it.
 
-    It is its device's until it is finished, which it must be before anything else is cut.
-
-    Args:
-        cut: The graph; empty once the run is finished.
-        request: What it is run for.
-
-    Raises:
-        ExecutionError: An earlier program failed; this graph was not started.
+    It is its device's until it is finished, which it must be before anything else is cut; the graph is empty then.
+    Raises ExecutionError where an earlier program failed; this graph was not started.
     """
     if client.spmd() and splits.PARTS in cut.leaf_places:
         return None  # each device's are others
@@ -82,15 +74,10 @@ def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
 
 
 def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
-    """Runs a graph operator by operator; gives what stands in the way, if anything does.
+    """Runs a graph operator by operator; gives what stands in the way, if anything does, else the graph is empty.
 
-    Args:
-        cut: The graph; empty afterwards where nothing does.
-        request: What it is run for.
-
-    Raises:
-        LoweringError: An operator has neither a kernel that takes it nor a rule; names it and the user's line.
-        ExecutionError: An earlier program failed; this graph was not started.
+    Raises LoweringError, with the operator and the user's line, where one has neither a kernel that takes it nor a
+    rule, and ExecutionError where an earlier program failed; this graph was not started.
     """
     with _events.span("operators", lambda: (cut.device, _bindings.user_frame())):
         running = begin(cut, request)

@@ -10,15 +10,10 @@ from torch_xla._core.compile.dispatch import undisturbed
 
 
 def run(executable: Executable, cut: _bindings.Graph) -> None:
-    """Starts the program on the graph's inputs and gives its results to the tensors.
+    """Starts the program on the graph's inputs and gives its results to the tensors; the graph is empty afterwards.
 
-    Args:
-        executable: The compiled graph.
-        cut: The graph; empty afterwards.
-
-    Raises:
-        ExecutionError: An earlier program failed; this one was not started.
-        RuntimeError: The program could not be started, or a host callback in it failed.
+    Raises ExecutionError where an earlier program failed, and this one was not started, RuntimeError where it could not
+    be, or a host callback in it failed.
     """
     device, key = cut.device, cut.key
     in_flight = _bindings.in_flight(device)
@@ -34,8 +29,7 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
 def wait(device: int) -> None:
     """Returns when the device has finished all that was started.
 
-    Raises:
-        ExecutionError: A program failed; a torch.OutOfMemoryError too where it did not fit into the memory.
+    Raises ExecutionError where a program failed; a torch.OutOfMemoryError too where it did not fit into the memory.
     """
     in_flight = _bindings.in_flight(device)
     if in_flight.programs:

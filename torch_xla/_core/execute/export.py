@@ -18,14 +18,10 @@ from torch_xla.ops.registry import Meta
 
 @untraced
 def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
-    """The pending graph of some tensors, without running it.
+    """The pending graph of tensors on one device, without running it: text, or bytes for protobuf and bytecode.
 
-    Args:
-        tensors: Tensors on one device; none means everything pending on the current device.
-        form: ``"text"``, ``"dot"``, ``"hlo"``, ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
-
-    Returns:
-        The text, or bytes for the protobuf message and the bytecode.
+    Without tensors it is everything pending on the current device. The form is ``"text"``, ``"dot"``, ``"hlo"``,
+    ``"hlo_proto"``, ``"stablehlo"`` or ``"stablehlo_bytecode"``.
     """
     from torch_xla._core.report import render
 
@@ -42,20 +38,12 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """A lowered graph and its inputs, which no barrier writes over.
+    """A lowered graph and its inputs, which no barrier writes over."""
 
-    Attributes:
-        stage: JAX's lowered stage.
-        inputs: Shape and dtype of each leaf.
-        locations: Where their values are.
-        numbers: The vectors of numbers, which are the last inputs.
-        device: Index of the device.
-    """
-
-    stage: Any
-    inputs: Sequence[Any]
-    locations: Sequence[Any]
-    numbers: Sequence[Any]
+    stage: Any  # JAX's lowered stage
+    inputs: Sequence[Any]  # shape and dtype of each leaf
+    locations: Sequence[Any]  # where their values are
+    numbers: Sequence[Any]  # the vectors of numbers, which are the last inputs
     device: int
 
     def host_inputs(self) -> list[torch.Tensor]:
@@ -76,12 +64,9 @@ class Program:
 
 @untraced
 def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = None) -> Program:
-    """The program for some tensors on one device, without running it.
+    """The program for some tensors on one device, without running it; the name is its module's.
 
-    Args:
-        tensors: The tensors.
-        name: Name of the module.
-        platform: Another kind of device that it is for, as `lowering.lower` takes it.
+    `platform` is another kind of device that it is for, as `lowering.lower` takes it.
     """
     from torch_xla._core.lower import lowering
 

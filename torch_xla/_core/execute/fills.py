@@ -13,12 +13,7 @@ from torch_xla._errors import OutOfMemoryError
 def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number.
 
-    Args:
-        cut: The graph.
-        places: Placement number of each of its leaves, where its program is known.
-
-    Raises:
-        OutOfMemoryError: There is no room for some.
+    `places` are the placement numbers of its leaves, where its program is known. Raises OutOfMemoryError.
     """
     buffers: list[Any] = []
     found: list[int] = []

@@ -68,11 +68,7 @@ def _program(call: collective_call.Call, rank: int, number: int) -> Any:
 
 
 def _host() -> jax.Device:
-    """JAX's own CPU client, which can call PyTorch's groups.
-
-    Raises:
-        RuntimeError: There is none, or this package was built without.
-    """
+    """JAX's own CPU client, which can call PyTorch's groups; RuntimeError where there is none, or no support for it."""
     try:
         if collective.register():
             return jax.local_devices(backend="cpu")[0]

@@ -77,11 +77,7 @@ def is_due(cut: _bindings.Graph) -> bool:
 
 
 def note(cut: _bindings.Graph) -> None:
-    """Counts a run without a program that is about to start.
-
-    Raises:
-        GraphLimitError: The graph is a new one, and these are forbidden.
-    """
+    """Counts a run without a program that is about to start; GraphLimitError where it is new and that is forbidden."""
     key = key_of(cut)
     found = _graphs.get(key)
     if found is None:

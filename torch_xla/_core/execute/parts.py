@@ -15,28 +15,19 @@ from torch_xla._core.execute import barrier
 
 @dataclass(frozen=True)
 class Part:
-    """What a device has of a tensor.
+    """What a device has of a tensor."""
 
-    Attributes:
-        device: Index of the device in the job.
-        where: What of the tensor it is; less than the other parts at the end of a dimension that does not divide.
-        copy: Which of the equal parts this is.
-        values: The values; short ones are filled up with zeros.
-    """
-
-    device: int
+    device: int  # its index in the job
+    # what of the tensor it is; less than the other parts at the end of a dimension that does not divide
     where: tuple[slice, ...]
-    copy: int
-    values: torch.Tensor
+    copy: int  # which of the equal parts this is
+    values: torch.Tensor  # short ones are filled up with zeros
 
 
 def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
     """Asks for a tensor to be in the place with a number, from now on.
 
-    Args:
-        tensor: The tensor.
-        number: The placement number.
-        recorded: Whether a value that is elsewhere is moved by the next program, and not at once.
+    With `recorded` a value that is elsewhere is moved by the next program, and not at once.
     """
     if _bindings.place(tensor, number, recorded):
         return
@@ -90,13 +81,9 @@ def _padded(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def buffer_of(parts: Sequence[torch.Tensor], wanted: splits.Split | None, shape: Sequence[int], index: int) -> Any:
-    """A device buffer of the parts for the devices of this process, in their order.
+    """A device buffer of the parts, CPU tensors of equal shape, for the devices of this process, in their order.
 
-    Args:
-        parts: CPU tensors of equal shape.
-        wanted: How the whole is split; None where each has all of it.
-        shape: Shape of the whole; what the last parts have beyond is dropped.
-        index: The xla device.
+    `wanted` is how the whole, of a shape beyond which the last parts are dropped, is split; None where each has all.
     """
     place = placement.of(index)
     number = splits.WHOLE if wanted is None else splits.number_of(wanted)

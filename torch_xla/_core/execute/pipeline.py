@@ -33,19 +33,12 @@ _WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.
 
 
 def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
-    """Cuts a graph and runs it.
+    """Cuts a graph and runs it; with `reading` its values go to the host next, so a very small one is computed there.
 
-    Args:
-        what: What it is to be made of.
-        cause: What asks for it, as the analyses print it.
-        reading: Its values go to the host next, so a very small graph is computed there.
-
-    Raises:
-        GraphLimitError: It may not run here; it stays pending.
-        OutOfMemoryError: It does not fit.
-        ExecutionError: A graph that was started earlier failed; this one has been started all the same.
-        RuntimeError: Lowering, compiling or starting failed. Here and where it did not fit, what depends on the failed
-            operators has the values of the last barrier again, and the rest has been started.
+    Raises GraphLimitError where it may not run here, and stays pending, OutOfMemoryError where it does not fit,
+    ExecutionError where a graph that was started earlier failed, and this one has been started all the same, and
+    RuntimeError where lowering, compiling or starting failed. There, and where it did not fit, what depends on the
+    failed operators has the values of the last barrier again, and the rest has been started.
     """
     lowering.check_not_inside()
     finish(what.device)
@@ -68,9 +61,8 @@ def _run(request: Request, steps: list[Step]) -> None:
 def finish(device: int) -> None:
     """Waits for a graph that runs operator by operator on a device, and gives its results to the tensors.
 
-    Raises:
-        RuntimeError: An operator failed, as `run` says it of a graph whose start failed; or something failed earlier
-            that nobody was told.
+    Raises RuntimeError where an operator failed, as `run` says it of a graph whose start failed; or something failed
+    earlier that nobody was told.
     """
     in_flight = _bindings.in_flight(device)
     running = in_flight.operator_run
@@ -105,8 +97,7 @@ def _finished(running: _bindings.OperatorRun, request: Request) -> list[Step]:
 def finish_all(wait: bool = False) -> None:
     """Likewise on all devices, where nobody can be told: what fails is raised by the next barrier or read.
 
-    Args:
-        wait: Whether to wait for programs too.
+    With `wait` programs are waited for too.
     """
     for device in range(_bindings.device_count()):
         for end in (finish, executor.wait) if wait else (finish,):
@@ -183,8 +174,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
 def compute_on_host(what: _bindings.Cut) -> bool:
     """Computes a graph behind a read with PyTorch's CPU kernels, if it is very small and has no collective.
 
-    Args:
-        what: What the graph is to be made of; it stays pending where this is False.
+    It stays pending where this is False.
     """
     finish(what.device)
     cut = what.graph()
@@ -232,10 +222,7 @@ def inspected() -> bool:
 def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
     """Runs a graph; False where more is known of its numbers than when it was cut, so that it is to be cut again.
 
-    Args:
-        cut: The graph.
-        request: What it is run for.
-        ahead: Whether the host may record on while it runs operator by operator.
+    With `ahead` the host may record on while it runs operator by operator.
     """
     with _events.span("look up"):
         executable = cache.find(cut)
@@ -277,14 +264,9 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
 
 
 def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
-    """Cuts a graph that is captured.
+    """Cuts a graph that is captured; gives it, and its program where that is wanted now. Nothing ran.
 
-    Args:
-        what: What it is made of.
-        compiles: Whether its program is wanted now; else it is only lowered, after which it is not cut again.
-
-    Returns:
-        The graph, and its program. Nothing ran.
+    Else it is only lowered, after which it is not cut again.
     """
 
     def attempt() -> tuple[_bindings.Graph, compiler.Executable | None]:
@@ -307,9 +289,8 @@ def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, comp
 def program_of(cut: _bindings.Graph) -> compiler.Executable:
     """The program of a graph that was captured.
 
-    Raises:
-        StaticNumbers: It is to be cut again.
-        RuntimeError: A part of it runs on the host, which no program of the device can call.
+    Raises StaticNumbers where it is to be cut again, RuntimeError where a part of it runs on the host, which no program
+    of the device can call.
     """
     executable = cache.find(cut)
     if executable is not None:
@@ -346,15 +327,8 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Requ
     """Runs a graph operator by operator that no program computes: a part of it wants the host, which none can call.
 
     Operators without any lowering are no part of a graph there (`Hooks.needs_host`). Others show it late: by a
-    decomposition that ends in one, arguments that a rule does not take, or functions of JAX's.
-
-    Args:
-        cut: The graph.
-        needed: What wants the host.
-        request: What it is run for.
-
-    Raises:
-        RuntimeError: Nor can operators be run for themselves there.
+    decomposition that ends in one, arguments that a rule does not take, or functions of JAX's. Raises RuntimeError
+    where operators cannot be run for themselves there either.
     """
     if cut.has_fills:
         fills.provide(cut)

@@ -14,10 +14,8 @@ from torch_xla._core.execute import by_operator, fills, hotness, region
 class Way(enum.Enum):
     """How a graph runs.
 
-    Attributes:
-        PLANNED: As `steps` says of it.
-        HOST: With PyTorch's CPU kernels, now, where it is small enough; else as a PROGRAM.
-        PROGRAM: By its program; without one operator by operator, until `hotness` says that it is compiled.
+    PLANNED is as `steps` says of it; HOST with PyTorch's CPU kernels, now, where it is small enough, else as a PROGRAM;
+    PROGRAM by its program, without one operator by operator, until `hotness` says that it is compiled.
     """
 
     PLANNED = enum.auto()
@@ -27,49 +25,30 @@ class Way(enum.Enum):
 
 @dataclass(slots=True)
 class Request:
-    """What is asked for, and what came of it so far.
+    """What is asked for, and what came of it so far."""
 
-    Attributes:
-        cut: What its graph is to be made of.
-        cause: What asks for it, as the analyses print it.
-        reading: Its values go to the host next, so a very small graph is computed there.
-        name: What its graph is called, in a region.
-        failures: What to raise once all that can run has been started.
-    """
-
-    cut: _bindings.Cut
-    cause: str
-    reading: bool
-    name: str | None = None
-    failures: list[Exception] = field(default_factory=list)
+    cut: _bindings.Cut  # what its graph is to be made of
+    cause: str  # what asks for it, as the analyses print it
+    reading: bool  # its values go to the host next, so a very small graph is computed there
+    name: str | None = None  # what its graph is called, in a region
+    failures: list[Exception] = field(default_factory=list)  # what to raise once all that can run has been started
 
 
 @dataclass(slots=True)
 class Step:
-    """A graph to run.
+    """A graph to run."""
 
-    Attributes:
-        cut: What it is to be made of.
-        way: How it runs.
-        graph: The graph, where it was cut already.
-        ahead: Whether the host may record on while it runs operator by operator.
-    """
-
-    cut: _bindings.Cut
+    cut: _bindings.Cut  # what it is to be made of
     way: Way
-    graph: _bindings.Graph | None = None
-    ahead: bool = True
+    graph: _bindings.Graph | None = None  # where it was cut already
+    ahead: bool = True  # whether the host may record on while it runs operator by operator
 
 
 def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
-    """What to run for a request.
+    """What to run for a request, of its graph, which is empty afterwards where something else runs first.
 
     For a barrier that is its graph. Where a value is read a read should cost a read: a very small graph runs on the
     host, and in the place of a new one comes a graph that has a program, or one whose growing parts run on the host.
-
-    Args:
-        request: The request.
-        graph: Its graph; empty afterwards where something else runs first.
     """
     what = request.cut
     if not request.reading:
@@ -119,8 +98,7 @@ def knows(graph: _bindings.Graph) -> bool:
 def is_known(what: _bindings.Cut) -> bool | None:
     """Whether a graph has a program in memory, or ran without; None where nothing is to be computed. It stays pending.
 
-    Args:
-        what: What the graph is to be made of; nothing else runs on its device.
+    Nothing else runs on its device.
     """
     graph = what.graph()
     if not graph.num_outputs:

@@ -87,14 +87,9 @@ def entered(region: Region) -> Iterator[Region]:
 
 
 def refuse_captured(what: str, device: int | None = None) -> None:
-    """Called before what cannot be a part of a graph that is captured.
+    """Called before what cannot be a part of a graph that is captured; RuntimeError where there is a capture.
 
-    Args:
-        what: What it is.
-        device: Where; None where the device does not matter, only what this thread does.
-
-    Raises:
-        RuntimeError: This thread captures, or another one on that device.
+    This thread captures, or another one on the device; None where only what this thread does matters.
     """
     if _bindings.captures_here() or (device is not None and _bindings.is_captured(device)):
         line = _bindings.user_frame()
@@ -109,18 +104,10 @@ def refuse_captured(what: str, device: int | None = None) -> None:
 
 
 def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], Graph]) -> str | None:
-    """Called with every graph before it is compiled or run.
+    """Called with every graph before it is compiled or run; gives what it is called, as `name` tells.
 
-    Args:
-        key: Equal for equal graphs.
-        line: Gives the user's line that asks for it; called only for an error.
-        describe: Gives the graph; called only when a limit is checked.
-
-    Returns:
-        What the graph is called, as `name` tells.
-
-    Raises:
-        GraphLimitError: a surrounding region forbids this graph.
+    The key is equal for equal graphs; `line` is called only for an error, `describe` only when a limit is checked.
+    Raises GraphLimitError where a surrounding region forbids the graph.
     """
     if not allowed:
         raise GraphLimitError(

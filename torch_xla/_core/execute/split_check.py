@@ -26,11 +26,7 @@ class SplitError(RuntimeError):
 
 
 def before_run(cut: _bindings.Graph) -> None:
-    """Compares all values of a graph, where that is asked for.
-
-    Raises:
-        SplitError: One differs.
-    """
+    """Compares all values of a graph, where that is asked for; SplitError where one differs."""
     if not _config.XLA_SPMD_VERIFY.get() or not placement.of(cut.device).mesh:
         return
     described = graph.describe(cut)

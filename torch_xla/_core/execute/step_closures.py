@@ -21,10 +21,8 @@ queue: list[tuple[Closure, bool]] = []
 class Runner:
     """Runs closures in order in one thread, which lives only while there is something to run.
 
-    The thread is no daemon: the interpreter waits for closures that were accepted before it ended.
-
-    Args:
-        limit: How many may wait, unless ``XLA_MAX_ASYNC_QUEUE`` says it.
+    The thread is no daemon: the interpreter waits for closures that were accepted before it ended. The limit is how
+    many may wait, unless ``XLA_MAX_ASYNC_QUEUE`` says it.
     """
 
     def __init__(self, limit: int = _config.XLA_MAX_ASYNC_QUEUE.default) -> None:
