@@ -32,7 +32,9 @@ def attempt(function: Callable[[], Any]) -> Outcome:
         return Outcome(error=error)
 
 
-def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False, gradient: bool = False) -> str | None:
+def difference(
+    op: str, expected: Outcome, got: Outcome, drawn: bool = False, gradient: bool = False, rule: bool = False
+) -> str | None:
     """What differs between two outcomes on the CPU, or None.
 
     Args:
@@ -41,6 +43,7 @@ def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False, gr
         got: What device xla did, fetched to the CPU.
         drawn: Whether the CPU's values change with the seed.
         gradient: Whether they are the gradients by the operator's arguments.
+        rule: Whether a rule was lowered alone.
     """
     if expected.error is not None or got.error is not None:
         return _errors(expected.error, got.error)
@@ -50,7 +53,7 @@ def difference(op: str, expected: Outcome, got: Outcome, drawn: bool = False, gr
         want, have = want[0], have[0]
     if kind == "random" and not drawn:
         kind = ""
-    return _values(partial(tolerances.of, op, gradient=gradient), kind, want, have, "result")
+    return _values(partial(tolerances.of, op, gradient=gradient, rule=rule), kind, want, have, "result")
 
 
 def _errors(expected: Exception | None, got: Exception | None) -> str | None:

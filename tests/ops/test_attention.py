@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import check, lower
+from harness import lower, values
 
 import torch_xla
 from torch_xla._core.lower import lowering
@@ -14,6 +14,7 @@ from torch_xla.ops import attention
 A = torch.ops.aten
 FUSED = A._scaled_dot_product_fused_attention_overrideable.default
 FUSED_BACKWARD = A._scaled_dot_product_fused_attention_overrideable_backward.default
+FLASH = A._scaled_dot_product_flash_attention_for_cpu
 TOL = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -21,44 +22,24 @@ def example(dtype=torch.float32, heads=3):
     return torch.randn(2, 3, 5, 8).to(dtype), *(torch.randn(2, heads, 7, 8).to(dtype) for _ in range(2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("mask", "is_causal"), [(None, False), (None, True), ("bool", False), ("float", False)])
-def test_forward(dtype, mask, is_causal):
-    q, k, v = example(dtype)
-    bias = {None: None, "bool": torch.rand(5, 7) > 0.3, "float": torch.randn(2, 1, 5, 7).to(dtype)}[mask]
-    tolerance = TOL if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
-    check(A.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal, **tolerance)
-    if mask != "bool":
-        check(
-            A._scaled_dot_product_flash_attention_for_cpu.default,
-            *(q, k, v, 0.0, is_causal),
-            attn_mask=bias,
-            scale=0.3,
-            **tolerance,
-        )
-
-
-def test_grouped_query_heads():
-    q, k, v = example(heads=1)
-    check(A.scaled_dot_product_attention.default, q, k, v, enable_gqa=True, **TOL)
-
-
-def test_a_row_with_nothing_to_attend_to_is_zero():
-    q, k, v = example()
+@values
+def test_values():
+    for dtype in (torch.float32, torch.bfloat16):
+        for mask, is_causal in ((None, False), (None, True), ("bool", False), ("float", False)):
+            q, k, v = example(dtype)
+            bias = {None: None, "bool": torch.rand(5, 7) > 0.3, "float": torch.randn(2, 1, 5, 7).to(dtype)}[mask]
+            yield A.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal
+            if mask != "bool":
+                yield FLASH.default, q, k, v, 0.0, is_causal, {"attn_mask": bias, "scale": 0.3}
+    yield A.scaled_dot_product_attention.default, *example(heads=1), {"enable_gqa": True}
     mask = torch.ones(5, 7, dtype=torch.bool)
-    mask[2] = False
-    check(A.scaled_dot_product_attention.default, q, k, v, mask, **TOL)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_flash_backward(is_causal):
-    q, k, v = example()
-    forward, backward = (
-        A._scaled_dot_product_flash_attention_for_cpu.default,
-        A._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    )
-    out, logsumexp = forward(q, k, v, 0.0, is_causal)
-    check(backward, torch.randn_like(out), q, k, v, out, logsumexp, 0.0, is_causal, **TOL)
+    mask[2] = False  # a row with nothing to attend to is zero
+    yield A.scaled_dot_product_attention.default, *example(), mask
+    for is_causal in (False, True):
+        q, k, v = example()
+        out, logsumexp = FLASH.default(q, k, v, 0.0, is_causal)
+        args = (torch.randn_like(out), q, k, v, out, logsumexp, 0.0, is_causal)
+        yield A._scaled_dot_product_flash_attention_for_cpu_backward.default, *args
 
 
 @pytest.mark.parametrize("heads", [3, 1])

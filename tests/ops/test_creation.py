@@ -4,51 +4,46 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import check, lower
+from harness import lower, values
 
 A = torch.ops.aten
 X = torch.randn(2, 3)
 N = torch.arange(3)
-KW = {"dtype": torch.float32}
 
-CASES = [
-    (A.zeros.default, [2, 3], {}),
-    (A.zeros.default, [0], {"dtype": torch.int64}),
-    (A.ones.default, [2], {"dtype": torch.bool}),
-    (A.full.default, [2, 2], 3.5, {}),
-    (A.full.default, [], 7, {}),
-    (A.full.default, [2], True, {}),
-    (A.zeros_like.default, N, {}),
-    (A.ones_like.default, X, {"dtype": torch.bfloat16}),
-    (A.full_like.default, N, 2.7, {}),
-    (A.new_zeros.default, X, [4], {}),
-    (A.new_ones.default, N, [2, 2], {}),
-    (A.new_full.default, N, [2], 9, {}),
-    (A.scalar_tensor.default, 2.5, {"dtype": torch.float64}),
-    (A.arange.default, 5, {}),
-    (A.arange.default, 5.5, {}),
-    (A.arange.start, 2, 7, {"dtype": torch.float32}),
-    (A.arange.start_step, 10, 0, -3, {}),
-    (A.arange.start_step, 0.0, 1.0, 0.1, {}),
-    (A.arange.start_step, 0, 8, 2, {"dtype": torch.bfloat16}),
-    (A.linspace.default, 0, 1, 7, {}),
-    (A.linspace.default, 3.5, -2, 1, {}),
-    (A.linspace.default, 0, 10, 4, {"dtype": torch.int64}),
-    (A.linspace.default, 0, 1, 0, {}),
-    (A.linspace.Tensor_Tensor, torch.tensor(1.0), torch.tensor(4.0), 5, {}),
-    (A.logspace.default, 0, 2, 5, {}),
-    (A.logspace.default, 0, 3, 4, 2.0, {}),
-    (A.eye.default, 3, {}),
-    (A.eye.m, 2, 4, {"dtype": torch.int32}),
-    (A.tril_indices.default, 3, 4, 1, {}),
-    (A.triu_indices.default, 4, 3, -1, {}),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c[0]))
-def test_matches_cpu(case):
-    op, *args, kwargs = case
-    check(op, *args, **kwargs)
+test_values = values(
+    [
+        (A.zeros.default, [2, 3]),
+        (A.zeros.default, [0], {"dtype": torch.int64}),
+        (A.ones.default, [2], {"dtype": torch.bool}),
+        (A.full.default, [2, 2], 3.5),
+        (A.full.default, [], 7),
+        (A.full.default, [2], True),
+        (A.zeros_like.default, N),
+        (A.ones_like.default, X, {"dtype": torch.bfloat16}),
+        (A.full_like.default, N, 2.7),
+        (A.new_zeros.default, X, [4]),
+        (A.new_ones.default, N, [2, 2]),
+        (A.new_full.default, N, [2], 9),
+        (A.scalar_tensor.default, 2.5, {"dtype": torch.float64}),
+        (A.arange.default, 5),
+        (A.arange.default, 5.5),
+        (A.arange.start, 2, 7, {"dtype": torch.float32}),
+        (A.arange.start_step, 10, 0, -3),
+        (A.arange.start_step, 0.0, 1.0, 0.1),
+        (A.arange.start_step, 0, 8, 2, {"dtype": torch.bfloat16}),
+        (A.linspace.default, 0, 1, 7),
+        (A.linspace.default, 3.5, -2, 1),
+        (A.linspace.default, 0, 10, 4, {"dtype": torch.int64}),
+        (A.linspace.default, 0, 1, 0),
+        (A.linspace.Tensor_Tensor, torch.tensor(1.0), torch.tensor(4.0), 5),
+        (A.logspace.default, 0, 2, 5),
+        (A.logspace.default, 0, 3, 4, 2.0),
+        (A.eye.default, 3),
+        (A.eye.m, 2, 4, {"dtype": torch.int32}),
+        (A.tril_indices.default, 3, 4, 1),
+        (A.triu_indices.default, 4, 3, -1),
+    ]
+)
 
 
 @pytest.mark.parametrize(

@@ -2,85 +2,83 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from harness import check
+from harness import values
 
 A = torch.ops.aten
-REDUCTIONS = pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+REDUCTIONS = (0, 1, 2)  # none, mean, sum
 X, TARGET = torch.randn(4, 3), torch.randn(4, 3)
-TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
 
 
 def gradient(loss):
     return torch.rand_like(loss) + 0.5
 
 
-DISTANCES = [
-    ("mse_loss", ()),
-    ("smooth_l1_loss", (0.5,)),
-    ("smooth_l1_loss", (0.0,)),
-    ("huber_loss", (0.7,)),
-    ("soft_margin_loss", ()),
-]
-
-
-@REDUCTIONS
-@DTYPES
-@pytest.mark.parametrize("name, args", DISTANCES)
-def test_distances(name, args, reduction, dtype):
-    x, target = X.to(dtype), TARGET.to(dtype)
-    if name == "soft_margin_loss":
-        target = target.sign()
+def both(name, x, target, *args, weight=(), backward_weight=None):
+    """A loss and its derivative."""
     loss = getattr(A, name).default
-    check(loss, x, target, reduction, *args, **TOLERANCE[dtype])
-    grad = gradient(loss(x, target, reduction, *args))
-    check(getattr(A, name + "_backward").default, grad, x, target, reduction, *args, **TOLERANCE[dtype])
+    yield loss, x, target, *weight, *args
+    grad = gradient(loss(x, target, *weight, *args))
+    yield getattr(A, f"{name}_backward").default, grad, x, target, *(backward_weight or weight), *args
 
 
-def test_distance_of_nothing():
-    for reduction in (0, 1, 2):
-        check(A.mse_loss.default, torch.zeros(0, 3), torch.zeros(0, 3), reduction)
+@values
+def test_distances():
+    for dtype in (torch.float32, torch.bfloat16):
+        x, target = X.to(dtype), TARGET.to(dtype)
+        for reduction in REDUCTIONS:
+            yield from both("mse_loss", x, target, reduction)
+            yield from both("smooth_l1_loss", x, target, reduction, 0.5)
+            yield from both("smooth_l1_loss", x, target, reduction, 0.0)
+            yield from both("huber_loss", x, target, reduction, 0.7)
+            yield from both("soft_margin_loss", x, target.sign(), reduction)
+    for reduction in REDUCTIONS:
+        yield A.mse_loss.default, torch.zeros(0, 3), torch.zeros(0, 3), reduction
+        for size in (1, 2, 3):
+            grad, x, target = torch.randint(-9, 9, (3, size))
+            yield A.mse_loss_backward.default, grad, x, target, reduction
+            yield A.smooth_l1_loss_backward.default, grad, x, target, reduction, 1.0
 
 
-@REDUCTIONS
-@pytest.mark.parametrize("weighted", [False, True])
-def test_binary_cross_entropy(reduction, weighted):
+@values
+def test_binary_cross_entropy():
     p = torch.tensor([[0.0, 0.3, 0.5], [0.9, 1.0, 0.1]])
     target = torch.tensor([[0.0, 0.3, 1.0], [0.0, 0.0, 1.0]])
-    weight = torch.rand(3) if weighted else None
-    check(A.binary_cross_entropy.default, p, target, weight, reduction, **TOLERANCE[torch.float32])
-    grad = gradient(A.binary_cross_entropy(p, target, weight, reduction))
-    args = (grad, p, target, None if weight is None else weight.expand(2, 3), reduction)
-    check(A.binary_cross_entropy_backward.default, *args, **TOLERANCE[torch.float32])
+    for reduction in REDUCTIONS:
+        yield from both("binary_cross_entropy", p, target, reduction, weight=(None,))
+        weight = torch.rand(3)
+        wide = (weight.expand(2, 3),)
+        yield from both("binary_cross_entropy", p, target, reduction, weight=(weight,), backward_weight=wide)
+        for dtype in (torch.float32, torch.bfloat16):
+            for weights in ((None, None), (torch.rand(3).to(dtype), torch.rand(3).to(dtype))):
+                x, target_of = (X * 10).to(dtype), torch.rand(4, 3).to(dtype)
+                yield A.binary_cross_entropy_with_logits.default, x, target_of, *weights, reduction
 
 
-@REDUCTIONS
-@DTYPES
-@pytest.mark.parametrize("weighted", [False, True])
-def test_binary_cross_entropy_with_logits(reduction, weighted, dtype):
-    x, target = (X * 10).to(dtype), torch.rand(4, 3).to(dtype)
-    weights = (torch.rand(3).to(dtype), torch.rand(3).to(dtype)) if weighted else (None, None)
-    tolerance = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else TOLERANCE[dtype]
-    check(A.binary_cross_entropy_with_logits.default, x, target, *weights, reduction, **tolerance)
-
-
-@REDUCTIONS
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("shape", [(4, 3), (3,), (2, 3, 4, 5)], ids=str)
-def test_nll(shape, weighted, reduction):
-    x = torch.randn(shape).log_softmax(0 if len(shape) == 1 else 1)
-    target = torch.randint(0, 3, (shape[0], *shape[2:]) if len(shape) > 1 else ())
-    if len(shape) > 1:
-        target[0] = -100
-    weight = torch.rand(3) if weighted else None
-    name = "nll_loss2d" if len(shape) == 4 else "nll_loss"
-    forward, backward = getattr(A, name + "_forward").default, getattr(A, name + "_backward").default
-    check(forward, x, target, weight, reduction, -100, **TOLERANCE[torch.float32])
-    loss, total_weight = forward(x, target, weight, reduction, -100)
-    args = (gradient(loss), x, target, weight, reduction, -100, total_weight)
-    check(backward, *args, **TOLERANCE[torch.float32])
+@values
+def test_classes():
+    for reduction in REDUCTIONS:
+        for weight in (None, torch.rand(3)):
+            for shape in ((4, 3), (3,), (2, 3, 4, 5)):
+                x = torch.randn(shape).log_softmax(0 if len(shape) == 1 else 1)
+                target = torch.randint(0, 3, (shape[0], *shape[2:]) if len(shape) > 1 else ())
+                if len(shape) > 1:
+                    target[0] = -100
+                name = "nll_loss2d" if len(shape) == 4 else "nll_loss"
+                forward, backward = getattr(A, f"{name}_forward").default, getattr(A, f"{name}_backward").default
+                yield forward, x, target, weight, reduction, -100
+                loss, total_weight = forward(x, target, weight, reduction, -100)
+                yield backward, gradient(loss), x, target, weight, reduction, -100, total_weight
+            for p in (1, 2):
+                yield from both("multi_margin_loss", X, torch.tensor([0, 2, 1, 1]), p, 0.8, weight, reduction)
+        target = torch.tensor([[0, 2, -1], [1, -1, 0], [-1, 0, 1], [2, 1, 0]])
+        yield A.multilabel_margin_loss_forward.default, X, target, reduction
+        loss, is_target = A.multilabel_margin_loss_forward(X, target, reduction)
+        yield A.multilabel_margin_loss_backward.default, gradient(loss), X, target, reduction, is_target
+        target = torch.full((4,), -1)  # all are ignored
+        yield A.nll_loss_forward.default, X, target, None, reduction, -1
+        grad, total = (torch.ones(4) if reduction == 0 else torch.tensor(1.0)), torch.tensor(0.0)
+        yield A.nll_loss_backward.default, grad, X, target, None, reduction, -1, total
 
 
 def test_targets_of_bytes_beside_more_classes_than_they_count():
@@ -94,39 +92,3 @@ def test_targets_of_bytes_beside_more_classes_than_they_count():
 
     for got, expected in zip(loss_and_slope("xla"), loss_and_slope("cpu"), strict=True):
         torch.testing.assert_close(got, expected)
-
-
-def test_nll_with_every_target_ignored():
-    target = torch.full((4,), -1)
-    for reduction in (0, 1, 2):
-        check(A.nll_loss_forward.default, X, target, None, reduction, -1)
-        grad, total = (torch.ones(4) if reduction == 0 else torch.tensor(1.0)), torch.tensor(0.0)
-        check(A.nll_loss_backward.default, grad, X, target, None, reduction, -1, total)
-
-
-@REDUCTIONS
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_multi_margin(reduction, p, weighted):
-    target, weight = torch.tensor([0, 2, 1, 1]), torch.rand(3) if weighted else None
-    check(A.multi_margin_loss.default, X, target, p, 0.8, weight, reduction, **TOLERANCE[torch.float32])
-    grad = gradient(A.multi_margin_loss(X, target, p, 0.8, weight, reduction))
-    args = (grad, X, target, p, 0.8, weight, reduction)
-    check(A.multi_margin_loss_backward.default, *args, **TOLERANCE[torch.float32])
-
-
-@REDUCTIONS
-def test_multilabel_margin(reduction):
-    target = torch.tensor([[0, 2, -1], [1, -1, 0], [-1, 0, 1], [2, 1, 0]])
-    check(A.multilabel_margin_loss_forward.default, X, target, reduction, **TOLERANCE[torch.float32])
-    loss, is_target = A.multilabel_margin_loss_forward(X, target, reduction)
-    args = (gradient(loss), X, target, reduction, is_target)
-    check(A.multilabel_margin_loss_backward.default, *args, **TOLERANCE[torch.float32])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("reduction", [0, 1, 2])
-def test_gradients_by_integers(reduction, size):
-    grad, x, target = torch.randint(-9, 9, (3, size))
-    check(A.mse_loss_backward.default, grad, x, target, reduction)
-    check(A.smooth_l1_loss_backward.default, grad, x, target, reduction, 1.0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from harness import check
+from harness import values
 
 from torch_xla._core.device import client
 from torch_xla._core.execute import export
@@ -26,70 +26,55 @@ def normal(*shape, dtype=torch.float32):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64])
-@pytest.mark.parametrize(
-    ("op", "shapes"), [(A.mm.default, [(3, 4), (4, 5)]), (A.linear.default, [(2, 3, 4), (5, 4), (5,)])]
-)
-def test_types_of_products(op, shapes, dtype):
-    check(op, *(normal(*s, dtype=dtype) for s in shapes))
+PRODUCTS = [
+    (A.mm.default, (3, 0), (0, 5)),
+    (A.mv.default, (3, 4), (4,)),
+    (A.bmm.default, (2, 3, 4), (2, 4, 5)),
+    (A.dot.default, (7,), (7,)),
+    (A.vdot.default, (7,), (7,)),
+    (A.outer.default, (3,), (2,)),
+    (A.linear.default, (4,), (5, 4)),
+    (A.matmul.default, (2, 1, 3, 4), (5, 4, 2)),
+    (A.matmul.default, (4,), (2, 4, 5)),
+]
+OF_INTEGERS = [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (2, 4, 5)), ((2, 1, 3, 4), (2, 4, 5)), ((2, 3, 4), (4,))]
+ACCUMULATED = [
+    (A.addmm.default, torch.float32, (3, 5), (3, 4), (4, 5)),
+    (A.addmm.default, torch.bfloat16, (5,), (3, 4), (4, 5)),
+    (A.addmv.default, torch.float32, (3,), (3, 4), (4,)),
+    (A.baddbmm.default, torch.float32, (2, 3, 5), (2, 3, 4), (2, 4, 5)),
+    (A.addbmm.default, torch.float32, (3, 5), (2, 3, 4), (2, 4, 5)),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize(
-    ("op", "shapes"),
-    [
-        (A.mm.default, [(3, 0), (0, 5)]),
-        (A.mv.default, [(3, 4), (4,)]),
-        (A.bmm.default, [(2, 3, 4), (2, 4, 5)]),
-        (A.dot.default, [(7,), (7,)]),
-        (A.vdot.default, [(7,), (7,)]),
-        (A.outer.default, [(3,), (2,)]),
-        (A.linear.default, [(4,), (5, 4)]),
-        (A.matmul.default, [(2, 1, 3, 4), (5, 4, 2)]),
-        (A.matmul.default, [(4,), (2, 4, 5)]),
-    ],
-)
-def test_products(op, shapes, dtype):
-    check(op, *(normal(*s, dtype=dtype) for s in shapes))
+@values
+def test_products():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64):
+        yield A.mm.default, normal(3, 4, dtype=dtype), normal(4, 5, dtype=dtype)
+        yield A.linear.default, *(normal(*shape, dtype=dtype) for shape in ((2, 3, 4), (5, 4), (5,)))
+    for op, *shapes in PRODUCTS:
+        for dtype in (torch.float32, torch.complex64):
+            yield op, *(normal(*shape, dtype=dtype) for shape in shapes)
+    for shapes in OF_INTEGERS:
+        yield A.matmul.default, *(normal(*shape, dtype=torch.int64) for shape in shapes)
+    yield A.linear.default, normal(2, 4, dtype=torch.int64), normal(3, 4, dtype=torch.int64)
+    yield A.linear.default, normal(2, 4, dtype=torch.bfloat16), normal(3, 4, dtype=torch.bfloat16), None
+    yield A._trilinear.default, normal(2, 3), normal(5, 3, 4), normal(2, 4), [1, 3], [0], [1, 2], [2, 3]
+    x, y, w = (normal(*shape, dtype=torch.int64) for shape in ((3, 4), (3, 5), (2, 4, 5)))
+    yield A._trilinear.default, x, w, y, [1, 3], [0], [1, 2], [2, 3]
 
 
-def test_linear_of_integers_and_half_types_with_bias():
-    check(A.linear.default, normal(2, 4, dtype=torch.int64), normal(3, 4, dtype=torch.int64))
-    check(A.linear.default, normal(2, 4, dtype=torch.bfloat16), normal(3, 4, dtype=torch.bfloat16), None)
-
-
-@pytest.mark.parametrize("numbers", [{}, {"beta": 0}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0.0}, {"alpha": 0.25}])
-@pytest.mark.parametrize(
-    ("op", "shapes", "dtype"),
-    [
-        (A.addmm.default, [(3, 5), (3, 4), (4, 5)], torch.float32),
-        (A.addmm.default, [(5,), (3, 4), (4, 5)], torch.bfloat16),
-        (A.addmv.default, [(3,), (3, 4), (4,)], torch.float32),
-        (A.baddbmm.default, [(2, 3, 5), (2, 3, 4), (2, 4, 5)], torch.float32),
-        (A.addbmm.default, [(3, 5), (2, 3, 4), (2, 4, 5)], torch.float32),
-    ],
-)
-def test_accumulated_products(op, shapes, dtype, numbers):
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
-    check(op, *(normal(*s, dtype=dtype) for s in shapes), **numbers, **tolerance)
-
-
-@pytest.mark.parametrize("beta", [0, 0.0])
-def test_a_zero_beta_ignores_nan(beta):
-    check(A.addmm.default, torch.full((3, 5), math.nan), normal(3, 4), normal(4, 5), beta=beta)
-
-
-def test_integers_accumulate():
-    check(A.addmm.default, *(normal(*s, dtype=torch.int64) for s in [(3, 5), (3, 4), (4, 5)]), beta=3, alpha=2)
-
-
-@pytest.mark.parametrize("use_gelu", [False, True])
-def test_addmm_activation(use_gelu):
-    check(A._addmm_activation.default, normal(5), normal(3, 4), normal(4, 5), use_gelu=use_gelu, rtol=1e-3, atol=1e-3)
-
-
-def test_trilinear():
-    check(A._trilinear.default, normal(2, 3), normal(5, 3, 4), normal(2, 4), [1, 3], [0], [1, 2], [2, 3])
+@values
+def test_accumulated_products():
+    for op, dtype, *shapes in ACCUMULATED:
+        for numbers in ({}, {"beta": 0}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0.0}, {"alpha": 0.25}):
+            yield op, *(normal(*shape, dtype=dtype) for shape in shapes), numbers
+    for beta in (0, 0.0):  # which ignores NaN
+        yield A.addmm.default, torch.full((3, 5), math.nan), normal(3, 4), normal(4, 5), {"beta": beta}
+    integers = (normal(*shape, dtype=torch.int64) for shape in ((3, 5), (3, 4), (4, 5)))
+    yield A.addmm.default, *integers, {"beta": 3, "alpha": 2}
+    for use_gelu in (False, True):
+        yield A._addmm_activation.default, normal(5), normal(3, 4), normal(4, 5), {"use_gelu": use_gelu}
 
 
 @pytest.mark.parametrize(
@@ -121,15 +106,3 @@ def test_tpus_get_no_products_of_64_bit_integers(platform, products):
     bilinear = torch.nn.functional.bilinear(a, b, torch.stack([a, b]))
     text = export.lowered([bilinear], "graph", platform).stage.as_text()
     assert "stablehlo.dot_general" not in text
-
-
-@pytest.mark.parametrize(
-    ("a", "b"), [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (2, 4, 5)), ((2, 1, 3, 4), (2, 4, 5)), ((2, 3, 4), (4,))]
-)
-def test_matmul_of_integers(a, b):
-    check(A.matmul.default, normal(*a, dtype=torch.int64), normal(*b, dtype=torch.int64))
-
-
-def test_trilinear_of_integers():
-    x, y, w = (normal(*shape, dtype=torch.int64) for shape in ((3, 4), (3, 5), (2, 4, 5)))
-    check(A._trilinear.default, x, w, y, [1, 3], [0], [1, 2], [2, 3])

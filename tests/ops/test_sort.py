@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from harness import check, lower
+from harness import lower, values
 
 A = torch.ops.aten
 torch.manual_seed(0)
@@ -25,86 +25,57 @@ OPERANDS = [
 ]
 
 
-def describe(x):
-    return f"{str(x.dtype)[6:]}{list(x.shape)}"
+@values
+def test_order():
+    for x in OPERANDS:
+        for descending in (False, True):
+            for dim in (0, -1):
+                yield A.sort.stable, x, {"stable": True, "dim": dim, "descending": descending}
+    yield A.sort.default, FLOAT, 1, True
+    for x in (FLOAT, FLOAT.bfloat16(), FLOAT.long(), FLOAT.double(), WITH_NAN):
+        for largest in (False, True):
+            yield A.topk.default, x, 2, -1, largest
+            yield A.topk.default, x, 1, 0, largest
+    yield A.topk.default, FLOAT, 0, 0
+    yield A.topk.default, FLOAT, 6, 1
+    yield A.topk.default, torch.tensor(3.0), 1
 
 
-@pytest.mark.parametrize("x", OPERANDS, ids=describe)
-@pytest.mark.parametrize("descending", [False, True])
-def test_sort(x, descending):
-    check(A.sort.stable, x, stable=True, dim=0, descending=descending)
-    check(A.sort.stable, x, stable=True, dim=-1, descending=descending)
+@values
+def test_ranks():
+    for x in (FLOAT, FLOAT.long(), WITH_NAN, torch.tensor(2.0)):
+        for keepdim in (False, True):
+            yield A.kthvalue.default, x, min(2, x.numel()), -1, keepdim
+            yield A.median.dim, x, -1, keepdim
+            yield A.nanmedian.dim, x, -1, keepdim
+    for x in (FLOAT, WITH_NAN, INTEGERS, torch.zeros(0), torch.tensor([math.nan] * 3)):
+        yield A.median.default, x
+        yield A.nanmedian.default, x
+    for x in (INTEGERS, INTEGERS.float(), torch.tensor(3), torch.tensor([[1, 1, 2, 2, 0]])):
+        for dim in (0, -1):
+            yield A.mode.default, x, dim
+            yield A.mode.default, x, dim, True
 
 
-def test_sort_default():
-    check(A.sort.default, FLOAT, 1, True)
-
-
-@pytest.mark.parametrize("x", [FLOAT, FLOAT.bfloat16(), FLOAT.long(), FLOAT.double(), WITH_NAN], ids=describe)
-@pytest.mark.parametrize("largest", [False, True])
-def test_topk(x, largest):
-    check(A.topk.default, x, 2, -1, largest)
-    check(A.topk.default, x, 1, 0, largest)
-
-
-def test_topk_of_all_and_nothing():
-    check(A.topk.default, FLOAT, 0, 0)
-    check(A.topk.default, FLOAT, 6, 1)
-
-
-def test_topk_of_number():
-    check(A.topk.default, torch.tensor(3.0), 1)
-
-
-@pytest.mark.parametrize("x", [FLOAT, FLOAT.long(), WITH_NAN, torch.tensor(2.0)], ids=describe)
-@pytest.mark.parametrize("keepdim", [False, True])
-def test_ranks(x, keepdim):
-    check(A.kthvalue.default, x, min(2, x.numel()), -1, keepdim)
-    check(A.median.dim, x, -1, keepdim)
-    check(A.nanmedian.dim, x, -1, keepdim)
-
-
-@pytest.mark.parametrize("x", [FLOAT, WITH_NAN, INTEGERS, torch.zeros(0), torch.tensor([math.nan] * 3)], ids=describe)
-def test_median_of_all(x):
-    check(A.median.default, x)
-    check(A.nanmedian.default, x)
-
-
-@pytest.mark.parametrize("x", [INTEGERS, INTEGERS.float(), torch.tensor(3), torch.tensor([[1, 1, 2, 2, 0]])])
-@pytest.mark.parametrize("dim", [0, -1])
-def test_mode(x, dim):
-    check(A.mode.default, x, dim)
-    check(A.mode.default, x, dim, True)
-
-
-@pytest.mark.parametrize("right", [False, True])
-def test_search(right):
-    options = {"right": right, "out_int32": right}
+@values
+def test_search():
     edges = torch.tensor([0.0, 1.0, 1.0, 4.0])
     values = torch.tensor([[-1.0, 0.0], [1.0, 9.0]])
-    check(A.bucketize.Tensor, values, edges, **options)
-    check(A.bucketize.Scalar, 1.0, edges, **options)
-    check(A.searchsorted.Tensor, edges, values, **options)
-    check(A.searchsorted.Scalar, edges, 2, **options)
-    check(A.searchsorted.Tensor, torch.stack([edges, edges + 1]), values, **options)
-    check(A.searchsorted.Tensor, torch.zeros(0), values, **options)
-
-
-def test_search_by_sorter():
+    for right in (False, True):
+        options = {"right": right, "out_int32": right}
+        yield A.bucketize.Tensor, values, edges, options
+        yield A.bucketize.Scalar, 1.0, edges, options
+        yield A.searchsorted.Scalar, edges, 2, options
+        for among in (edges, torch.stack([edges, edges + 1]), torch.zeros(0)):
+            yield A.searchsorted.Tensor, among, values, options
     x = torch.tensor([3.0, 1.0, 2.0])
-    check(A.searchsorted.Tensor, x, torch.tensor([1.5, 2.0]), side="right", sorter=x.argsort())
-
-
-@pytest.mark.parametrize("invert", [False, True])
-def test_isin(invert):
-    check(A.isin.Tensor_Tensor, INTEGERS, torch.tensor([1, 3]), invert=invert)
-    check(A.isin.Tensor_Scalar, INTEGERS, 2, invert=invert)
-    check(A.isin.Scalar_Tensor, 2, INTEGERS, invert=invert)
-
-
-@pytest.mark.parametrize("low, high", [(0, 0), (-5, 5), (2, 2)])
-def test_histc(low, high):
-    check(A.histc.default, FLOAT, 7, low, high)
+    yield A.searchsorted.Tensor, x, torch.tensor([1.5, 2.0]), {"side": "right", "sorter": x.argsort()}
+    for invert in (False, True):
+        yield A.isin.Tensor_Tensor, INTEGERS, torch.tensor([1, 3]), {"invert": invert}
+        yield A.isin.Tensor_Scalar, INTEGERS, 2, {"invert": invert}
+        yield A.isin.Scalar_Tensor, 2, INTEGERS, {"invert": invert}
+    for low, high in ((0, 0), (-5, 5), (2, 2)):
+        yield A.histc.default, FLOAT, 7, low, high
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
