@@ -54,23 +54,6 @@ def test_graph_text_names_types_constants_and_computed_tensors() -> None:
     assert "xla::device_data(), f32[2,3]" in _XLAC._get_xla_tensors_text([x])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "name"),
-    [(torch.bool, "pred"), (torch.int64, "s64"), (torch.float8_e4m3fn, "f8e4m3fn"), (torch.complex64, "c64")],
-)
-def test_names_of_types(dtype: torch.dtype, name: str) -> None:
-    assert _XLAC._get_xla_tensor_shape_type(torch.zeros(2, dtype=dtype, device="xla")) == name
-
-
-def test_sizes_pointers_devices_and_revisions() -> None:
-    x = X.to("xla")
-    assert _XLAC._get_xla_tensor_dimension_size(x, 1).item() == 3
-    assert _XLAC._unsafe_buffer_pointer(x + 1) > 0
-    assert _XLAC._xla_real_devices(["xla:1", torch.device("xla", 0)]) == ["CPU:1", "CPU:0"]
-    assert len(_XLAC._xla_real_devices()) == torch_xla.device_count()
-    assert _XLAC._get_git_revs()["xla"] and "torch" in _XLAC._get_git_revs()
-
-
 def test_dot_general() -> None:
     a, b = torch.randn(4, 2, 3), torch.randn(4, 3, 5)
     product = _XLAC._xla_dot_general(a.to("xla"), b.to("xla"), (([2], [1]), ([0], [0])))

@@ -1,16 +1,19 @@
 """The names that libraries and scripts look up in torch_xla, with what one process must get from each of them.
 
-`symbols.json` holds, by module, a name and an expression that is True; `f` in it is what the name stands for, and
+`symbols.json` holds, by module, names and expressions that are True; `f` in one is what the name stands for, and
 `Scope` below says what the other words mean. An expression after `!` asks for several processes or devices, which
-raises. `test_signatures.py` compares parameters with the original's.
+raises, one after `ValueError /text/` raises that. `test_signatures.py` compares parameters with the original's.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import importlib
 import io
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,9 +28,11 @@ from probes import python
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla import _notices
+from torch_xla._core.report import hlo_proto
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.utils.utils import get_free_tcp_ports
 
@@ -36,8 +41,12 @@ TABLE = json.loads((HERE / "symbols.json").read_text())
 ALONE = "one device"  # in a process of its own that has one device
 
 
-def cases(group: str) -> list[tuple[str, str, str]]:
-    return [(module, name, text) for module, names in TABLE[group].items() for name, text in names.items()]
+def cases(group: str) -> list[tuple[str, str, list[str]]]:
+    return [
+        (module, name, [texts] if isinstance(texts, str) else texts)
+        for module, names in TABLE[group].items()
+        for name, texts in names.items()
+    ]
 
 
 class Scope(dict):
@@ -146,27 +155,38 @@ def older(call: Callable[[], Any]) -> Any:
     return result
 
 
+def count(name: str) -> int:
+    return met.counter_value(name) or 0
+
+
+REDUCTIONS = (xm.REDUCE_SUM, xm.REDUCE_MUL, xm.REDUCE_MIN, xm.REDUCE_MAX, xm.REDUCE_AND, xm.REDUCE_OR)
 WORDS = {
-    "torch": torch, "nn": nn, "os": os, "torch_xla": torch_xla, "xm": xm, "xr": xr, "xs": xs, "inside": inside,
-    "drawn": drawn, "called": called, "grew": grew, "older": older,
+    "torch": torch, "nn": nn, "os": os, "contextlib": contextlib, "mock": mock, "torch_xla": torch_xla, "xm": xm,
+    "xr": xr, "xs": xs, "hlo_proto": hlo_proto, "inside": inside, "drawn": drawn, "called": called, "grew": grew,
+    "older": older, "count": count, "REDUCTIONS": REDUCTIONS,
 }  # fmt: skip
 
 
-def check(module: str, name: str, text: str, path: str) -> None:
-    scope = Scope(WORDS, f=getattr(importlib.import_module(module), name), path=path)
-    if text.startswith("! "):
-        with pytest.raises(NotImplementedError, match=r"^\[[a-z_ ]+\] .*(; |, expected )"):
-            eval(text[2:], scope)
-    else:
-        assert eval(text, scope) is True, text
+def check(module: str, name: str, texts: list[str], path: str) -> None:
+    for text in texts:
+        scope = Scope(WORDS, f=getattr(importlib.import_module(module), name), path=path)
+        raised = re.fullmatch(r"(\w+Error) /(.*)/ (.*)|! (.*)", text)
+        if raised is None:
+            assert eval(text, scope) is True, text
+        elif raised[4]:
+            with pytest.raises(NotImplementedError, match=r"^\[[a-z_ ]+\] .*(; |, expected )"):
+                eval(raised[4], scope)
+        else:
+            with pytest.raises(getattr(builtins, raised[1]), match=raised[2]):
+                eval(raised[3], scope)
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "text"), cases("any"), ids=[f"{module}.{name}" for module, name, _ in cases("any")]
+    ("module", "name", "texts"), cases("any"), ids=[f"{module}.{name}" for module, name, _ in cases("any")]
 )
 @pytest.mark.compiled("counters of programs are among what it asks for")
-def test_one_process_gets_what_it_asks_for(module: str, name: str, text: str, tmp_path: Path) -> None:
-    check(module, name, text, str(tmp_path / "file"))
+def test_one_process_gets_what_it_asks_for(module: str, name: str, texts: list[str], tmp_path: Path) -> None:
+    check(module, name, texts, str(tmp_path / "file"))
 
 
 def test_what_one_device_can_do(tmp_path: Path) -> None:
@@ -181,5 +201,6 @@ for case in tests.cases(tests.ALONE):
 
 
 def test_unknown_private_names_say_what_to_use() -> None:
-    with pytest.raises(AttributeError, match="use the public functions"):
+    with pytest.raises(AttributeError, match="_xla_no_such_name.*use the public functions"):
         torch_xla._XLAC._xla_no_such_name  # noqa: B018
+    assert not hasattr(torch_xla._XLAC, "_xla_no_such_name")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,9 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_xla
 import torch_xla.core.functions as xf
 import torch_xla.core.xla_model as xm
-import torch_xla.debug.profiler as xp
 import torch_xla.distributed.spmd as xs
-import torch_xla.distributed.xla_multiprocessing as xmp
 from torch_xla.distributed import data_parallel, fsdp
 from torch_xla.utils.checkpoint_tagger import CheckpointTagger
 from torch_xla.utils.keyd_queue import KeydQueue, Queue
@@ -137,18 +134,6 @@ def test_policies_of_wrapping() -> None:
     assert wrapped(fsdp.wrap.lambda_auto_wrap_policy, lambda_fn=lambda m: isinstance(m, nn.ModuleList)) == ["1"]
     assert wrapped(fsdp.wrap.size_based_auto_wrap_policy, min_num_params=20) == ["0", "1.0"]
     assert wrapped(sized, least=100) == ["2"]
-
-
-def test_spawn_and_launch_run_here() -> None:
-    seen: list[tuple[int, str, int]] = []
-
-    def run(index: int, text: str) -> None:
-        seen.append((index, text, os.getpid()))
-
-    xmp.spawn(run, args=("a",), nprocs=1, start_method="fork")
-    xmp.spawn(run, args=("b",), nprocs=1)
-    torch_xla.launch(run, args=("c",), debug_single_process=True)
-    assert seen == [(0, text, os.getpid()) for text in "abc"]
 
 
 @pytest.fixture
@@ -386,17 +371,6 @@ def test_linear_layers_with_another_forward_pass() -> None:
     assert calls == list(model)
 
 
-def test_dynamo_runs_a_model_through_openxla() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-    x = torch.randn(5, 3)
-    expected = model(x)
-    model.to("xla")
-    compiled = torch.compile(model, backend="openxla")
-    torch.testing.assert_close(compiled(x.to("xla")).cpu(), expected, rtol=1e-4, atol=1e-5)
-    compiled(x.to("xla")).sum().backward()
-    assert all(param.grad.isfinite().all() for param in model.parameters())
-
-
 def test_dynamo_trains_a_model_that_changes_its_buffers(compiles: Any) -> None:
     """Random numbers, running statistics and gradients are those of the same loop without Dynamo."""
     results = []
@@ -415,20 +389,6 @@ def test_dynamo_trains_a_model_that_changes_its_buffers(compiles: Any) -> None:
         results.append([value.cpu() for value in model.state_dict().values()])
     for plain, traced in zip(*results, strict=True):
         torch.testing.assert_close(traced, plain, rtol=1e-4, atol=1e-6)
-
-
-def test_traces_are_written(tmp_path: Path) -> None:
-    @xp.trace_me("scope")
-    def work(x: torch.Tensor) -> torch.Tensor:
-        return x @ x
-
-    xp.start_trace(tmp_path)
-    with xp.StepTrace("train", step_num=1), xp.Trace("forward"):
-        found = work(torch.eye(4, device="xla"))
-    xp.stop_trace()
-    assert found.tolist() == torch.eye(4).tolist()
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*.xplane.pb"))
-    assert all(name in written for name in (b"train", b"forward", b"scope"))
 
 
 def test_queues_and_tags() -> None:

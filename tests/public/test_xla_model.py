@@ -2,7 +2,6 @@
 
 import collections
 import io
-import sys
 import threading
 import time
 
@@ -13,8 +12,7 @@ from probes import python
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.utils as xu
-from torch_xla._core.report import hlo_proto
-from torch_xla.utils import dlpack, serialization
+from torch_xla.utils import serialization
 
 
 @pytest.fixture(autouse=True)
@@ -24,41 +22,6 @@ def first_device():
 
 
 class TestDevices:
-    def test_names(self):
-        assert xm.get_xla_supported_devices() == ["xla:0", "xla:1", "xla:2", "xla:3"]
-        assert xm.get_xla_supported_devices(2) == ["xla:0", "xla:1"]
-        assert torch_xla.devices() == [torch.device("xla", i) for i in range(4)]
-        assert torch_xla.device_count() == 4
-        assert torch_xla.real_devices() == xm.xla_real_devices() == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-        assert xm.xla_real_devices([torch.device("xla:1")]) == ["CPU:1"]
-        assert xm.xla_device_hw("xla:1") == xm.xla_device_hw(torch.device("xla")) == "CPU"
-        assert isinstance(xm.xla_device_kind(), str)
-        assert xm.xla_replication_devices(["xla:0"]) == ["CPU:0"]
-
-    def test_current_device(self):
-        assert torch_xla.device() == xm.xla_device() == torch.device("xla", 0)
-        assert torch_xla.device(2) == torch.device("xla", 2) == torch_xla.device()
-        assert torch.ones(1, device="xla").device.index == 2
-        assert xm.xla_device(0) == torch.device("xla:0") == torch_xla.device()
-        xm.set_replication("xla:1", ["xla:0", "xla:1"])
-        assert torch_xla.device().index == 1
-
-    @pytest.mark.parametrize("index", [4, -1, 99])
-    def test_out_of_range(self, index):
-        with pytest.raises(IndexError, match=rf"Device index {index} out of range, expected 0 to 3"):
-            torch_xla.device(index)
-
-    def test_other_devices_are_refused(self):
-        with pytest.raises(RuntimeError, match="Invalid device format: cpu"):
-            xm.xla_device_hw("cpu")
-        with pytest.raises(RuntimeError, match=r"got xla:7, expected one of \['xla:0'"):
-            xm.xla_device_hw("xla:7")
-        with pytest.raises(ValueError, match="expected one of"):
-            xm.set_replication("xla:3", ["xla:0"])
-
-    def test_is_xla_tensor(self):
-        assert xm.is_xla_tensor(torch.ones(1, device="xla")) and not xm.is_xla_tensor(torch.ones(1))
-
     @pytest.mark.own_client("a plugin need not tell of its memory")
     def test_memory_info(self):
         info = xm.get_memory_info()
@@ -253,21 +216,6 @@ class TestClosures:
 
 
 class TestRandomState:
-    def test_a_seed_reads_back(self):
-        xm.set_rng_state(11)
-        assert xm.get_rng_state() == 11
-        torch_xla.manual_seed(12, "xla:1")
-        assert xm.get_rng_state("xla:1") == 12 and xm.get_rng_state() == 11
-        xm.set_rng_state(torch.tensor(13))
-        assert xm.get_rng_state() == 13
-
-    def test_the_same_seed_gives_the_same_numbers(self):
-        xm.set_rng_state(5)
-        first = torch.rand(3, device="xla").tolist()
-        second = torch.rand(3, device="xla").tolist()
-        xm.set_rng_state(5)
-        assert torch.rand(3, device="xla").tolist() == first != second
-
     def test_the_state_is_one_integer_that_resumes_the_stream(self):
         for seed in (5, 2**63 - 1, -1, 2**64 - 3):
             xm.set_rng_state(seed)
@@ -296,12 +244,6 @@ class TestRandomState:
         with xm.fork_rng(enabled=False):
             xm.set_rng_state(1)
         assert xm.get_rng_state() == 1
-
-    def test_fork_rng_of_torch(self):
-        torch.manual_seed(3)
-        with torch.random.fork_rng(devices=[0], device_type="xla"):
-            first = torch.rand(3, device="xla").tolist()
-        assert torch.rand(3, device="xla").tolist() == first
 
 
 class TestMovingData:
@@ -349,24 +291,6 @@ class TestMovingData:
         xm.save(torch.ones(2, device="xla"), tmp_path / "file.pt")
         assert torch.load(tmp_path / "file.pt").tolist() == [1, 1]
 
-    def test_convert_to_cpu(self):
-        data = [torch.ones(1, device="xla"), torch.zeros(1), {"x": torch.ones(2, device="xla:1")}]
-        converted = xm._maybe_convert_to_cpu(data)
-        assert converted[0].device.type == converted[2]["x"].device.type == "cpu" and converted[1] is data[1]
-        assert xm._maybe_convert_to_cpu(data, convert=False)[0] is data[0]
-        plain = {"a": [1, 2]}
-        assert xm._maybe_convert_to_cpu(plain) is plain
-
-    def test_send(self):
-        data = {"a": torch.ones(1), "b": (torch.zeros(2), "x"), "c": torch.ones(1, device="xla:1")}
-        sent = xm.send_cpu_data_to_device(data, "xla:0")
-        assert sent["a"].device.index == 0 and isinstance(sent["b"], tuple) and sent["c"] is data["c"]
-        assert data["a"].device.type == "cpu"
-        (single,) = xm.send_cpu_data_to_device(torch.ones(1), "xla")
-        assert single.device.type == "xla"
-        optimizer = torch.optim.SGD([torch.ones(1)], 0.1)
-        assert xm.send_cpu_data_to_device(optimizer.state_dict(), "xla")["param_groups"][0]["lr"] == 0.1
-
     def test_folder_of_tensors(self, tmp_path):
         path = str(tmp_path / "big")
         data = {"a": torch.arange(3).to("xla"), "b": [torch.ones(2, device="xla")], "c": 5}
@@ -376,78 +300,8 @@ class TestMovingData:
         assert loaded["a"].tolist() == [0, 1, 2] and loaded["b"][0].tolist() == [1, 1] and loaded["c"] == 5
         assert len(list((tmp_path / "big.tensors").iterdir())) == 2
 
-    def test_dlpack(self):
-        x = torch.arange(6.0).to("xla").reshape(2, 3).T
-        cpu = torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(x))
-        assert cpu.tolist() == x.tolist()
-        cpu.zero_()
-        assert x[1, 1].item() == 4  # a copy
-        source = torch.arange(3.0)
-        for given in (source, torch.utils.dlpack.to_dlpack(source), source.numpy()):
-            back = dlpack.from_dlpack(given)
-            assert back.device.type == "xla" and back.tolist() == [0, 1, 2]
-        with pytest.raises(ValueError, match=r"\[dlpack\] got cpu"):
-            dlpack.to_dlpack(source)
-
 
 class TestOneProcess:
-    def test_ordinals(self):
-        assert xm.get_local_ordinal() == 0
-        torch_xla.device(1)
-        assert xm.is_master_ordinal() and xm.is_master_ordinal(local=False)
-
-    def test_master_print(self, capsys):
-        xm.master_print("a", 1, flush=True)
-        xm.master_print("b", fd=sys.stderr, local=True)
-        captured = capsys.readouterr()
-        assert captured.out == "a 1\n" and captured.err == "b\n"
-
-    @pytest.mark.parametrize("kind", [xm.REDUCE_SUM, xm.REDUCE_MUL, xm.REDUCE_MIN, xm.REDUCE_MAX, "and", "or"])
-    def test_all_reduce(self, kind):
-        x = torch.tensor([1.0, 2.0], device="xla")
-        y = xm.all_reduce(kind, x)
-        assert y is not x and y.tolist() == [1, 2]
-        assert xm.all_reduce(kind, x, 0.5, [[0]]).tolist() == [0.5, 1]
-        tensors = [x.clone(), x.clone()]
-        assert xm.all_reduce(kind, tensors, 2.0) is tensors and tensors[1].tolist() == [2, 4]
-
-    def test_bad_arguments(self):
-        x = torch.ones(2, device="xla")
-        with pytest.raises(ValueError, match="reduce_type='mean', expected 'sum', 'mul'"):
-            xm.all_reduce("mean", x)
-        with pytest.raises(ValueError, match=r"groups=\[\[0, 1\]\], expected \[\[0\]\] or None"):
-            xm.all_reduce("sum", x, groups=[[0, 1]])
-        with pytest.raises(TypeError, match="given dict"):
-            xm.all_gather({})
-        with pytest.raises(IndexError, match="dim=1"):
-            xm.all_gather(x, dim=1)
-        with pytest.raises(ValueError, match="split_count=2"):
-            xm.all_to_all(x, 0, 0, 2)
-        with pytest.raises(ValueError, match="shard_count=2"):
-            xm.reduce_scatter("sum", x, 1.0, 0, 2)
-        with pytest.raises(ValueError, match="root_ordinal=1"):
-            xm.collective_broadcast([x], root_ordinal=1)
-        with pytest.raises(ValueError, match="pairs"):
-            xm.collective_permute(x, [[0, 1]])
-        with pytest.raises(ValueError, match="length doesn't match"):
-            xm.all_gather([x], output=[x, x], pin_layout=False)
-        with pytest.raises(RuntimeError, match="pin_layout=True"):
-            xm.all_gather_bucketized([x], pin_layout=True)
-
-    def test_other_collectives(self):
-        x = torch.tensor([[1.0, 2.0]], device="xla")
-        assert xm.all_gather(x, dim=-1).tolist() == x.tolist()
-        assert [t.tolist() for t in xm.all_gather([x, x], pin_layout=False)] == [x.tolist()] * 2
-        output = torch.zeros(1, 2, device="xla")
-        assert xm.all_gather(x, output=output) is output and output.tolist() == x.tolist()
-        assert xm.all_gather_bucketized([x])[0].tolist() == x.tolist()
-        assert xm.all_to_all(x, 0, 1, 1).tolist() == x.tolist()
-        assert xm.collective_permute(x, [[0, 0]]).tolist() == x.tolist()
-        assert xm.collective_permute(x, []).tolist() == [[0, 0]]
-        assert xm.reduce_scatter("sum", x, 0.5, 0, 1).tolist() == [[0.5, 1]]
-        assert xm.reduce_scatter_bucketized("sum", [x], 2.0, 0, 1)[0].tolist() == [[2, 4]]
-        assert xm.collective_broadcast([x]) is None and x.tolist() == [[1, 2]]
-
     def test_gradients(self):
         weight = torch.nn.Parameter(torch.ones(2, device="xla"))
         unused = torch.nn.Parameter(torch.ones(2, device="xla"))
@@ -460,19 +314,6 @@ class TestOneProcess:
         assert weight.grad.tolist() == [0.5, 0.5]
         xm.broadcast_master_param(torch.nn.Linear(2, 2).to("xla"))
 
-    def test_meeting_points(self, counted):
-        with counted("MarkStep", 1):
-            assert xm.rendezvous("here", b"bytes") == [b"bytes"]
-        assert xm.xla_rendezvous() == [b""]
-        with pytest.raises(TypeError, match="`payload` must be bytes"):
-            xm.rendezvous("here", "text")
-        with pytest.raises(ValueError, match="ordinals"):
-            xm.xla_rendezvous(b"", [0, 1])
-        assert xm.mesh_reduce("sum", torch.ones(2, device="xla"), lambda values: values[0].device.type) == "cpu"
-        assert xm.mesh_reduce("text", "word", "".join) == "word"
-        assert xm.do_on_ordinals(lambda t: t.device.type, (torch.ones(1, device="xla"),)) == "cpu"
-        assert xm.do_on_ordinals(lambda: 1, ordinals=[1]) is None
-
     def test_rate_tracker(self, monkeypatch):
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -484,43 +325,6 @@ class TestOneProcess:
         now[0] += 2
         assert tracker.rate() == 10  # half of 15, half of 5
         assert tracker.global_rate() == 10
-
-
-class TestFacade:
-    def test_texts(self):
-        x = torch.ones(2, 3).to("xla")
-        y = torch.tanh(x @ x.T)
-        xlac = torch_xla._XLAC
-        assert "aten::tanh" in xlac._get_xla_tensors_text([y])
-        assert "HloModule" in xlac._get_xla_tensors_hlo([y]) and "tanh" in xlac._get_xla_tensors_hlo([y])
-        assert xlac._get_xla_tensors_dot([y]).startswith("digraph")
-        proto = hlo_proto.text(hlo_proto.parse(xlac._get_xla_tensors_hlo_proto([y])))
-        assert 'opcode: "tanh"' in proto
-
-    def test_ids_are_shared_by_aliases_only(self):
-        x, y = torch.ones(3, device="xla"), torch.ones(3, device="xla")
-        identify = torch_xla._XLAC._xla_get_tensor_id
-        assert identify(x) == identify(x.detach()) != identify(y)
-        parameter = torch.nn.Parameter(x)
-        assert identify(parameter) == identify(x)
-
-    def test_shims(self):
-        xlac = torch_xla._XLAC
-        x = torch.ones(3, device="xla") + 1
-        xlac._xla_sync_multi([x], devices=[], wait=True)
-        assert xlac._xla_get_cpu_tensors([x])[0].tolist() == [2, 2, 2]
-        assert xlac._xla_get_default_device() == "xla:0"
-        assert xlac._xla_get_devices() == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-        xlac._xla_set_rng_seed(4)
-        assert xlac._xla_get_rng_seed() == 4
-        xlac._xla_step_marker("xla:0", [], wait=True)
-        xlac._xla_wait_device_ops([])
-        assert "Counter: MarkStep" in xlac._xla_metrics_report()
-
-    def test_unknown_names_are_explained(self):
-        with pytest.raises(AttributeError, match="_xla_whatever.*use the public functions"):
-            torch_xla._XLAC._xla_whatever  # noqa: B018
-        assert not hasattr(torch_xla._XLAC, "_xla_whatever")
 
 
 class TestUtilities:
@@ -550,28 +354,3 @@ class TestUtilities:
         data = [locked, Holder(copyable=True, number=1)]
         new = xu.for_each_instance_rewrite(data, lambda v: v == 1 and v is not True, lambda v: 2)
         assert new[0] is locked and new[1].number == 2 and data[1].number == 1
-
-    def test_generators(self):
-        sample = xu.SampleGenerator(data=(1, 2), sample_count=3)
-        assert list(sample) == [(1, 2)] * 3 and len(sample) == 3
-        pairs = list(xu.FnDataGenerator(lambda x: x * 2, 4, torch.ones, dims=[2], count=2))
-        assert len(pairs) == 2 and pairs[0][1].shape == (4, 2)
-
-    def test_small_ones(self, monkeypatch, capsys):
-        assert xu.shape([[1, 2, 3], [4, 5, 6]]) == [2, 3]
-        with pytest.raises(ValueError, match=r"\[shape\]"):
-            xu.shape([[1], [1, 2]])
-        assert xu.flatten_nested_tuple((1, [2, (3,)])) == (1, 2, 3)
-        assert xu.as_list(1) == [1] and xu.list_copy_append([1], 2) == [1, 2]
-        monkeypatch.setenv("FLAG", "1")
-        assert xu.getenv_as("FLAG", bool) is True and xu.getenv_as("FLAG", int) == 1 and xu.check_env_flag("FLAG")
-        assert xu.getenv_as("NONE", str, "x") == "x" and not xu.check_env_flag("NONE")
-        assert len(set(xu.get_free_tcp_ports(3))) == 3
-        assert xu.parallel_work(2, lambda x: x + 1, [1, 2]) == [2, 3]
-        assert xu.LazyProperty(lambda: 5).value == 5
-        assert xu.timed(lambda: 3, msg="took ") == 3
-        with xu.TimedScope("scope "):
-            pass
-        assert capsys.readouterr().err.count("ms\n") == 2
-        folder = xu.TmpFolder().name
-        assert folder
