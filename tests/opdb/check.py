@@ -199,7 +199,7 @@ class _Run:
         (args, kwargs), extra = sample.arguments("xla"), samples.copy(want.extra, "xla")
         torch.manual_seed(0)
         outcome = attempt(lambda: call.run(sample, args, kwargs, extra))
-        self.cuts = _host_ops()
+        self.cuts = host_ops()
         stays = "device" not in kwargs and not any(True for _ in samples.tensors_of((args, kwargs)))
         return _Got(outcome, None if outcome.error or stays else devices_wrong(outcome.value))
 
@@ -218,9 +218,9 @@ class _Run:
             raise RuntimeError(str(error)) from error
         # The smaller of the two: other processes do not count, nor do this one's other threads.
         self.seconds = min(time.perf_counter() - started, time.process_time() - worked)
-        self.callbacks = _host_ops() - self.cuts
+        self.callbacks = host_ops() - self.cuts
         for g in got:
-            g.outcome = attempt(lambda g=g: _fetch(g.outcome.value)) if g.outcome.error is None else g.outcome
+            g.outcome = attempt(lambda g=g: fetch(g.outcome.value)) if g.outcome.error is None else g.outcome
 
 
 def _alone(call: Call, sample: Sample, want: _Expected) -> _Got:
@@ -233,21 +233,19 @@ def _alone(call: Call, sample: Sample, want: _Expected) -> _Got:
     return got
 
 
-def _host_ops() -> set[str]:
+def host_ops() -> set[str]:
+    """Operators that ran on the host."""
     # Those of `xla` count what was recorded.
     return {name for name in metrics.counter_names() if "::" in name and not name.startswith("xla::")}
 
 
-def _fetch(value: Any) -> Any:
+def fetch(value: Any) -> Any:
+    """Nested values on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
-    if isinstance(value, tuple):
-        return tuple(_fetch(v) for v in value)
-    if isinstance(value, list):
-        return [_fetch(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _fetch(v) for k, v in value.items()}
-    return value
+    if isinstance(value, (tuple, list)):
+        return (list if isinstance(value, list) else tuple)(map(fetch, value))
+    return {k: fetch(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _check_platforms(job: Job, result: Result) -> None:
@@ -256,7 +254,7 @@ def _check_platforms(job: Job, result: Result) -> None:
     metrics.clear_counters()
     chosen = samples.choose(job)
     recorded = [attempt(lambda sample=s: call.run(sample, *sample.arguments("xla"), None)) for s in chosen]
-    cuts = _host_ops()
+    cuts = host_ops()
     for sample, outcome in zip(chosen, recorded, strict=True):
         found = [t for t in samples.tensors_of(outcome.value) if t.device.type == "xla"]
         pending = [t for t in found if _bindings.location_of(t) is None]
@@ -266,15 +264,15 @@ def _check_platforms(job: Job, result: Result) -> None:
         for platform in PLATFORMS:
             error = attempt(lambda pending=pending, platform=platform: export.lowered(pending, "graph", platform)).error
             # A program that calls back is lowered for this machine's devices only.
-            if error is not None and _host_ops() == cuts:
+            if error is not None and host_ops() == cuts:
                 result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")
         if ahead.available():
             error = attempt(lambda pending=pending: ahead.compiled(ahead.lowered(ahead.chips(), pending))).error
             if error is not None and not isinstance(error, fallback.NeedsHost):
                 text = f"{type(error).__name__}: {str(error)[:300]}"
                 result.messages.append(f"tpu, compiled: {text} [{sample.text[:200]}]")
-    callbacks = _host_ops() - cuts
-    result.host_ops = sorted(_host_ops())
+    callbacks = host_ops() - cuts
+    result.host_ops = sorted(host_ops())
     result.status = "fail" if result.messages else "cut" if cuts else "callback" if callbacks else "pass"
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
+from opdb.report import BAD, Results, cell, table
 from opdb.schema_inputs import overload, written
 
 HEADING = "## All overloads of aten\n"  # where this part of the report begins
-
-Results = Collection[dict[str, Any]]
 
 OUTCOMES = {
     "lowered": "by a rule",
@@ -58,14 +56,6 @@ def _reason(r: dict[str, Any]) -> str:
     return next((label for label, pattern in _REASONS if re.search(pattern, text)), "arguments that go together")
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
-
-
-def _cell(value: str) -> str:
-    return " ".join(value.split()).replace("|", "\\|")
-
-
 def text(results: Results) -> str:
     """The part as Markdown."""
     results = sorted(results, key=lambda r: r["op"])
@@ -83,7 +73,7 @@ def text(results: Results) -> str:
         f"{sum(r.get('refused', 0) for r in results)} refused, and {sum(r.get('gradients', 0) for r in results)} "
         f"gradients compared, by {sum(r.get('compiled', 0) for r in results)} programs.",
         "",
-        *_table(
+        *table(
             ["outcome", "", *forms, "all"],
             [
                 [name, meaning, *(str(by_form[name, f]) for f in forms), str(sum(by_form[name, f] for f in forms))]
@@ -98,7 +88,7 @@ def text(results: Results) -> str:
     for r in results:
         if r["status"] in ("refused", "untried"):
             groups.setdefault(_reason(r) if r["status"] == "refused" else r["messages"][0], []).append(r["op"])
-    lines += _table(
+    lines += table(
         ["reason", "overloads", ""],
         [[k, str(len(v)), ", ".join(f"`{o.removeprefix('aten.')}`" for o in v)] for k, v in sorted(groups.items())],
     )
@@ -113,18 +103,18 @@ def text(results: Results) -> str:
         "",
     ]
     raised = sorted({text for r in results for text in r.get("raised", ())})
-    lines += _table(["operator", "raised"], [_cell(t).split(": ", 1) for t in raised]) if raised else ["None."]
+    lines += table(["operator", "raised"], [cell(t).split(": ", 1) for t in raised]) if raised else ["None."]
     lines += ["", "### Differences that are accepted", ""]
     known: dict[str, set[str]] = {}
     for r in results:
         for reason in r.get("known", ()):
             known.setdefault(reason, set()).add(r["op"].removeprefix("aten."))
-    lines += _table(
+    lines += table(
         ["reason", "overloads", ""],
-        [[_cell(k), str(len(v)), ", ".join(f"`{o}`" for o in sorted(v)[:12])] for k, v in sorted(known.items())],
+        [[cell(k), str(len(v)), ", ".join(f"`{o}`" for o in sorted(v)[:12])] for k, v in sorted(known.items())],
     )
     lines += ["", "### Overloads that differ", ""]
-    bad = [r for r in results if r["status"] in ("fail", "crash", "hang")]
-    rows = [[r["op"].removeprefix("aten."), r["status"], _cell(" ".join(r["messages"])[:240])] for r in bad]
-    lines += _table(["overload", "", "what differs"], rows) if rows else ["None."]
+    bad = [r for r in results if r["status"] in BAD]
+    rows = [[r["op"].removeprefix("aten."), r["status"], cell(" ".join(r["messages"])[:240])] for r in bad]
+    lines += table(["overload", "", "what differs"], rows) if rows else ["None."]
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ import torch
 import torch_xla
 from opdb import skips, tolerances
 from opdb.cases import Job
+from opdb.check import fetch, host_ops
 from opdb.compare import Outcome, attempt, devices_wrong, difference
 from opdb.samples import tensors_of
 from opdb.schema_cases import Case, apply, arguments_on, label, loose, specs
@@ -161,7 +162,7 @@ def _run(name: str, cases: list[Run]) -> set[str]:
     """Records all calls and computes them by one barrier, or by one each where that fails; the operators of cuts."""
     for case in cases:
         case.got = _recorded(name, case)
-    cuts = _host_ops()
+    cuts = host_ops()
     try:
         _compute(cases)
     except Exception:
@@ -199,19 +200,7 @@ def _compute(cases: list[Run]) -> None:
     for case in cases:
         if case.got.error is None:
             wrong = None if case.leaf >= 0 or not specs(case.call) else devices_wrong(case.got.value[:1])
-            case.got = Outcome(error=AssertionError(wrong)) if wrong else attempt(lambda c=case: _fetch(c.got.value))
-
-
-def _fetch(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {k: _fetch(v) for k, v in value.items()}
-    return type(value)(map(_fetch, value)) if isinstance(value, (tuple, list)) else value
-
-
-def _host_ops() -> set[str]:
-    return {n for n in metrics.counter_names() if "::" in n and not n.startswith("xla::")}
+            case.got = Outcome(error=AssertionError(wrong)) if wrong else attempt(lambda c=case: fetch(c.got.value))
 
 
 def _compare(name: str, case: Run) -> str | None:

@@ -60,7 +60,8 @@ def summary(results: Results) -> str:
     )
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A table of Markdown."""
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
@@ -74,7 +75,8 @@ def _by(results: Results, key: Any) -> list[list[str]]:
     ]
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Text for a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -102,15 +104,15 @@ def text(results: Results) -> str:
         "decomposition; *callback*: the program calls PyTorch's CPU kernel; *cut*: a part was computed between two",
         "programs, because a result's shape depends on values.",
         "",
-        *_table(["", "target", "measured"], [list(row) for row in _targets(results)]),
+        *table(["", "target", "measured"], [list(row) for row in _targets(results)]),
         "",
         "## By family",
         "",
-        *_table(["family", *columns], _by(results, lambda r: cases.family(r["op"]))),
+        *table(["family", *columns], _by(results, lambda r: cases.family(r["op"]))),
         "",
         "## By kind and dtype",
         "",
-        *_table(["kind, dtype", *columns], _by(results, lambda r: f"{r['kind']}, {r['dtype']}")),
+        *table(["kind, dtype", *columns], _by(results, lambda r: f"{r['kind']}, {r['dtype']}")),
         "",
         "## On the host",
         "",
@@ -120,14 +122,14 @@ def text(results: Results) -> str:
     hosts: dict[str, set[str]] = {}
     for r in results:
         if r["status"] in ("callback", "cut"):
-            hosts.setdefault(f"{_cell(r['op'])} | {r['status']}", set()).update(r["host_ops"])
+            hosts.setdefault(f"{cell(r['op'])} | {r['status']}", set()).update(r["host_ops"])
     rows = [[*name.rsplit(" | ", 1), ", ".join(f"`{o}`" for o in sorted(ops))] for name, ops in sorted(hosts.items())]
-    lines += _table(["operator", "how", "on the host"], rows)
+    lines += table(["operator", "how", "on the host"], rows)
     lines += _on_the_device(results)
     lines += ["", "## Values not compared one by one", ""]
-    lines += _table(
+    lines += table(
         ["operators", "compared", "reason"],
-        [[f"`{_cell(e.ops)}`", tolerances.LOOSE_KINDS[e.kind], e.reason] for e in tolerances.LOOSE],
+        [[f"`{cell(e.ops)}`", tolerances.LOOSE_KINDS[e.kind], e.reason] for e in tolerances.LOOSE],
     )
     lines += ["", "## Skipped", ""]
     skipped: dict[tuple[str, str], list[str]] = {}
@@ -135,19 +137,19 @@ def text(results: Results) -> str:
         if r["status"] == "skip":
             skipped.setdefault((r["op"], r["messages"][0]), []).append(f"{r['dtype']}/{r['kind']}")
     lines += (
-        _table(["operator", "jobs", "reason"], [[_cell(o), ", ".join(j), _cell(m)] for (o, m), j in skipped.items()])
+        table(["operator", "jobs", "reason"], [[cell(o), ", ".join(j), cell(m)] for (o, m), j in skipped.items()])
         if skipped
         else ["Nothing."]
     )
     lines += ["", "## Failures", ""]
     failed = [
-        [_cell(o), key, _cell(message[:240])] for o, jobs in failures(results).items() for key, message in jobs.items()
+        [cell(o), key, cell(message[:240])] for o, jobs in failures(results).items() for key, message in jobs.items()
     ]
-    lines += _table(["operator", "dtype/kind", "what differs"], failed) if failed else ["None."]
+    lines += table(["operator", "dtype/kind", "what differs"], failed) if failed else ["None."]
     slow = [r for r in results if r["kind"] == "forward" and r.get("seconds", 0) > check.SLOW]
     if slow:
         lines += ["", "## Slow first use", ""]
-        lines += _table(
-            ["operator", "dtype", "seconds"], [[_cell(r["op"]), r["dtype"], f"{r['seconds']:.1f}"] for r in slow]
+        lines += table(
+            ["operator", "dtype", "seconds"], [[cell(r["op"]), r["dtype"], f"{r['seconds']:.1f}"] for r in slow]
         )
     return "\n".join(lines) + "\n"
