@@ -6,6 +6,7 @@ the same tests run on a GPU.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -204,6 +205,25 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
         f"{found} graph(s) were computed by PyTorch's CPU kernels, which shows nothing of their lowering; "
         'compile them, or mark the test by_default("reason")'
     )
+
+
+@pytest.fixture
+def idle() -> None:
+    """Nothing is pending or runs, and nothing is held that a test left behind."""
+    import torch_xla
+
+    gc.collect()
+    torch_xla.sync(wait=True)
+
+
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Nothing is pending, and no graph has a program."""
+    import torch_xla
+    from torch_xla._core.compile import cache
+
+    torch_xla.sync()
+    cache.clear()
 
 
 @pytest.fixture

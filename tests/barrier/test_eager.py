@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import sampled
 from torch import Tensor, nn
 
@@ -16,8 +16,6 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla.experimental import eager_mode, is_eager_mode
 from torch_xla.experimental.eager import eager_mode_context
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.fixture(autouse=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 
 import torch_xla
 from torch_xla import _bindings
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
-Counting = Callable[..., AbstractContextManager[Any]]
 numbers = torch.randn(200, 200)
 
 

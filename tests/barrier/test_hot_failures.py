@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import here, setting
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,7 +23,6 @@ from torch_xla.ops import registry
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
 
-Counting = Callable[..., AbstractContextManager[Any]]
 LIBRARY = torch.library.Library("hot", "DEF")
 LIBRARY.define("probe(Tensor x) -> Tensor")
 LIBRARY.impl("probe", torch.empty_like, "Meta")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 
 import torch_xla
 from torch_xla._core.compile import cache
@@ -17,8 +16,6 @@ from torch_xla._core.execute import hotness
 from torch_xla.debug import no_new_graphs
 
 pytestmark = [pytest.mark.by_default("new graphs are not compiled"), pytest.mark.usefixtures("when_hot")]
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 def step(rows: int, device: str = "xla") -> torch.Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import sampled, setting
 
 import torch_xla
@@ -18,8 +18,6 @@ from torch_xla import _config, debug
 from torch_xla._core.compile import cache
 from torch_xla._core.execute import pipeline
 from torch_xla.debug import metrics
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.fixture(autouse=True)

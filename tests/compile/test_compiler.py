@@ -18,10 +18,7 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache, compiler, interruptible
 from torch_xla._core.graph import graph
 
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> None:
-    cache.clear()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def step() -> torch.Tensor:

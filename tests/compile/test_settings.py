@@ -10,12 +10,11 @@ from typing import Any
 import jax
 import pytest
 import torch
+from conftest import Counting
 
 import torch_xla
 from torch_xla._core.compile import settings
 from torch_xla.ops import precision
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 # Each reads the default dtype somewhere: in the recorder, a Meta kernel, a rule, a decomposition or a CPU kernel.
 FAMILIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from torch.nn.functional import huber_loss, smooth_l1_loss
 
 import torch_xla
@@ -19,7 +19,6 @@ from torch_xla._core.graph import graph
 from torch_xla._core.report import retrace
 from torch_xla.experimental import eager_mode_context
 
-Counting = Callable[[int], AbstractContextManager[Any]]
 Read = Callable[[torch.Tensor, int], torch.Tensor]
 Write = Callable[[torch.Tensor, int], Any]
 Twice = Callable[..., list[Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,7 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla.debug import retrace
 
-
-@pytest.fixture(autouse=True)
-def idle() -> None:
-    gc.collect()
-    torch_xla.sync(wait=True)
-    cache.clear()
+pytestmark = pytest.mark.usefixtures("idle", "nothing_compiled")
 
 
 def state(count: int) -> list[Tensor]:

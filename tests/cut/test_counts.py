@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import _count, sampled
 from torch import nn
 
@@ -17,7 +17,6 @@ from torch_xla._core.compile import cache
 
 STEPS = 10
 
-Counting = Callable[..., AbstractContextManager[Any]]
 Make = Callable[[Any], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, Make] = {

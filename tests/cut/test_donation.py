@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import jax
@@ -32,10 +31,7 @@ def sync_counting_donations() -> int:
     return len(donated)
 
 
-@pytest.fixture(autouse=True)
-def idle() -> None:
-    gc.collect()
-    torch_xla.sync(wait=True)
+pytestmark = pytest.mark.usefixtures("idle")
 
 
 class TestDonated:

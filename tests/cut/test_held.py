@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import pytest
@@ -22,10 +21,7 @@ def copies() -> float:
     return data[1] if data else 0
 
 
-@pytest.fixture(autouse=True)
-def idle() -> None:
-    gc.collect()
-    torch_xla.sync(wait=True)
+pytestmark = pytest.mark.usefixtures("idle")
 
 
 def test_who_has_a_buffer_keeps_its_values(compiles) -> None:

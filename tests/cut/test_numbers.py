@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Counting
 from probes import python
 
 import torch_xla
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 
-Counting = Callable[..., AbstractContextManager[Any]]
 Step = Callable[[torch.Tensor, Any], Any]
 
 VARYING: dict[str, tuple[Step, Sequence[Any]]] = {

@@ -15,11 +15,7 @@ from torch_xla import _bindings
 from torch_xla._core.graph import graph
 from torch_xla._core.lower import calling_convention, lowering
 
-
-@pytest.fixture(autouse=True)
-def idle() -> None:
-    gc.collect()
-    torch_xla.sync(wait=True)
+pytestmark = pytest.mark.usefixtures("idle")
 
 
 def state(count: int, size: int = 6, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 import plugin
 import pytest
 import torch
+from conftest import Counting
 from probes import here, python
 
 import torch_xla
@@ -21,7 +20,6 @@ from torch_xla._core.execute import by_operator
 from torch_xla.core.xla_builder import call_jax
 from torch_xla.experimental.fori_loop import while_loop
 
-Counting = Callable[..., AbstractContextManager[Any]]
 airy, erfcx = torch.special.airy_ai, torch.special.erfcx
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch_xla._core.lower import lowering
 from torch_xla.ops import host_kernel
 
 pytestmark = [
+    pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.skipif(xr.device_type() != "CPU", reason="programs of other devices have no such kernels"),
     pytest.mark.skipif(not host_kernel.register(), reason="built without jaxlib's headers, or with another version's"),
 ]
@@ -104,13 +105,6 @@ def several_threads(tensor: Tensor) -> bool:
     """Whether the kernel in the program that computes a pending tensor is divided among PyTorch's threads."""
     text = lowering.lower(cut_of(tensor), to_run=True).stage.as_text()
     return "_parallel = true" in text
-
-
-@pytest.fixture(autouse=True)
-def empty() -> Iterator[None]:
-    torch_xla.sync()
-    cache.clear()
-    yield
 
 
 def agree(call: Callable[..., Tensor | tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:

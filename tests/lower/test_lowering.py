@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax
 import pytest
 import torch
 import torch.nn as nn
+from conftest import Counting
 from probes import cut_of, here, sampled
 
 import torch_xla
@@ -23,8 +24,6 @@ from torch_xla._core.lower import lowering
 from torch_xla._core.lower.calling_convention import Convention
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import registry
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 def stablehlo(*tensors: torch.Tensor) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Counting
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +18,6 @@ import torch_xla
 from torch_xla import _bindings, _metrics
 from torch_xla.utils import dlpack
 
-Counting = Callable[..., AbstractContextManager[Any]]
 Step = Callable[..., Any]
 Maker = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Maker] = {

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla._core.functions.calls import calls_of
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 @contextmanager

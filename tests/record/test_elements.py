@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 import pytest
 import torch
+from conftest import Counting
 
 import torch_xla
 
-Counting = Callable[[int], AbstractContextManager[Any]]
 VALUES = [9.0, 7.0, 5.0, 3.0, 1.0]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import cut_of, here, python
 from torch import Tensor
 
@@ -17,8 +17,6 @@ from torch_xla import _bindings, _notices
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.lower import lowering
 from torch_xla.ops.call import way_of
-
-Counting = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.fixture(autouse=True)

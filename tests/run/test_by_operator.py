@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from probes import python, sampled, setting
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core.compile import cache
 from torch_xla.ops import registry
 
-pytestmark = pytest.mark.compiled("it is what these tests are about", reads=False)
-
-Counting = Callable[..., AbstractContextManager[Any]]
-
-
-@pytest.fixture(autouse=True)
-def empty() -> Iterator[None]:
-    torch_xla.sync()
-    cache.clear()
-    yield
+pytestmark = [
+    pytest.mark.compiled("it is what these tests are about", reads=False),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 class TestSmall:

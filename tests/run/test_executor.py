@@ -15,11 +15,7 @@ from torch_xla import _bindings
 from torch_xla._core.execute import barrier
 from torch_xla.core import xla_model as xm
 
-
-@pytest.fixture(autouse=True)
-def idle() -> None:
-    torch_xla.sync(wait=True)
-
+pytestmark = pytest.mark.usefixtures("idle")
 
 SIZE = 700
 

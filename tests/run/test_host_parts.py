@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from conftest import Counting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import setting
@@ -17,17 +17,12 @@ from torch_xla import _config
 from torch_xla._core.compile import cache, compiler
 from torch_xla._core.execute import by_operator
 
-pytestmark = pytest.mark.compiled("it is what these tests are about", reads=False)
+pytestmark = [
+    pytest.mark.compiled("it is what these tests are about", reads=False),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
-Counting = Callable[..., AbstractContextManager[Any]]
 WORDS, WIDTH = 64, 300  # more values than a very small graph has
-
-
-@pytest.fixture(autouse=True)
-def empty() -> Iterator[None]:
-    torch_xla.sync()
-    cache.clear()
-    yield
 
 
 class Model:

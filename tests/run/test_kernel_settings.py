@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import pytest
 import torch
+from conftest import Counting
 
 import torch_xla
 
 pytestmark = [pytest.mark.by_default("kernels are what these tests are about"), pytest.mark.usefixtures("when_hot")]
 
-Counting = Callable[..., AbstractContextManager[Any]]
 
 # Whole numbers, and a mask, become floating ones by: a division, a function, a number beside them, a number alone.
 PROMOTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

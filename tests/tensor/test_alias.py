@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from agreement import on_both
 from hypothesis import given, settings
 from oracle import assert_same
 from programs import Step, programs, run
@@ -14,16 +15,12 @@ from torch import Tensor
 import torch_xla
 import torch_xla.experimental
 
-Program = Callable[[str], tuple[Tensor, ...]]
-
 
 def base(device: str) -> Tensor:
     return torch.arange(24.0, device=device).reshape(4, 6)
 
 
-def compare(program: Program) -> None:
-    for ours, theirs in zip(program("xla"), program("cpu"), strict=True):
-        assert_same(ours, theirs)
+as_on_cpu = on_both(assert_same)
 
 
 def check_program(program: list[Step]) -> None:
@@ -49,141 +46,117 @@ def test_programs_in_eager_mode(program: list[Step]) -> None:
         check_program(program)
 
 
-def test_write_to_the_base_shows_in_its_views() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        view = x.t()[1:3]
-        x.add_(1)
-        return x, view
-
-    compare(program)
+@as_on_cpu
+def test_write_to_the_base_shows_in_its_views(device: str) -> Any:
+    x = base(device)
+    view = x.t()[1:3]
+    x.add_(1)
+    return x, view
 
 
-def test_write_through_a_view_of_a_view_shows_in_the_base() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        y = x[1:3]
-        z = y[:, 2:4]
-        x.add_(1)
-        z.add_(y.sum())
-        y.copy_(z.sum() * torch.arange(2.0, device=device).unsqueeze(1))
-        return x, y, z
-
-    compare(program)
+@as_on_cpu
+def test_write_through_a_view_of_a_view_shows_in_the_base(device: str) -> Any:
+    x = base(device)
+    y = x[1:3]
+    z = y[:, 2:4]
+    x.add_(1)
+    z.add_(y.sum())
+    y.copy_(z.sum() * torch.arange(2.0, device=device).unsqueeze(1))
+    return x, y, z
 
 
-def test_a_copy_of_memory_onto_itself_is_none() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        one, other = (x.unsqueeze(0).expand(2, 4, 6) for _ in range(2))
-        one.copy_(other)  # PyTorch refuses writes to repeated elements, and this is no write
-        z = torch.complex(x, x + 1)
-        z.copy_(z.conj())
-        z[0].copy_(z[0].conj().conj())
-        z.imag.copy_(z.conj().imag)
-        return x, one, z
-
-    compare(program)
+@as_on_cpu
+def test_a_copy_of_memory_onto_itself_is_none(device: str) -> Any:
+    x = base(device)
+    one, other = (x.unsqueeze(0).expand(2, 4, 6) for _ in range(2))
+    one.copy_(other)  # PyTorch refuses writes to repeated elements, and this is no write
+    z = torch.complex(x, x + 1)
+    z.copy_(z.conj())
+    z[0].copy_(z[0].conj().conj())
+    z.imag.copy_(z.conj().imag)
+    return x, one, z
 
 
-def test_parts_of_a_split_alias_their_base() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        a, b = x.split(2, 0)
-        a.add_(1)
-        b.zero_()
-        c = x.unbind(1)[2]
-        c.mul_(3)
-        return x, a, b, c
-
-    compare(program)
+@as_on_cpu
+def test_parts_of_a_split_alias_their_base(device: str) -> Any:
+    x = base(device)
+    a, b = x.split(2, 0)
+    a.add_(1)
+    b.zero_()
+    c = x.unbind(1)[2]
+    c.mul_(3)
+    return x, a, b, c
 
 
-def test_reshape_of_a_permuted_tensor_copies_where_cpu_copies() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        y = x.permute(1, 0).reshape(-1)
-        y += 1
-        return x, y
-
-    compare(program)
+@as_on_cpu
+def test_reshape_of_a_permuted_tensor_copies_where_cpu_copies(device: str) -> Any:
+    x = base(device)
+    y = x.permute(1, 0).reshape(-1)
+    y += 1
+    return x, y
 
 
-def test_as_strided_addresses_the_base_whatever_its_layout() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        x.as_strided((2, 2), (6, 1), 1).mul_(0)
-        y = x.t().clone()  # dense but not contiguous
-        z = y.as_strided((3,), (4,), 2)
-        z.add_(100)
-        return x, y, z
-
-    compare(program)
+@as_on_cpu
+def test_as_strided_addresses_the_base_whatever_its_layout(device: str) -> Any:
+    x = base(device)
+    x.as_strided((2, 2), (6, 1), 1).mul_(0)
+    y = x.t().clone()  # dense but not contiguous
+    z = y.as_strided((3,), (4,), 2)
+    z.add_(100)
+    return x, y, z
 
 
-def test_write_to_one_row_of_an_expanded_tensor_reaches_every_row() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = torch.arange(4.0, device=device)
-        rows = x.expand(3, 4)
-        rows[1].add_(10)
-        return x, rows
-
-    compare(program)
+@as_on_cpu
+def test_write_to_one_row_of_an_expanded_tensor_reaches_every_row(device: str) -> Any:
+    x = torch.arange(4.0, device=device)
+    rows = x.expand(3, 4)
+    rows[1].add_(10)
+    return x, rows
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (1, 1), (2, 1), (3, 2)])
-def test_a_write_to_a_part_of_strides_that_repeat_elements(strides: tuple[int, int]) -> None:
-    def program(device: str) -> tuple[Tensor, Tensor]:
-        x = base(device).flatten()
-        rows = x.as_strided((3, 4), strides, 2)
-        rows[1].unsqueeze(0).mul_(-3)
-        return x, rows
-
-    compare(program)
+@as_on_cpu
+def test_a_write_to_a_part_of_strides_that_repeat_elements(device: str, strides: tuple[int, int]) -> Any:
+    x = base(device).flatten()
+    rows = x.as_strided((3, 4), strides, 2)
+    rows[1].unsqueeze(0).mul_(-3)
+    return x, rows
 
 
-def test_views_of_another_dtype() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        bits = x.view(torch.int32)
-        bits[0].zero_()
-        pairs = x.view(torch.float64)
-        return x, bits, pairs.view(torch.float32)
-
-    compare(program)
+@as_on_cpu
+def test_views_of_another_dtype(device: str) -> Any:
+    x = base(device)
+    bits = x.view(torch.int32)
+    bits[0].zero_()
+    pairs = x.view(torch.float64)
+    return x, bits, pairs.view(torch.float32)
 
 
-def test_real_and_imaginary_parts_are_views() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        z = torch.complex(base(device), base(device) * 2)
-        z.real.add_(1)
-        z.imag[0].zero_()
-        return z, torch.view_as_real(z)
-
-    compare(program)
+@as_on_cpu
+def test_real_and_imaginary_parts_are_views(device: str) -> Any:
+    z = torch.complex(base(device), base(device) * 2)
+    z.real.add_(1)
+    z.imag[0].zero_()
+    return z, torch.view_as_real(z)
 
 
-def test_data_and_detach_share_memory() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        p = torch.nn.Parameter(base(device))
-        p.data.add_(1)
-        p.detach().mul_(2)
-        q = torch.nn.Parameter(base(device))
-        q.data = base(device) + 5
-        q.data[0] = 0
-        return p, q
-
-    compare(program)
+@as_on_cpu
+def test_data_and_detach_share_memory(device: str) -> Any:
+    p = torch.nn.Parameter(base(device))
+    p.data.add_(1)
+    p.detach().mul_(2)
+    q = torch.nn.Parameter(base(device))
+    q.data = base(device) + 5
+    q.data[0] = 0
+    return p, q
 
 
-def test_set_shares_memory_with_its_source() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x, y = base(device), base(device) + 1
-        x.set_(y)
-        y.add_(1)
-        return x, y
-
-    compare(program)
+@as_on_cpu
+def test_set_shares_memory_with_its_source(device: str) -> Any:
+    x, y = base(device), base(device) + 1
+    x.set_(y)
+    y.add_(1)
+    return x, y
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (24,), (5, 6), (0,)])
@@ -195,15 +168,13 @@ def test_resize(sizes: tuple[int, ...]) -> None:
     assert_same(x.flatten()[:kept], y.flatten()[:kept])
 
 
-def test_shape_changes_in_place() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        y = x.view(4, 6)
-        y.t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1)
-        y.add_(1)
-        return x, y
-
-    compare(program)
+@as_on_cpu
+def test_shape_changes_in_place(device: str) -> Any:
+    x = base(device)
+    y = x.view(4, 6)
+    y.t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1)
+    y.add_(1)
+    return x, y
 
 
 def test_out_argument_is_resized() -> None:
@@ -213,67 +184,55 @@ def test_out_argument_is_resized() -> None:
     assert_same(out, base("cpu") + 1)
 
 
-def test_channels_last_is_kept() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = torch.arange(48.0, device=device).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last)
-        return x, x + 1, (x * 2).relu()
-
-    compare(program)
+@as_on_cpu
+def test_channels_last_is_kept(device: str) -> Any:
+    x = torch.arange(48.0, device=device).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    return x, x + 1, (x * 2).relu()
 
 
-def test_rows_written_from_themselves_in_another_order() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        rows = x.split(3)[0]
-        rows.copy_(rows.flip(0))
-        rows[0] = 2
-        torch_xla.sync()  # compiled: XLA:CPU fuses reads with writes in place
-        return (x,)
-
-    compare(program)
+@as_on_cpu
+def test_rows_written_from_themselves_in_another_order(device: str) -> Any:
+    x = base(device)
+    rows = x.split(3)[0]
+    rows.copy_(rows.flip(0))
+    rows[0] = 2
+    torch_xla.sync()  # compiled: XLA:CPU fuses reads with writes in place
+    return (x,)
 
 
-def test_resize_of_an_out_argument_keeps_what_surrounds_it() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        y = x.clone()
-        with pytest.warns(UserWarning, match="resized"):
-            torch.mul(x.unfold(1, 2, 1), 2, out=y)
-        flipped, z = x.t() * 2 + 1, x.clone()
-        with pytest.warns(UserWarning, match="resized"):
-            torch.mul(flipped, 2, out=z)
-        return y, z
-
-    compare(program)
+@as_on_cpu
+def test_resize_of_an_out_argument_keeps_what_surrounds_it(device: str) -> Any:
+    x = base(device)
+    y = x.clone()
+    with pytest.warns(UserWarning, match="resized"):
+        torch.mul(x.unfold(1, 2, 1), 2, out=y)
+    flipped, z = x.t() * 2 + 1, x.clone()
+    with pytest.warns(UserWarning, match="resized"):
+        torch.mul(flipped, 2, out=z)
+    return y, z
 
 
-def test_copies_of_views_keep_the_order_of_strides() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device).unfold(1, 2, 2).diagonal()
-        return x.clone(), torch.zeros_like(x), x.to(torch.float64)
-
-    compare(program)
+@as_on_cpu
+def test_copies_of_views_keep_the_order_of_strides(device: str) -> Any:
+    x = base(device).unfold(1, 2, 2).diagonal()
+    return x.clone(), torch.zeros_like(x), x.to(torch.float64)
 
 
-def test_swap_of_two_slices() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device)
-        x[[0, 1]] = x[[1, 0]]
-        return (x,)
-
-    compare(program)
+@as_on_cpu
+def test_swap_of_two_slices(device: str) -> Any:
+    x = base(device)
+    x[[0, 1]] = x[[1, 0]]
+    return (x,)
 
 
-def test_gradients_through_views_and_writes() -> None:
-    def program(device: str) -> tuple[Tensor, ...]:
-        x = base(device).requires_grad_()
-        y = x.clone()
-        rows = y.view(3, 8)
-        rows[0].mul_(2)
-        column = rows.transpose(0, 1)[1]
-        column.add_(x.sum())
-        (y**2).sum().backward()
-        assert x.grad is not None
-        return x.grad, y
-
-    compare(program)
+@as_on_cpu
+def test_gradients_through_views_and_writes(device: str) -> Any:
+    x = base(device).requires_grad_()
+    y = x.clone()
+    rows = y.view(3, 8)
+    rows[0].mul_(2)
+    column = rows.transpose(0, 1)[1]
+    column.add_(x.sum())
+    (y**2).sum().backward()
+    assert x.grad is not None
+    return x.grad, y

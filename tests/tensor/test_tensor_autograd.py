@@ -262,15 +262,6 @@ class TestSeeds:
         assert draw() != first
         assert torch.equal(torch.rand(2), numbers)
 
-    def test_state(self) -> None:
-        xm.set_rng_state(11)
-        assert xm.get_rng_state() == 11
-        draw()
-        state = xm.get_rng_state()
-        first = draw()
-        xm.set_rng_state(state)
-        assert draw() == first
-
     def test_a_new_seed_from_the_system(self) -> None:
         torch.seed()
         first = draw()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from agreement import compare, numbers
+from agreement import as_on_cpu, numbers
 from torch import Tensor, nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, prune
@@ -35,42 +35,36 @@ def old_weight_norm(module: nn.Module) -> nn.Module:
         utils.spectral_norm,
     ],
 )
-def test_parametrisations(parametrise: Callable[[nn.Module], nn.Module]) -> None:
-    def program(device: str) -> Any:
-        module = parametrise(nn.Linear(4, 3)).to(device)
-        out = [module(numbers(device)) for _ in range(2)]
-        (out[0] * out[1]).sum().backward()
-        return out, [p.grad for p in module.parameters()], module.weight
-
-    compare(program)
+@as_on_cpu
+def test_parametrisations(device: str, parametrise: Callable[[nn.Module], nn.Module]) -> Any:
+    module = parametrise(nn.Linear(4, 3)).to(device)
+    out = [module(numbers(device)) for _ in range(2)]
+    (out[0] * out[1]).sum().backward()
+    return out, [p.grad for p in module.parameters()], module.weight
 
 
-def test_pruning_and_vectors() -> None:
-    def program(device: str) -> Any:
-        module = nn.Linear(4, 3).to(device)
-        prune.l1_unstructured(module, "weight", amount=0.3)
-        out = module(numbers(device))
-        prune.remove(module, "weight")
-        vector = utils.parameters_to_vector(module.parameters())
-        utils.vector_to_parameters(vector * 2, module.parameters())
-        return out, module.weight, module.bias
-
-    compare(program)
+@as_on_cpu
+def test_pruning_and_vectors(device: str) -> Any:
+    module = nn.Linear(4, 3).to(device)
+    prune.l1_unstructured(module, "weight", amount=0.3)
+    out = module(numbers(device))
+    prune.remove(module, "weight")
+    vector = utils.parameters_to_vector(module.parameters())
+    utils.vector_to_parameters(vector * 2, module.parameters())
+    return out, module.weight, module.bias
 
 
-def test_packed_sequences() -> None:
-    def program(device: str) -> Any:
-        rnn = nn.GRU(3, 5, batch_first=True).to(device)
-        x = torch.randn(3, 6, 3).to(device).requires_grad_()
-        lengths = torch.tensor([6, 2, 4])
-        packed = utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        out, hidden = rnn(packed)
-        out, found = utils.rnn.pad_packed_sequence(out, batch_first=True)
-        assert found.tolist() == [6, 2, 4]
-        (out.sum() + hidden.sum()).backward()
-        return out, hidden, x.grad
-
-    compare(program)
+@as_on_cpu
+def test_packed_sequences(device: str) -> Any:
+    rnn = nn.GRU(3, 5, batch_first=True).to(device)
+    x = torch.randn(3, 6, 3).to(device).requires_grad_()
+    lengths = torch.tensor([6, 2, 4])
+    packed = utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    out, hidden = rnn(packed)
+    out, found = utils.rnn.pad_packed_sequence(out, batch_first=True)
+    assert found.tolist() == [6, 2, 4]
+    (out.sum() + hidden.sum()).backward()
+    return out, hidden, x.grad
 
 
 def test_hooks_see_xla_tensors() -> None:
@@ -105,31 +99,29 @@ def test_custom_operators_with_a_cpu_kernel(counted: Callable[..., Any], compile
         assert gradient.tolist() == [6.0] * 4
 
 
-def test_states_of_module_and_optimizer_continue_training() -> None:
-    def program(device: str) -> Any:
-        def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-            module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device)
-            return module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+@as_on_cpu
+def test_states_of_module_and_optimizer_continue_training(device: str) -> Any:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device)
+        return module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
-        def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-            optimizer.zero_grad()
-            module(x).square().sum().backward()
-            optimizer.step()
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        module(x).square().sum().backward()
+        optimizer.step()
 
-        x = torch.randn(5, 4).to(device)
-        module, optimizer = make()
-        step(module, optimizer)
-        file = io.BytesIO()
-        torch.save({"module": module.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        other, resumed = make()
-        other.load_state_dict(saved["module"])
-        resumed.load_state_dict(saved["optimizer"])
-        step(other, resumed)
-        return list(other.state_dict().values())
-
-    compare(program)
+    x = torch.randn(5, 4).to(device)
+    module, optimizer = make()
+    step(module, optimizer)
+    file = io.BytesIO()
+    torch.save({"module": module.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other, resumed = make()
+    other.load_state_dict(saved["module"])
+    resumed.load_state_dict(saved["optimizer"])
+    step(other, resumed)
+    return list(other.state_dict().values())
 
 
 def test_safetensors_of_xla_tensors(tmp_path: Path) -> None:
