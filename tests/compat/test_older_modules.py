@@ -1,4 +1,4 @@
-"""Modules of torch_xla 2.9 that scripts and notebooks import, beside those of `symbols.json`."""
+"""Modules of torch_xla 2.9 that scripts and notebooks import, beside those of `names.json`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
-"""The names that libraries and scripts look up in torch_xla, with what one process must get from each of them.
+"""The names of torch_xla 2.9: their parameters, and what one process must get from those that are looked up.
 
-`symbols.json` holds, by module, names and expressions that are True; `f` in one is what the name stands for, and
-`Scope` below says what the other words mean. An expression after `!` asks for several processes or devices, which
-raises, one after `ValueError /text/` raises that. `test_signatures.py` compares parameters with the original's.
+`names.json` holds, by module, names that there must be; of some the original's parameters, and expressions that are
+True, for one device too. `f` in one is what the name stands for, and `Scope` below says what the other words mean. An
+expression after `!` asks for several processes or devices, which raises, one after `ValueError /text/` raises that.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -37,16 +39,87 @@ from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.utils.utils import get_free_tcp_ports
 
 HERE = Path(__file__).parent
-TABLE = json.loads((HERE / "symbols.json").read_text())
-ALONE = "one device"  # in a process of its own that has one device
+TABLE = json.loads((HERE / "names.json").read_text())
+TRUE, ALONE = "true", "true of one device"  # in a process of its own that has one device
+
+# Where ours differs, it accepts every call that theirs accepts.
+DIFFERENT = {
+    # A default that is evaluated once at import, or could be changed by a caller, is None here and means the same.
+    ("torch_xla.core.xla_model", "master_print", "fd"): "None",
+    ("torch_xla.core.xla_model", "wait_device_ops", "devices"): "None",
+    ("torch_xla.core.xla_model", "rendezvous", "replicas"): "None",
+    # The same function under its public name.
+    ("torch_xla.distributed.fsdp.utils", "apply_xla_patch_to_nn_linear", "patched_function"): (
+        "xla_patched_nn_linear_forward"
+    ),
+}
 
 
-def cases(group: str) -> list[tuple[str, str, list[str]]]:
+def cases(key: str) -> list[Any]:
+    """Module, name, and what the table says of it."""
     return [
-        (module, name, [texts] if isinstance(texts, str) else texts)
-        for module, names in TABLE[group].items()
-        for name, texts in names.items()
+        pytest.param(module, name, entry[key], id=f"{module}.{name}")
+        for module, names in TABLE.items()
+        for name, entry in names.items()
+        if key in entry
     ]
+
+
+def ours(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def parameters(text):
+    """Parameter name -> default, as source; an ellipsis where there is none."""
+    args = ast.parse(f"def f{text}: pass").body[0].args
+    names = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(names) - len(args.defaults)) + args.defaults
+    pairs = [*zip(names, defaults, strict=True)]
+    if args.vararg:
+        pairs.append((args.vararg, None))
+    pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    if args.kwarg:
+        pairs.append((args.kwarg, None))
+    stars = {args.vararg: "*", args.kwarg: "**"}
+    return {
+        stars.get(name, "") + name.arg: "..." if default is None else ast.unparse(default) for name, default in pairs
+    }
+
+
+def default_of(parameter):
+    if parameter.default is inspect.Parameter.empty:
+        return "..."
+    if inspect.isfunction(parameter.default):
+        return parameter.default.__name__
+    return repr(parameter.default)
+
+
+@pytest.mark.parametrize(("module", "name", "text"), cases("parameters"))
+def test_parameters_and_defaults(module, name, text):
+    expected = {key: DIFFERENT.get((module, name, key), value) for key, value in parameters(text).items()}
+    actual = {}
+    prefixes = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    for parameter in inspect.signature(ours(module, name)).parameters.values():
+        if parameter.name != "self":
+            actual[prefixes.get(parameter.kind, "") + parameter.name] = default_of(parameter)
+    assert list(actual.items()) == list(expected.items())
+
+
+@pytest.mark.parametrize("module", TABLE)
+def test_names_are_there_and_public_functions_are_documented(module):
+    for name, entry in TABLE[module].items():
+        found = ours(module, name)
+        if "parameters" in entry and not name.split(".")[-1].startswith("_"):
+            assert found.__doc__, name
+
+
+def test_star_import_gives_the_listed_names():
+    scope = {}
+    exec("from torch_xla import *", scope)
+    assert {name for name in scope if not name.startswith("_")} == {n for n in torch_xla.__all__ if n[0] != "_"}
 
 
 class Scope(dict):
@@ -169,7 +242,7 @@ WORDS = {
 
 def check(module: str, name: str, texts: list[str], path: str) -> None:
     for text in texts:
-        scope = Scope(WORDS, f=getattr(importlib.import_module(module), name), path=path)
+        scope = Scope(WORDS, f=ours(module, name), path=path)
         raised = re.fullmatch(r"(\w+Error) /(.*)/ (.*)|! (.*)", text)
         if raised is None:
             assert eval(text, scope) is True, text
@@ -181,9 +254,7 @@ def check(module: str, name: str, texts: list[str], path: str) -> None:
                 eval(raised[3], scope)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "texts"), cases("any"), ids=[f"{module}.{name}" for module, name, _ in cases("any")]
-)
+@pytest.mark.parametrize(("module", "name", "texts"), cases(TRUE))
 @pytest.mark.compiled("counters of programs are among what it asks for")
 def test_one_process_gets_what_it_asks_for(module: str, name: str, texts: list[str], tmp_path: Path) -> None:
     check(module, name, texts, str(tmp_path / "file"))
@@ -193,9 +264,9 @@ def test_what_one_device_can_do(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
-import test_symbols as tests
+import test_names as tests
 for case in tests.cases(tests.ALONE):
-    tests.check(*case, sys.argv[1])
+    tests.check(*case.values, sys.argv[1])
 """
     python("-c", program, tmp_path / "file", devices=1, timeout=200, imported=True)
 
