@@ -44,8 +44,6 @@ settings.register_profile(
 settings.register_profile("fuzz", settings.get_profile("default"), max_examples=10_000, derandomize=False)
 settings.load_profile("default")
 
-torch.manual_seed(0)  # for the numbers that test modules draw when they are collected
-
 
 _over: list[tuple[float, str]] = []
 
@@ -126,6 +124,11 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup … &` ignores it, here and in what is started
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)  # the numbers that a module draws do not depend on which others are collected
+
+
 def pytest_report_header() -> str:
     return f"TEST_TURN={turns.turn()}"
 
@@ -183,6 +186,18 @@ def auto_barrier() -> Iterator[None]:
     """Loops without barriers are cut, whatever the environment says."""
     with following(True):
         yield
+
+
+@pytest.fixture
+def short_loops() -> Iterator[None]:
+    """Loops without barriers are cut after a few times fewer steps than in use; none was seen yet."""
+    import torch_xla
+    from torch_xla._core.execute import auto_barrier
+
+    with following(True, first_look=100, least_piece=24):
+        auto_barrier.forget()
+        yield
+    torch_xla.sync()
 
 
 def _take_uncompiled() -> int:

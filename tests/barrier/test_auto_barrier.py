@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from conftest import Counting, following
+from conftest import Counting
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 from torch_xla import _bindings, _metrics, experimental
 from torch_xla._core.compile import cache
-from torch_xla._core.execute import auto_barrier
+
+pytestmark = pytest.mark.usefixtures("capfd", "short_loops")
 
 STEPS = 12
 
 # A loop's body, which is given the step's number; a program gives that, and what to compare at the end.
 Body = Callable[[int], None]
 Program = Callable[[str], tuple[Body, Callable[[], list[Tensor]]]]
-
-
-@pytest.fixture(autouse=True)
-def fresh(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    with following(True, first_look=100, least_piece=24):  # as for a loop of a few times as many steps
-        auto_barrier.forget()
-        yield
-    torch_xla.sync()
 
 
 def run(program: Program, device: str, steps: int = STEPS, barrier: bool = False) -> list[Tensor]:

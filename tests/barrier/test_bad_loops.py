@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from conftest import Counting, following
+from conftest import Counting
 from torch import Tensor
 
 import torch_xla
 from torch_xla import _bindings, _metrics
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.execute import auto_barrier
 from torch_xla.ops import registry
+
+pytestmark = pytest.mark.usefixtures("short_loops")
 
 LIBRARY = torch.library.Library("looping", "DEF")
 LIBRARY.define("probe(Tensor x) -> Tensor")
 LIBRARY.impl("probe", lambda x: torch.empty_like(x), "Meta")
-FIRST_LOOK = 100
-
-
-@pytest.fixture(autouse=True)
-def short_pieces() -> Iterator[None]:
-    with following(True, first_look=FIRST_LOOK, least_piece=24):
-        auto_barrier.forget()
-        yield
-    torch_xla.sync()
+FIRST_LOOK = 100  # as short_loops has it
 
 
 @pytest.fixture

@@ -3,26 +3,19 @@ threads that record in turns are let be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 import torch
-from conftest import Counting, following
+from conftest import Counting
 from torch import Tensor, nn
 
 import torch_xla
 from torch_xla import _metrics
-from torch_xla._core.execute import auto_barrier
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with following(True, first_look=100, least_piece=24):
-        auto_barrier.forget()
-        yield
-    torch_xla.sync()
+pytestmark = pytest.mark.usefixtures("short_loops")
 
 
 class Training:

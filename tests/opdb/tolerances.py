@@ -92,7 +92,7 @@ ROUNDED = (
     Wider(
         r"linalg\..*|cholesky.*|triangular_solve|lu_.*|[cp]dist.*|euclidean_dist|fft\..*|conv.*|.*attention.*|.*norm.*"
         r"|upsample.*|grid_sampler.*|.*pool.*|log_softmax.*|.*polynomial.*|cosh|sinh|logcumsumexp|addmm_activation"
-        r"|quantized_matmul|cum(sum|prod)|sum|prod",
+        r"|quantized_matmul|cum(sum|prod)|sum|prod|binary_cross_entropy_with_logits",
         1,
         "sums, products and exponentials that are rounded before they meet",
     ),
