@@ -77,6 +77,18 @@ def setting(option: _config.Option[Any], value: Any) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def of_pytorch(name: str, value: Any) -> Iterator[None]:
+    """A block in which a setting of PyTorch has a value, such as ``"default_dtype"``."""
+    get, set_to = (getattr(torch, f"{what}_{name}") for what in ("get", "set"))
+    before = get()
+    set_to(value)
+    try:
+        yield
+    finally:
+        set_to(before)
+
+
 def here(offset: int = 0) -> str:
     """The caller's line, or one so many lines from it, as the recorder writes it."""
     frame = sys._getframe(1)

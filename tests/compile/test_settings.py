@@ -11,6 +11,7 @@ import jax
 import pytest
 import torch
 from conftest import Counting
+from probes import of_pytorch
 
 import torch_xla
 from torch_xla._core.compile import settings
@@ -51,16 +52,6 @@ def check(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> No
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -69,22 +60,12 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-@contextmanager
-def matmul_precision(level: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(level)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_default_dtype(dtype: torch.dtype) -> None:
     usual = results("cpu")
     check(results("xla"), usual)
-    with default_dtype(dtype):
+    with of_pytorch("default_dtype", dtype):
         wanted, found = results("cpu"), results("xla")
     if dtype == torch.float64:
         check(found, wanted)
@@ -95,7 +76,7 @@ def test_the_default_dtype(dtype: torch.dtype) -> None:
 def test_the_default_dtype_is_that_of_the_call_not_of_the_barrier() -> None:
     x = torch.tensor([16777217, 5])
     wanted = [x > 16777216.5]
-    with default_dtype(torch.float64):
+    with of_pytorch("default_dtype", torch.float64):
         wanted += [x > 16777216.5, torch.special.entr(x)]
         later = x.to("xla")
         found = [later > 16777216.5, torch.special.entr(later)]
@@ -107,7 +88,7 @@ def test_the_default_dtype_is_that_of_the_call_not_of_the_barrier() -> None:
 
 SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "deterministic algorithms": deterministic,
-    "precision of products": lambda: matmul_precision("medium"),
+    "precision of products": lambda: of_pytorch("float32_matmul_precision", "medium"),
     "autocast on CPU": lambda: torch.autocast("cpu", torch.bfloat16),
     "default device": lambda: torch.device("cpu"),
     "default device xla": lambda: torch.device("xla"),
@@ -131,7 +112,7 @@ def test_others_change_no_value(scope: Callable[[], AbstractContextManager[Any]]
 @pytest.mark.parametrize("name", ["deterministic algorithms", "precision of products", "JAX without programs"])
 def test_what_a_program_depends_on_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_chosen", None)  # it would come before PyTorch's setting
-    with matmul_precision("highest"):
+    with of_pytorch("float32_matmul_precision", "highest"):
         before = settings.process_settings()
         with SCOPES[name]():
             assert settings.process_settings() != before
@@ -146,7 +127,7 @@ def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:
 
     run()
     for expected in (1, 0):
-        with default_dtype(torch.float64), compiles(expected):
+        with of_pytorch("default_dtype", torch.float64), compiles(expected):
             run()
         with compiles(0):
             run()
@@ -156,7 +137,7 @@ def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtype) -> None:
     x = torch.arange(8)
-    with default_dtype(then):
+    with of_pytorch("default_dtype", then):
         wanted = {name: function(x) for name, function in FAMILIES.items()}
         found = {name: function(x.to("xla")) for name, function in FAMILIES.items()}
     seen: set[torch.dtype] = set()
@@ -167,7 +148,7 @@ def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtyp
             seen.add(torch.tensor([1.5]).dtype)
 
     later = torch.float64 if then == torch.float32 else torch.float32
-    with default_dtype(later):
+    with of_pytorch("default_dtype", later):
         thread = threading.Thread(target=loader)
         thread.start()
         try:

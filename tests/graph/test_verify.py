@@ -23,15 +23,16 @@ def test_a_cut_graph_is_sound(graph: Graph) -> None:
     verify(graph)
 
 
-def test_an_input_that_comes_later(graph: Graph) -> None:
-    first = replace(graph.nodes[1], inputs=(Wire(leaf=False, slot=2, result=0),))
-    with pytest.raises(GraphError, match="does not come before it"):
-        verify(replace(graph, nodes=(graph.nodes[0], first, *graph.nodes[2:])))
-
-
-def test_a_leaf_that_does_not_exist(graph: Graph) -> None:
-    first = replace(graph.nodes[1], inputs=(Wire(leaf=True, slot=3, result=0),))
-    with pytest.raises(GraphError, match="reads leaf 3 of 0"):
+@pytest.mark.parametrize(
+    ("wire", "says"),
+    [
+        (Wire(leaf=False, slot=2, result=0), "does not come before it"),
+        (Wire(leaf=True, slot=3, result=0), "reads leaf 3 of 0"),
+    ],
+)
+def test_an_input_that_does_not_exist_or_comes_later(graph: Graph, wire: Wire, says: str) -> None:
+    first = replace(graph.nodes[1], inputs=(wire,))
+    with pytest.raises(GraphError, match=says):
         verify(replace(graph, nodes=(graph.nodes[0], first, *graph.nodes[2:])))
 
 

@@ -151,6 +151,26 @@ class TestWhatIsFound:
         assert profile.report.compiles[0].loops == ((LAYERS, 5),)
 
 
+def what_layers_gave(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = x.new_zeros(())
+    for layer in model.children():
+        x = layer(x)
+        loss = loss + (x**2).mean()
+    return loss
+
+
+def weights_of_its_own(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    for i, layer in enumerate(model.children()):
+        x = layer(x) * (1 + i / 7)
+    return (x**2).mean()
+
+
+def checkpoints(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    for layer in model.children():
+        x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    return (x**2).mean()
+
+
 class TestAsUnrolled:
     def test_a_step(self) -> None:
         assert_as_on_cpu(blocks())
@@ -191,42 +211,16 @@ class TestAsUnrolled:
             model[layer].requires_grad_(False)
         assert_as_on_cpu(model)
 
-    def test_what_layers_gave(self) -> None:
-        def of_all(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    @pytest.mark.parametrize("loss_of", [what_layers_gave, weights_of_its_own, checkpoints])
+    def test_losses(self, loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        def own(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = x.new_zeros(())
-            for layer in model.children():
-                x = layer(x)
-                loss = loss + (x**2).mean()
+            loss = loss_of(model, x)
             loss.backward()
             optimizer.step()
             return loss.detach()
 
-        assert_as_on_cpu(blocks(), of_all)
-
-    def test_weights_of_its_own_for_each_loss(self) -> None:
-        def weighted(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            for i, layer in enumerate(model.children()):
-                x = layer(x) * (1 + i / 7)
-            loss = (x**2).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        assert_as_on_cpu(blocks(), weighted)
-
-    def test_checkpoints(self) -> None:
-        def checkpointed(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            for layer in model.children():
-                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-            loss = (x**2).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        assert_as_on_cpu(blocks(), checkpointed)
+        assert_as_on_cpu(blocks(), own)
 
     def test_accumulated_gradients(self) -> None:
         def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 from conftest import Counting
+from probes import of_pytorch
 
 import torch_xla
 
@@ -42,25 +42,15 @@ PROMOTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("then", DTYPES)
 @pytest.mark.parametrize("later", DTYPES)
 def test_the_default_dtype(then: torch.dtype, later: torch.dtype, counted: Counting) -> None:
     x = torch.arange(8)
     on_device = x.to("xla")
-    with default_dtype(then):
+    with of_pytorch("default_dtype", then):
         wanted = {name: function(x) for name, function in PROMOTIONS.items()}
         found = {name: function(on_device) for name, function in PROMOTIONS.items()}
-    with default_dtype(later), counted("OperatorsByRule", 0):
+    with of_pytorch("default_dtype", later), counted("OperatorsByRule", 0):
         torch_xla.sync(wait=True)
         values = {name: value.cpu() for name, value in found.items()}
     for name, value in wanted.items():
@@ -76,7 +66,7 @@ def test_the_default_dtype_changes_while_the_worker_runs() -> None:
         a = a @ a * 1e-3
     found = [on_device / 7, on_device.sqrt(), on_device < 0.3]
     torch_xla.sync()
-    with default_dtype(torch.bfloat16):
+    with of_pytorch("default_dtype", torch.bfloat16):
         torch_xla.sync(wait=True)
     for value, want in zip(found, (x / 7, x.sqrt(), x < 0.3), strict=True):
         torch.testing.assert_close(value.cpu(), want, rtol=0, atol=0)
@@ -117,10 +107,6 @@ def test_products_are_as_exact_as_at_the_barrier() -> None:
     for _ in range(12):
         x, y = x @ x * 0.03, y @ y * 0.03
     torch_xla.sync()
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")  # 16-bit products, where the machine has some
-    try:
+    with of_pytorch("float32_matmul_precision", "medium"):  # 16-bit products, where the machine has some
         torch_xla.sync(wait=True)
-    finally:
-        torch.set_float32_matmul_precision(before)
     torch.testing.assert_close(x.cpu(), y, rtol=1e-3, atol=1e-4 * y.abs().max().item())
