@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 JAX ?= jax>=0.10
 MAX_JOBS ?= $(shell nproc)
 WORKERS ?= $(shell nproc)
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 export MAX_JOBS
 
@@ -66,20 +67,21 @@ demo: $(STAMPS)/build
 	$(BIN)/python examples/digits.py
 
 test: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not sweep" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not sweep" $(PYTEST_ARGS)
 
-# Which tests take more than 5 s of CPU without being marked slow. Not in `make test`: a busy machine takes longer.
+# Which tests take more than 5 s of CPU without being marked slow or costs("reason"), and which with that. Not in
+# `make test`: a busy machine takes longer.
 test-cost: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" --cpu-limit=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" --cpu-limit=5 $(PYTEST_ARGS)
 
 test-fast: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" $(PYTEST_ARGS)
 
 # What a change touches (tests/affected.py): since the last commit, or since SINCE=main.
 SINCE ?= HEAD
 test-changed: $(STAMPS)/dev $(STAMPS)/build
 	@tests=$$($(BIN)/python tests/affected.py $(SINCE)) && if test -z "$$tests"; then echo "no tests for this"; else \
-	set -x; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $$tests $(PYTEST_ARGS); fi
+	set -x; $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" $$tests $(PYTEST_ARGS); fi
 
 # What several processes do together and how they fail, also with four of them.
 test-jobs: $(STAMPS)/dev $(STAMPS)/build
@@ -87,14 +89,14 @@ test-jobs: $(STAMPS)/dev $(STAMPS)/build
 
 # The long tables of which `make test` has a sample, apart from those with a target of their own.
 test-sweep: $(STAMPS)/dev $(STAMPS)/build
-	XLA_FLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m sweep $(PYTEST_ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest $(PARALLEL) -m sweep $(PYTEST_ARGS)
 
 # On a PJRT plugin of somebody else's: PLUGIN_LIBRARY=/path/of/plugin.so, or that of extra `[plugin]`.
 PLUGIN_TESTS ?= $(addprefix tests/,record tensor cut run barrier device lower compile functions job distributed spmd)
 test-plugin: $(STAMPS)/dev $(STAMPS)/build
 	@test -n "$$PLUGIN_LIBRARY" || $(BIN)/python -m pip install -q fastatomstruct-xla-cpu==2026.6.23
 	named=$$($(BIN)/python tests/plugin.py) && PJRT_NAMES_AND_LIBRARY_PATHS=$$named PJRT_DEVICE=vendor \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not sweep" $(PLUGIN_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" $(PLUGIN_TESTS) $(PYTEST_ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz --timeout=7200 $(PYTEST_ARGS)

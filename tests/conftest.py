@@ -7,6 +7,8 @@ the same tests run on a GPU.
 from __future__ import annotations
 
 import gc
+import itertools
+import multiprocessing
 import os
 import resource
 import signal
@@ -22,9 +24,12 @@ if os.environ["PJRT_DEVICE"] == "CPU":
 # Tests of single rules start JAX before there is an xla tensor; they must find as many devices.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", os.environ["CPU_NUM_DEVICES"])
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
 
 import plugin
 import pytest
@@ -35,7 +40,18 @@ from hypothesis import HealthCheck, settings
 # What compiles every graph; without these variables a new one runs operator by operator, as users have it.
 COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
 # Of lowering and compiling: operator by operator they would compare PyTorch's CPU kernels with themselves.
-OF_COMPILING = ("ops", "opdb", "lower", "compile", "cut", "job", "distributed")
+OF_COMPILING = ("ops", "opdb", "lower", "compile", "cut")
+# Of processes that start, compile each for itself, and wait for each other.
+JOBS = ("job", "distributed", "spmd")
+WAITING = (*JOBS, "docs")
+DEAR = ("callers", "workloads")
+# What many processes of jobs import beside what all do: once, in the one that they are forked from.
+FORKED = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.optim",
+)
 _IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 settings.register_profile(
@@ -45,20 +61,32 @@ settings.register_profile("fuzz", settings.get_profile("default"), max_examples=
 settings.load_profile("default")
 
 
-_over: list[tuple[float, str]] = []
+_costs: list[tuple[float, str, str]] = []  # seconds, test, why it may take them
+_files: set[Path] = set()  # of which this process has begun the tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-limit", type=float, help="seconds that a test may take that is not marked slow")
+    parser.addoption("--cpu-limit", type=float, help="seconds that a test may take that is not marked slow or costs")
     own = os.environ.get("TEST_WAY")  # of a run that this one is in
     choices = ["compiled", "default"]
     parser.addoption("--way", choices=choices, default=own, help="how tests run that may either way, not in turns")
 
 
 def _cpu_seconds() -> float:
-    """Of this process and those it waited for, which depends less on what else runs than the time on the clock."""
+    """Of this process and those it started, which depends less on what else runs than the time on the clock."""
     own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in own)
+    return sum(usage.ru_utime + usage.ru_stime for usage in own) + _cpu_seconds_of_children(os.getpid())
+
+
+def _cpu_seconds_of_children(process: int) -> float:
+    """Of those that are still there, as what forks others is, and of what they waited for."""
+    seconds = 0.0
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # a thread, or a process, that has ended
+            for child in map(int, task.read_text().split()):
+                times = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:15]
+                seconds += sum(map(int, times)) / os.sysconf("SC_CLK_TCK") + _cpu_seconds_of_children(child)
+    return seconds
 
 
 def _variables(item: pytest.Item) -> dict[str, str]:
@@ -88,36 +116,68 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in COMPILED:
         os.environ.pop(name, None)
     os.environ.update(_variables(item))
+    if item.path not in _files:
+        _files.add(item.path)
+        gc.collect()
+        gc.freeze()
+        if item.path.parent.name in JOBS:
+            from torch_xla._core.job import launcher
+
+            multiprocessing.set_forkserver_preload([launcher._PRELOADED, *FORKED])
+            forkserver.ensure_running()
+            multiprocessing.set_forkserver_preload([])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("slow") or not item.config.getoption("cpu_limit"):
+        return (yield)
     began = _cpu_seconds()
     try:
         return (yield)
     finally:
-        if item.get_closest_marker("slow") is None:
-            item.user_properties.append(("cpu", _cpu_seconds() - began))
+        marker = item.get_closest_marker("costs")
+        item.user_properties.append(("cpu", (_cpu_seconds() - began, marker.args[0] if marker else "")))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
-        _over.extend((seconds, report.nodeid) for _, seconds in report.user_properties if isinstance(seconds, float))
+        _costs.extend((cost[0], report.nodeid, cost[1]) for name, cost in report.user_properties if name == "cpu")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     limit = session.config.getoption("cpu_limit")
-    _over[:] = sorted((found for found in _over if limit and found[0] > limit), reverse=True)
-    if _over and session.exitstatus == 0:
+    _costs[:] = sorted((found for found in _costs if found[0] > limit), reverse=True)
+    if any(not reason for _, _, reason in _costs) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for seconds, name in _over:
-        terminalreporter.write_line(f"{seconds:.1f} s of CPU, make it cheaper or mark it slow: {name}", red=True)
+    for seconds, name, reason in _costs:
+        told = reason or 'make it cheaper or mark it costs("reason")'
+        terminalreporter.write_line(f"{seconds:.1f} s of CPU, {told}: {name}", red=not reason)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of files that wait for processes comes one after two that compute, so that workers seldom wait at one time.
+
+    Workers take files, so those with long tests, or many, come first.
+    """
+    counts = Counter(item.path for item in items)
+    most = sorted(counts, key=lambda path: (path.parent.name not in DEAR, -counts[path]))
+    waiting = [path for path in most if path.parent.name in WAITING]
+    computing = iter([path for path in most if path.parent.name not in WAITING])
+    order: list[Path] = []
+    for path in waiting:
+        order += [path, *itertools.islice(computing, 2)]
+    place = {path: number for number, path in enumerate([*order, *computing])}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What is imported stays, and so does most of what tests leave. Where a search for garbage looks at all of that, it
+    # takes a second, and a few hundred tests ask for one.
+    gc.disable()
     turns.turn()  # before there are other processes, which get it from the environment
     if config.getoption("way"):
         os.environ["TEST_WAY"] = config.getoption("way")
@@ -127,6 +187,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collectstart(collector: pytest.Collector) -> None:
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)  # the numbers that a module draws do not depend on which others are collected
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_report_header() -> str:

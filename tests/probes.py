@@ -47,21 +47,32 @@ def python(
             which is three seconds cheaper. Not where imports, addresses or hash seeds matter.
         **env: Further environment variables.
     """
+    program = start(*arguments, devices=devices, cwd=cwd, imported=imported, **env)
+    try:
+        found = program.communicate(timeout=timeout)
+    except BaseException:
+        program.kill()
+        program.communicate(timeout=timeout)
+        raise
+    assert program.returncode is not None
+    done = subprocess.CompletedProcess(program.args, program.returncode, *found)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def start(
+    *arguments: str | Path, devices: int | None = None, cwd: Path | None = None, imported: bool = False, **env: str
+) -> warm.Program | subprocess.Popen[str]:
+    """The same without waiting for it; its standard input is a pipe."""
     environment = {**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'tests'}"}
     if devices is not None:
         environment |= {"CPU_NUM_DEVICES": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
     environment |= env
-    done = warm.run([*map(str, arguments)], environment, cwd, timeout) if imported else None
-    done = done or subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+    pipe = subprocess.PIPE
+    command = [sys.executable, *map(str, arguments)]
+    return (imported and warm.start([*map(str, arguments)], environment, cwd)) or subprocess.Popen(
+        command, cwd=cwd, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 @contextmanager

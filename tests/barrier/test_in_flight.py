@@ -206,7 +206,7 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-        done = python("-c", program, check=False, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
+        done = python("-c", program, check=False, imported=True, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
         assert done.returncode == (0 if waits else 1)
         assert ("told" in done.stdout) == bool(waits) and ("out of memory" in done.stderr) != bool(waits)
 
@@ -315,5 +315,5 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-    done = python("-c", program, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
+    done = python("-c", program, imported=True, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
     assert done.stdout.strip() == "told"

@@ -114,7 +114,8 @@ print(json.dumps(found))
 def cpu_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """By family: losses of an evaluation, each training step and an evaluation of the Trainer on the CPU."""
     folder = tmp_path_factory.mktemp("cpu")
-    done = python("-c", ON_THE_CPU, folder, timeout=240, USE_TORCH_XLA="0", TESTS=str(Path(__file__).parent))
+    more = {"USE_TORCH_XLA": "0", "TESTS": str(Path(__file__).parent)}
+    done = python("-c", ON_THE_CPU, folder, timeout=240, imported=True, **more)
     return json.loads(done.stdout.splitlines()[-1])
 
 

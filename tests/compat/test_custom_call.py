@@ -167,4 +167,4 @@ def test_a_kernel_of_lapack_is_loaded_before_its_first_call() -> None:
         " backend_config=lower, api_version=4)\n"
         "assert factor.diag().tolist() == [2, 2, 2] and info.item() == 0\n"
     )
-    python("-c", code)
+    python("-c", code, imported=True)

@@ -272,7 +272,7 @@ def test_fully_sharded_training_with_one_process(tmp_path: Path) -> None:
     state = {"model": wrapped.state_dict(), "shard_metadata": wrapped.get_shard_metadata()}
     xm.save(state, tmp_path / "model_rank-0.pth", master_only=False)
     command = ["-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts"]
-    python(*command, "--ckpt_prefix", tmp_path / "model", "--ckpt_suffix", "_rank*.pth")
+    python(*command, "--ckpt_prefix", tmp_path / "model", "--ckpt_suffix", "_rank*.pth", imported=True)
     plain = blocks()
     plain.load_state_dict(torch.load(tmp_path / "model_consolidated.pth")["model"])
     assert torch.equal(plain[0].layer.weight, wrapped[0].layer.weight.cpu())

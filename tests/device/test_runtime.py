@@ -222,7 +222,7 @@ def test_autograd_threads_start_before_the_first_xla_tensor():
         "(x * 3).sum().backward()\n"
         "assert x.grad.item() == 3\n"
     )
-    python("-c", code)
+    python("-c", code, imported=True)
 
 
 def test_importing_is_quiet_and_small():

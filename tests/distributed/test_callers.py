@@ -67,7 +67,7 @@ def test_the_xla_strategy_of_lightning_learns_what_one_process_does(tmp_path: Pa
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for device in ("cpu", "xla"):
-        python(script, device, tmp_path, devices=2, PJRT_DEVICE="CPU")
+        python(script, device, tmp_path, devices=2, imported=True, PJRT_DEVICE="CPU")
     expected, found = (torch.load(tmp_path / device) for device in ("cpu", "xla"))
     for name, value in expected.items():
         torch.testing.assert_close(found[name].cpu(), value, rtol=1e-4, atol=1e-5)

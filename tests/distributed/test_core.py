@@ -17,6 +17,7 @@ def test_gradients_are_those_of_one_process() -> None:
     launcher.run(core_bodies.functions, (), 2)
 
 
+@pytest.mark.compiled("it counts programs")
 @pytest.mark.own_client("a collective runs at once")
 def test_a_read_that_needs_nobody_leaves_collectives_pending() -> None:
     launcher.run(core_bodies.reads, (), 2)
@@ -26,6 +27,7 @@ def test_steps_broadcasts_seeds_and_files(tmp_path: Path) -> None:
     launcher.run(core_bodies.steps, (str(tmp_path),), 2)
 
 
+@pytest.mark.compiled("it counts programs")
 def test_loaders_give_each_sample_to_one_process() -> None:
     launcher.run(core_bodies.loaders, (), 2)
 

@@ -36,6 +36,6 @@ def test_threads_have_the_loss_of_one_device() -> None:
 def test_under_torchrun() -> None:
     script = ROOT / "examples" / "train_digits_multi.py"
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *example_bodies.SMALL]
-    done = python(*run, devices=1, cwd=PACKAGE)
+    done = python(*run, devices=1, cwd=PACKAGE, imported=True)
     losses = re.findall(r"epoch 2: loss ([\d.]+) with 2 processes", done.stdout)
     assert [float(loss) for loss in losses] == pytest.approx([single()], rel=1e-3)

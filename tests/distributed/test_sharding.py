@@ -26,7 +26,7 @@ def test_clipping_and_accumulation() -> None:
 def test_types_frozen_parameters_and_files(tmp_path: Path) -> None:
     launcher.run(sharding_bodies.types_and_files, (str(tmp_path),), 2)
     command = ["-m", "torch_xla.distributed.fsdp.consolidate_sharded_ckpts"]
-    python(*command, "--ckpt_prefix", tmp_path / "net", "--ckpt_suffix", "_rank-*.pth")
+    python(*command, "--ckpt_prefix", tmp_path / "net", "--ckpt_suffix", "_rank-*.pth", imported=True)
     plain = sharding_bodies.net()
     plain.load_state_dict(torch.load(tmp_path / "net_consolidated.pth")["model"], strict=False)
     expected, _ = sharding_bodies.reference()

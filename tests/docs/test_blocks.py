@@ -119,7 +119,7 @@ def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
     for block in found:
         assert block.file is not None, "processes import the program"
         (tmp_path / block.file).write_text(block.code)
-        python(tmp_path / block.file, cwd=tmp_path, devices=2)
+        python(tmp_path / block.file, cwd=tmp_path, devices=2, imported=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,14 @@ from torch_xla._core.job import launcher
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.sweep)])
-def test_the_table(world: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("compiled", marks=pytest.mark.compiled("both ways")),
+        pytest.param("by default", marks=pytest.mark.by_default("both ways")),
+    ],
+)
+def test_the_table(way: str, world: int, tmp_path: Path) -> None:
     launcher.run(collective_table.run, (str(tmp_path),), world)
     count, wrong = collective_table.results(tmp_path, world)
     assert not wrong

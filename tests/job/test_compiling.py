@@ -14,6 +14,7 @@ import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.compiled("it counts programs")
 COUNTS = ("UncachedCompile", "SharedCompile", "PersistentCacheHit")
 
 

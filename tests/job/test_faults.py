@@ -14,7 +14,7 @@ from pathlib import Path
 
 import faults
 import pytest
-from probes import PACKAGE, ROOT, python
+from probes import PACKAGE, ROOT, python, start
 
 WITHIN = 20.0  # seconds
 SCRIPT = ROOT / "tests" / "job" / "faults.py"
@@ -23,7 +23,7 @@ SCRIPT = ROOT / "tests" / "job" / "faults.py"
 def observed(folder: Path, processes: int, *names: str, **env: str) -> tuple[dict[str, faults.Seen], str]:
     file = folder / "seen.json"
     options = ("--processes", str(processes), "--json", file)
-    done = python(SCRIPT, *names, *options, devices=4, timeout=280, JOB_TEST=str(folder), **env)
+    done = python(SCRIPT, *names, *options, devices=4, timeout=280, imported=True, JOB_TEST=str(folder), **env)
     found = json.loads(file.read_text())
     seen = {
         name: faults.Seen(
@@ -173,13 +173,8 @@ torch_xla.sync(wait=True)
     from torch_xla._core.job import connection
 
     port = connection.listen("127.0.0.1", 0).port
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "1", "WORLD_SIZE": "2"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
-    both = [
-        subprocess.Popen([sys.executable, script, str(victim)], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                         stderr=subprocess.PIPE, text=True)
-        for r in range(2)
-    ]  # fmt: skip
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    both = [start(script, str(victim), devices=1, imported=True, **env, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
     texts = [process.communicate(timeout=60)[1] for process in both]
     assert both[victim].returncode == -signal.SIGKILL and both[1 - victim].returncode == 1
     lines = texts[1 - victim].strip().splitlines()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
-from probes import PACKAGE, python
+from probes import python, start
 
 from torch_xla._core.device import environment
 from torch_xla._core.device.environment import RankInfo, first_host, rank_info
@@ -109,18 +106,13 @@ def test_a_stranger_at_the_port_of_a_job():
     """A process of another job that connects is refused, and the job goes on."""
     member = "import sys, torch_xla.core.xla_model as xm; xm.rendezvous('start'); print('up', flush=True); "
     member += "sys.stdin.readline(); xm.rendezvous('end')"
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "MASTER_ADDR": "127.0.0.1", "CPU_NUM_DEVICES": "1"}
+    env = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         env["MASTER_PORT"] = str(server.getsockname()[1])
-    pipe = subprocess.PIPE
-    both = [
-        subprocess.Popen([sys.executable, "-c", member], env=env | {"RANK": rank, "WORLD_SIZE": "2"}, stdin=pipe,
-                         stdout=pipe, stderr=pipe, text=True)
-        for rank in "01"
-    ]  # fmt: skip
+    both = [start("-c", member, devices=1, imported=True, **env, RANK=rank) for rank in "01"]
     try:
         assert [process.stdout.readline() for process in both] == ["up\n"] * 2
-        done = python("-c", JOIN, check=False, imported=True, **env | {"RANK": "1", "WORLD_SIZE": "2"})
+        done = python("-c", JOIN, check=False, imported=True, **env, RANK="1")
         assert done.returncode == 1 and f"a job runs already at 127.0.0.1:{env['MASTER_PORT']}" in done.stderr
         for process in both:  # they wait for each other
             process.stdin.write("\n")
@@ -133,14 +125,11 @@ def test_a_stranger_at_the_port_of_a_job():
 
 
 def test_another_number_of_processes():
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "MASTER_ADDR": "127.0.0.1", "CPU_NUM_DEVICES": "1"}
+    env = {"MASTER_ADDR": "127.0.0.1"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         env["MASTER_PORT"] = str(server.getsockname()[1])
-    pipe = subprocess.PIPE
     both = [
-        subprocess.Popen([sys.executable, "-c", JOIN], env=env | {"RANK": rank, "WORLD_SIZE": world}, stderr=pipe,
-                         text=True)
-        for rank, world in ("02", "13")
-    ]  # fmt: skip
+        start("-c", JOIN, devices=1, imported=True, **env, RANK=rank, WORLD_SIZE=world) for rank, world in ("02", "13")
+    ]
     errors = [process.communicate(timeout=30)[1] for process in both]
     assert all("WORLD_SIZE=" in text and "it must be the same everywhere" in text for text in errors), errors

@@ -40,7 +40,7 @@ def steps(index):
 if __name__ == "__main__":
     torch_xla.launch(steps)
 """)
-    found = python(script, devices=2, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
+    found = python(script, devices=2, imported=True, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
     told = re.findall(r"(\d+) operators were recorded without a barrier, in a loop at (.*?) whose \d+ operators", found)
     assert "put torch_xla.sync() at the end of its body" in found
     assert {line for _, line in told} <= {f"{script}:6 in steps", f"{script}:7 in steps"}

@@ -14,7 +14,10 @@ import torch_xla.core.xla_model as xm
 from torch_xla._core.device import placement
 from torch_xla._core.job import launcher
 
-pytestmark = pytest.mark.own_client("a plugin for CPUs knows its own process only")
+pytestmark = [
+    pytest.mark.own_client("a plugin for CPUs knows its own process only"),
+    pytest.mark.compiled("it is about programs"),
+]
 
 
 @pytest.fixture(autouse=True)

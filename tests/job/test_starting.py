@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import starts
-from probes import PACKAGE, python
+import warm
+from probes import PACKAGE, python, start
 
 from torch_xla._core.job import launcher
 
@@ -22,7 +23,7 @@ def run(tmp_path: Path, text: str, devices: int, *arguments: str | Path) -> subp
     """Runs a script beside the module of these tests."""
     script = tmp_path / "script.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n{text}")
-    return python(script, *arguments, devices=devices)
+    return python(script, *arguments, devices=devices, imported=True)
 
 
 COUNTED = pytest.mark.own_client("it is told how many devices it has by CPU_NUM_DEVICES")
@@ -93,7 +94,7 @@ def work(index):
 if __name__ == "__main__":
     torch_xla.launch(work)
 """)
-    done = python(script, devices=2, check=False)
+    done = python(script, devices=2, check=False, imported=True)
     assert "ValueError: no data" in done.stderr
     assert f'File "{script}", line 4 in computes' in done.stderr, done.stderr
 
@@ -136,14 +137,15 @@ xmp.spawn(cell, (3,), start_method="fork")
 
 
 def test_a_function_that_new_processes_do_not_find(tmp_path: Path) -> None:
-    done = python("-c", "import torch_xla\ndef cell(index): pass\ntorch_xla.launch(cell)", devices=2, check=False)
+    code = "import torch_xla\ndef cell(index): pass\ntorch_xla.launch(cell)"
+    done = python("-c", code, devices=2, check=False, imported=True)
     assert done.returncode == 1
     assert "[launch]" in done.stderr.splitlines()[-1] and "start_method='fork'" in done.stderr
 
 
 def test_by_torchrun(tmp_path: Path) -> None:
     run_by = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    python(*run_by, FOLDER / "starts.py", tmp_path, devices=1)
+    python(*run_by, FOLDER / "starts.py", tmp_path, devices=1, imported=True)
     found = starts.read_places(tmp_path)
     assert found == [starts.expected(rank, 2, 2) for rank in range(2)]
 
@@ -207,7 +209,7 @@ def remove_hosts(names: list[str], bridge: str) -> None:
     subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
-def assert_ended(processes: list[subprocess.Popen[str]]) -> None:
+def assert_ended(processes: list[warm.Program | subprocess.Popen[str]]) -> None:
     try:
         errors = [process.communicate(timeout=100)[1] for process in processes]
     finally:
@@ -273,10 +275,8 @@ def test_a_host_that_is_cut_off() -> None:
 def test_hosts_by_hand_on_one_machine(tmp_path: Path) -> None:
     """Two launchers that stand for two hosts; the first has the store."""
     port = str(free_port())
-    env = {**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{FOLDER}", "CPU_NUM_DEVICES": "2"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    command = [sys.executable, str(FOLDER / "starts.py"), str(tmp_path)]
-    both = [subprocess.Popen(command, env=env | {"RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in range(2)]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    both = [start(FOLDER / "starts.py", tmp_path, devices=2, imported=True, **env, RANK=rank) for rank in "01"]
     assert_ended(both)
     check(tmp_path, 4, local_world=2)
 

@@ -107,7 +107,7 @@ def train(index):
 
 torch_xla.launch(train)
 """)
-    assert python(script, devices=1).stdout == "1 [[3.0, 3.0]]\n"
+    assert python(script, devices=1, imported=True).stdout == "1 [[3.0, 3.0]]\n"
 
 
 def test_wrappers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -14,6 +15,7 @@ from probes import python
 from torch import nn
 
 import torch_xla
+from torch_xla import _config
 
 
 def sent(value: Any) -> Any:
@@ -123,19 +125,25 @@ child = context.Process(target=take, args=(queue, back))
 child.start(); queue.put(x); print(back.get(timeout=60)); child.join()
 """,
         devices=1,
+        imported=True,
     )
     assert done.stdout.startswith("[device] this process was forked after the xla client had started")
 
 
-@pytest.mark.parametrize("count", ["128", "200"])
-def test_more_devices_than_pytorch_counts(count: str) -> None:
-    done = python("-c", "import torch_xla", check=False, CPU_NUM_DEVICES=count)
+def test_more_devices_than_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = python("-c", "import torch_xla", check=False, CPU_NUM_DEVICES="128")
     last = done.stderr.strip().splitlines()[-1]
-    expected = f"[config] CPU_NUM_DEVICES='{count}', expected a whole number from 1 to 127; unset it for 1"
-    assert last == f"ValueError: {expected}"
-    hidden = ",".join(map(str, range(int(count))))
+    expected = "[config] CPU_NUM_DEVICES='{}', expected a whole number from 1 to 127; unset it for 1"
+    assert last == f"ValueError: {expected.format(128)}"
+    monkeypatch.setenv("CPU_NUM_DEVICES", "200")
+    with pytest.raises(ValueError, match=f"^{re.escape(expected.format(200))}$"):
+        _config.CPU_NUM_DEVICES.get()
+
+
+def test_more_gpus_than_pytorch_counts() -> None:
+    hidden = ",".join(map(str, range(128)))
     done = python("-c", "import torch_xla", check=False, PJRT_DEVICE="CUDA", CUDA_VISIBLE_DEVICES=hidden)
-    assert f"[device] got {count} devices, expected 1 to 127" in done.stderr
+    assert "[device] got 128 devices, expected 1 to 127" in done.stderr
 
 
 def test_as_many_as_there_can_be() -> None:

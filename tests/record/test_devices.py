@@ -96,7 +96,7 @@ def test_a_wrapper_that_claims_to_be_on_the_device_is_refused() -> None:
 
 def try_mixes(names: list[str], seed: int) -> set[str]:
     """Calls overloads with their tensors on several devices, in a process of its own; of which it made calls."""
-    done = python(Path(mixed_devices.__file__), str(seed), *names, check=False, timeout=3600)
+    done = python(Path(mixed_devices.__file__), str(seed), *names, check=False, timeout=3600, imported=True)
     calls = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert not [call for call in calls if "wrong" in call]
     assert done.returncode == 0, f"{calls[-1:]} ended with {done.returncode}: {done.stderr[-500:]}"

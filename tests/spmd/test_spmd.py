@@ -1,4 +1,4 @@
-"""SPMD over eight CPU devices. The mode is that of a process, so the tests are in files that another one runs."""
+"""SPMD over eight CPU devices. The mode is that of a process, so the tests are in files that another process runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import plugin
 import pytest
@@ -22,26 +23,43 @@ ALONE = pytest.mark.own_client("a plugin for CPUs knows its own process only")
 NAMES = sorted(path.stem for path in HERE.glob("mesh_*.py"))
 
 
+def run(names: list[str], marks: str, seconds: int, folder: Path) -> dict[str, str]:
+    """What failed, by file; one process runs them all."""
+    environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
+    if os.environ["PJRT_DEVICE"] == plugin.NAME:
+        environment |= plugin.environment(folder, cpu_device_count=8)
+    results = folder / "results.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
+    command += [f"--junitxml={results}", *(f"{name}.py" for name in names)]
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode in (0, 1), done.stdout[-6000:] + done.stderr[-2000:]
+    failed: dict[str, str] = {}
+    for case in ElementTree.parse(results).iter("testcase"):
+        name = next(part for part in case.attrib["classname"].split(".") if part in names)
+        texts = [f"{case.attrib['name']}: {part.text}" for part in case if part.tag in ("failure", "error")]
+        failed[name] = failed.get(name, "") + "\n".join(texts)
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of the files that this run is to test."""
+    items = [item for item in request.session.items if "failed" in getattr(item, "fixturenames", ())]
+    names = [item.callspec.params["name"] for item in items]  # type: ignore[attr-defined]
+    return run(names, "not sweep", 500, tmp_path_factory.mktemp("eight"))
+
+
+@pytest.mark.timeout(520)
 @pytest.mark.parametrize("name", NAMES)
-def test_over_eight_devices(name: str, tmp_path: Path) -> None:
-    run(name, "not sweep", 300, tmp_path)
+def test_over_eight_devices(name: str, failed: dict[str, str]) -> None:
+    assert failed[name] == ""
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", [name for name in NAMES if "pytest.mark.sweep" in (HERE / f"{name}.py").read_text()])
 def test_long_tables_over_eight_devices(name: str, tmp_path: Path) -> None:
-    run(name, "sweep", 3000, tmp_path)
-
-
-def run(name: str, marks: str, seconds: int, folder: Path) -> None:
-    environment = {**os.environ, "CPU_NUM_DEVICES": "8", "JAX_NUM_CPU_DEVICES": "8", "XLA_USE_SPMD": "1"}
-    if os.environ["PJRT_DEVICE"] == plugin.NAME:
-        environment |= plugin.environment(folder, cpu_device_count=8)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
-    command.append(f"{name}.py")
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert run([name], "sweep", 3000, tmp_path) == {name: ""}
 
 
 @ALONE

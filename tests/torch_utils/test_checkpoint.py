@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache as once
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -59,6 +61,12 @@ def run(wrap, *, depth=3, dropout=0.0, autocast=False, **backward):
     return loss.item(), [x.grad.cpu(), *(p.grad.cpu() for p in model.parameters())], sum(temporary)
 
 
+@once
+def deep(dropout=0.0):
+    """The same of a deep stack without checkpoints."""
+    return run(plain, depth=DEPTH, dropout=dropout)
+
+
 @MODES
 @pytest.mark.parametrize("dropout, autocast", [(0.0, False), (0.3, False), (0.3, True)])
 def test_numbers_are_those_without_it(reentrant, dropout, autocast):
@@ -77,21 +85,21 @@ def test_numbers_are_those_without_it(reentrant, dropout, autocast):
 )
 @pytest.mark.compiled("it asks how much memory a program needs")
 def test_memory_drops_on_a_deep_stack(reentrant, dropout, backward, most):
-    *_, without = run(plain, depth=DEPTH, dropout=dropout, **backward)
+    *_, without = deep(dropout)
     *_, with_it = run(wrapped(reentrant), depth=DEPTH, dropout=dropout, **backward)
     assert with_it < most * without
 
 
 @pytest.mark.compiled("it asks how much memory a program needs")
 def test_memory_drops_where_random_state_is_not_kept():
-    *_, without = run(plain, depth=DEPTH)
+    *_, without = deep()
     *_, with_it = run(wrapped(False, preserve_rng_state=False), depth=DEPTH)
     assert with_it < 0.3 * without
 
 
 @pytest.mark.compiled("it asks how much memory a program needs")
 def test_older_name():
-    _, grads, without = run(plain, depth=DEPTH)
+    _, grads, without = deep()
     _, again, with_it = run(torch_xla.utils.checkpoint.checkpoint, depth=DEPTH)
     assert with_it < 0.3 * without
     torch.testing.assert_close(again, grads)
