@@ -25,9 +25,31 @@ class FlashAttention:
     """The same as `flash_attention`, in the form of an autograd function."""
 
     @staticmethod
-    def apply(*args: Any) -> torch.Tensor:
+    def apply(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        q_segment_ids: torch.Tensor | None = None,
+        kv_segment_ids: torch.Tensor | None = None,
+        sm_scale: float = 1.0,
+        ab: torch.Tensor | None = None,
+        partition_spec: Any = None,
+        mesh: Any = None,
+    ) -> torch.Tensor:
         """Calls `flash_attention` with every argument by position."""
-        return flash_attention(*args[:7], **dict(zip(("ab", "partition_spec", "mesh"), args[7:], strict=False)))
+        return flash_attention(
+            q,
+            k,
+            v,
+            causal,
+            q_segment_ids,
+            kv_segment_ids,
+            sm_scale,
+            ab=ab,
+            partition_spec=partition_spec,
+            mesh=mesh,
+        )
 
 
 def flash_attention(
