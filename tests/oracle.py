@@ -1,12 +1,12 @@
-"""Values of recorded tensors by the graph interpreter: what the recorder meant, before any lowering."""
+"""Values of recorded tensors by PyTorch's CPU kernels: what the recorder meant, before any lowering."""
 
 from __future__ import annotations
 
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import transfer
-from torch_xla._core.graph import graph, interpreter, verify
+from torch_xla._core.execute import by_operator, fills
+from torch_xla._core.graph import graph, verify
 
 
 def cut(tensor: torch.Tensor) -> graph.Graph:
@@ -19,15 +19,11 @@ def cut(tensor: torch.Tensor) -> graph.Graph:
 def value(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's value, computed by PyTorch's CPU kernels from its leaves; it stays pending."""
     recorded = _bindings.Cut.of_tensors([tensor.detach()]).preview()
-    described = graph.describe(recorded)
-    verify.verify(described)
-    leaves = [
-        transfer.download(location, meta.shape, meta.dtype)
-        for location, meta in zip(recorded.leaf_locations(), described.leaves, strict=True)
-    ]
-    if not described.outputs:
+    fills.provide(recorded)
+    verify.verify(graph.describe(recorded))
+    if not recorded.num_outputs:
         return tensor.cpu()
-    (result,) = interpreter.interpret(described, leaves)
+    (result,) = by_operator.prepare(recorded).values()
     return result
 
 

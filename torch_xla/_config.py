@@ -249,7 +249,7 @@ XLA_VERIFY_GRAPHS = _bool("XLA_VERIFY_GRAPHS", False, "Checks every cut graph be
 XLA_CHECK_VALUES = _bool(
     "XLA_CHECK_VALUES",
     False,
-    "Calls PyTorch's CPU kernels with the values of each program: those they refuse raise, with the line.",
+    "Runs graphs operator by operator with PyTorch's CPU kernels: values that they refuse raise, with the line.",
 )
 XLA_SPMD_VERIFY = _bool(
     "XLA_SPMD_VERIFY",

@@ -17,6 +17,7 @@ import torch
 
 from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, splits, transfer
+from torch_xla._core.execute import value_check
 from torch_xla._core.graph import graph, sequence
 from torch_xla._core.lower import lowering, manual
 from torch_xla.ops import dtypes
@@ -36,8 +37,8 @@ CANNOT_RUN = CannotRun()
 
 
 def on() -> bool:
-    """Whether any graph runs so; a check of values wants them compiled, and CPU kernels compute 64-bit integers."""
-    return _config.XLA_HOST_COMPUTE.get() and not (_config.XLA_CHECK_VALUES.get() or dtypes.shortens())
+    """Whether any graph runs so without need; CPU kernels compute 64-bit integers."""
+    return _config.XLA_HOST_COMPUTE.get() and not dtypes.shortens()
 
 
 def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
@@ -61,16 +62,21 @@ def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
     """
     if client.spmd() and splits.PARTS in cut.leaf_places:
         return None  # each device's are others
+    running = prepare(cut)
+    running.request = request
+    _bindings.in_flight(cut.device).operator_run = running
+    return running
+
+
+def prepare(cut: _bindings.Graph) -> _bindings.OperatorRun:
+    """A run of a graph, of which nothing is computed yet."""
     leaves = None
     if not placement.of(cut.device).on_host:
         leaves = [
             transfer.download(location, shape, dtype)
             for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
         ]
-    running = _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
-    running.request = request
-    _bindings.in_flight(cut.device).operator_run = running
-    return running
+    return _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
 
 
 def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
@@ -116,8 +122,10 @@ def _put(array: np.ndarray, device: int, host: jax.Device | None) -> jax.Array:
 
 
 def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Computes a node by its rule, as a program would."""
+    """Computes a node by its rule, as a program would: its kernel does not take the call, or there is none."""
     node, seed = cut.describe_node(position, graph.CLASSES)
+    if _config.XLA_CHECK_VALUES.get():
+        value_check.check(_bindings.in_flight(cut.device).operator_run, node, tensors)
     if sequence.is_collective(node) or node.op in (manual.ENTER, manual.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")

@@ -15,7 +15,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory
-from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check, value_check
+from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import graph, verify
 from torch_xla._core.job import agreement, same_program, session
@@ -29,7 +29,7 @@ _REMEMBERED = 1 << 14
 _by_host: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, *value_check.ASKED_BY)
+_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, _config.XLA_CHECK_VALUES)
 
 
 def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
@@ -224,24 +224,26 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
 
     With `ahead` the host may record on while it runs operator by operator.
     """
+    checks_values = _config.XLA_CHECK_VALUES.get()  # which no program does
     with _events.span("look up"):
-        executable = cache.find(cut)
+        executable = None if checks_values else cache.find(cut)
     new = executable is None
     if executable is None:
         if numbers.compare(cut):
             return False
         executable = cache.find(cut)
-    if executable is None and _runs_without(cut):
+    if checks_values or (executable is None and _runs_without(cut)):
         if numbers.take_wanted():
             return False
-        hotness.note(cut)
+        if not checks_values:
+            hotness.note(cut)
         if cut.has_fills:
             fills.provide(cut)
         obstacle = _run_uncompiled(cut, request, ahead)
         if isinstance(obstacle, StaticNumbers):
             return not numbers.specialize(obstacle)
         if obstacle is None:
-            _metrics.count("UncompiledRun")
+            _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
             return True
     if executable is None:
         outcome = _by_host.get(hotness.key_of(cut)) or _first_use(cut, request)
@@ -258,7 +260,6 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
     memory.before_run(executable.loaded, cut, request.name)
     debug_level.before_run(cut, request.cause, request.name)
     split_check.before_run(cut)
-    value_check.before_run(cut)
     executor.run(executable, cut)
     return True
 

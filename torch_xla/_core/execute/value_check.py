@@ -1,100 +1,49 @@
-"""Values that PyTorch refuses: each program's operators run on CPU kernels too, which raise (``XLA_CHECK_VALUES=1``).
+"""Values that PyTorch refuses raise, where that is asked for (``XLA_CHECK_VALUES=1``).
 
 A program never raises because of a value: an index beyond a tensor, a division of integers by 0, a source that is too
-short (docs/caveats.md). Here all its values are computed, and each operator's CPU kernel is called with those it had.
+short (docs/caveats.md). Where values are checked graphs run operator by operator, and what a CPU kernel says of the
+values it is given is raised, in place of computing the operator by its rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
-
 import torch
 
-from torch_xla import _bindings, _config
-from torch_xla._core.device import client, splits, transfer
-from torch_xla._core.graph import graph, interpreter, sequence
-from torch_xla._core.graph.graph import Graph, Node
-from torch_xla._core.lower import lowering
+from torch_xla import _bindings
+from torch_xla._core.graph.graph import Node
 from torch_xla._errors import RefusedValue
 
-ASKED_BY = (_config.XLA_CHECK_VALUES,)
 
-_compiled: dict[tuple[str, tuple[int, ...]], Any] = {}
+def check(running: _bindings.OperatorRun | None, node: Node, tensors: list[torch.Tensor]) -> None:
+    """Looks at the operator that a run has come to, whose kernel did not compute it.
 
-
-def before_run(cut: _bindings.Graph) -> None:
-    """Looks for values of a graph that PyTorch refuses, where that is asked for.
-
-    A graph with collectives is not looked at: it would run them twice.
+    Args:
+        running: The run; None where nothing is checked, in a run that gives its values to nobody.
+        node: The operator.
+        tensors: A CPU tensor per input.
 
     Raises:
-        RefusedValue: There is one.
+        RefusedValue: The kernel refuses these values, and would take others.
     """
-    if not _config.XLA_CHECK_VALUES.get():
+    if running is None:
         return
-    described = graph.describe(cut)
-    if any(map(sequence.is_collective, described.nodes)):
-        return
-    places = [(slot, i) for slot, node in enumerate(described.nodes) for i, m in enumerate(node.outs) if m is not None]
-    leaves = [
-        transfer.download(location, meta.shape, meta.dtype)
-        for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
-    ]
-    key = cut.key, described.numbers
-    program = _compiled.get(key) or _compiled.setdefault(key, _program(described, places))
-    with client.x64():
-        numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
-        computed = program(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
-    results: list[dict[int, torch.Tensor]] = [{} for _ in described.nodes]
-    for (slot, i), value in zip(places, computed, strict=True):
-        meta = described.nodes[slot].outs[i]
-        assert meta is not None
-        results[slot][i] = transfer.download((value, -1), meta.shape, meta.dtype)
-    for slot, node in enumerate(described.nodes):
-        if not node.seeded:
-            _check(node, slot, [leaves[w.slot] if w.leaf else results[w.slot][w.result] for w in node.inputs])
-
-
-def _program(described: Graph, places: Sequence[tuple[int, int]]) -> Any:
-    """The graph with all its values as results, in one place each."""
-    whole = (splits.WHOLE,) * len(described.leaf_places)
-    wanted = (splits.WHOLE,) * len(places) if described.wanted_places else ()
-    every = replace(
-        described,
-        outputs=tuple(places),
-        donated=(),
-        successors=(),
-        packs=(),
-        leaf_places=whole,
-        wanted_places=wanted,
-    )
-    with client.x64():
-        return lowering.lower(every, "value_check").stage.compile()
-
-
-def _check(node: Node, slot: int, tensors: list[torch.Tensor]) -> None:
-    refusal = _refusal(node, tensors)
+    refusal = _refusal(running, tensors)
     # What is said of all values is about types or layouts, of which XLA takes more.
-    if refusal is None or all(_same(refusal, _refusal(node, [like(t) for t in tensors])) for like in _OTHERS):
+    others = ([like(t) for t in tensors] for like in (torch.zeros_like, torch.ones_like))
+    if refusal is None or all(_same(refusal, _refusal(running, values)) for values in others):
         return
     where = f"\n  recorded at {node.frame}" if node.frame else ""
     refusal.args = (f"{refusal}{where}",)
-    raise RefusedValue(refusal, (slot,))
-
-
-_OTHERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.zeros_like, torch.ones_like)
+    raise RefusedValue(refusal, (running.position,))
 
 
 def _same(refusal: Exception, other: Exception | None) -> bool:
     return type(other) is type(refusal) and str(other) == str(refusal)
 
 
-def _refusal(node: Node, tensors: list[torch.Tensor]) -> Exception | None:
+def _refusal(running: _bindings.OperatorRun, tensors: list[torch.Tensor]) -> Exception | None:
     try:
-        with torch.no_grad():
-            interpreter.call(node, tensors)
+        running.ask_kernel(tensors)
     except Exception as error:
         return error
     return None

@@ -300,6 +300,8 @@ void bind_operator_runs(py::module_& m) {
       .def_property_readonly("interrupted", &OperatorRun::interrupted)
       .def("start", &OperatorRun::start)
       .def("finish", &OperatorRun::finish)
+      .def("values", &OperatorRun::values)
+      .def("ask_kernel", &OperatorRun::ask_kernel)
       .def_property_readonly("position", &OperatorRun::position);
 }
 

@@ -4,7 +4,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -161,6 +163,25 @@ class OperatorRun::Run {
   }
 
   size_t position() const { return at_; }
+
+  std::vector<Tensor> values() {
+    std::vector<Tensor> values;
+    for (const auto place : outputs_) {
+      values.push_back(owned(values_[place]));
+    }
+    return values;
+  }
+
+  void ask_kernel(std::vector<Tensor>& inputs) {
+    const auto& node = *graph_.nodes[at_];
+    TORCH_CHECK(inputs.size() == node.inputs.size(), "[run] got ", inputs.size(), " inputs, expected ",
+                node.inputs.size());
+    std::vector<uint32_t> places(inputs.size());
+    std::iota(places.begin(), places.end(), static_cast<uint32_t>(values_.size()));
+    values_.insert(values_.end(), inputs.begin(), inputs.end());
+    const auto restored = c10::make_scope_exit([&] { values_.resize(places.empty() ? values_.size() : places[0]); });
+    by_kernel(node, places);
+  }
 
   Vector<Arguments::Result> outputs() {
     Vector<Arguments::Result> results;
@@ -442,6 +463,17 @@ bool OperatorRun::start() {
     run = nullptr;  // its values
   });
   return true;
+}
+
+std::vector<Tensor> OperatorRun::values() {
+  const py::gil_scoped_release unlocked;
+  run_->compute(/*alone=*/false, &interrupted_);
+  return run_->values();
+}
+
+void OperatorRun::ask_kernel(std::vector<Tensor> inputs) {
+  const py::gil_scoped_release unlocked;
+  run_->ask_kernel(inputs);
 }
 
 void OperatorRun::finish() {

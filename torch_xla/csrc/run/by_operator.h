@@ -32,6 +32,10 @@ class OperatorRun {
   // Computes what is left, and gives the results to their tensors. May be called again after an interrupt, and in a
   // signal handler that a call of it runs: what that has done the other leaves.
   void finish();
+  // Computes what is left; the values of the graph's outputs, which it gives to nobody.
+  std::vector<at::Tensor> values();
+  // Raises what the CPU kernel of the node that it has come to says of these inputs.
+  void ask_kernel(std::vector<at::Tensor> inputs);
   // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
   bool done() const { return graph_.nodes.empty(); }
   // Whether the worker has more to do.

@@ -1,18 +1,16 @@
-"""The graph interpreter and the compiled program agree: the oracle of the recorder's tests is one."""
+"""Operators one by one on CPU kernels, and a compiled program of them, agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_xla
-from torch_xla import _bindings
-from torch_xla._core.device import transfer
-from torch_xla._core.graph import graph, interpreter, verify
 
 
 def normal(*shape: int) -> Tensor:
@@ -136,53 +134,25 @@ PROGRAMS = [
 ]
 
 
-def interpreted(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs by PyTorch's CPU kernels, in their order; they stay pending."""
-    values = []
-    for output in outputs:
-        cut = _bindings.Cut.of_tensors([output]).preview()
-        fills = cut.describe_fills()
-        buffers = [transfer.fill(shape, dtype, number, cut.device) for (shape, dtype), number, *_ in fills]
-        cut.provide_fills(buffers, [0] * len(buffers))
-        described = graph.describe(cut)
-        verify.verify(described)
-        leaves = [
-            transfer.download(location, meta.shape, meta.dtype)
-            for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
-        ]
-        (value,) = interpreter.interpret(described, leaves)
-        values.append(value)
-    return values
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_device_gives_what_was_recorded(program: Callable[[str], tuple[Tensor, ...]]) -> None:
+@pytest.mark.compiled("the other way is what it is compared with")
+def test_both_ways_of_running_agree(program: Callable[[str], tuple[Tensor, ...]]) -> None:
     torch_xla.sync()
     outputs = tuple(output.detach() for output in program("xla"))
-    recorded = interpreted(outputs)
+    by_kernels = [oracle.value(output) for output in outputs]
     torch_xla.sync()
-    for output, by_interpreter, by_cpu in zip(outputs, recorded, program("cpu"), strict=True):
-        torch.testing.assert_close(output.cpu(), by_interpreter, rtol=2e-4, atol=2e-5)
-        torch.testing.assert_close(by_interpreter, by_cpu.detach().contiguous(), rtol=1e-4, atol=1e-5)
-
-
-def test_graphs_with_random_numbers_are_refused() -> None:
-    x = torch.bernoulli(torch.full((3,), 0.5).to("xla"))
-    described = graph.describe(_bindings.Cut.of_tensors([x]).preview())
-    with pytest.raises(NotImplementedError, match="aten.bernoulli.* draws random numbers"):
-        interpreter.interpret(described, [torch.zeros(meta.shape) for meta in described.leaves])
+    for output, by_kernel, by_cpu in zip(outputs, by_kernels, program("cpu"), strict=True):
+        torch.testing.assert_close(output.cpu(), by_kernel, rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(by_kernel, by_cpu.detach().contiguous(), rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_are_not_written() -> None:
     x = torch.ones(3).to("xla")
     torch_xla.sync()
+    leaf = x.detach().clone()
+    torch_xla.sync()
     y = x * 2
     x.add_(2.5)
-    cut = _bindings.Cut.of_tensors([x, y]).preview()
-    leaf = torch.ones(3)
-    described = graph.describe(cut)
-    values = interpreter.interpret(described, [leaf])
-    assert leaf.tolist() == [1.0] * 3
-    by_operator = {described.nodes[slot].op: value for (slot, _), value in zip(described.outputs, values, strict=True)}
-    assert by_operator["aten.mul.Tensor"].tolist() == [2.0] * 3
-    assert by_operator["aten.add.Tensor"].tolist() == [3.5] * 3
+    assert oracle.value(x).tolist() == [3.5] * 3
+    assert oracle.value(y).tolist() == [2.0] * 3
+    assert (x.tolist(), y.tolist(), leaf.tolist()) == ([3.5] * 3, [2.0] * 3, [1.0] * 3)
