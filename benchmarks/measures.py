@@ -12,16 +12,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from statistics import mean, median
+from statistics import median
 from time import perf_counter
 
-from benchmarks import changing
-from benchmarks.observe import observe, pipelined
+from benchmarks import changing, sides
+from benchmarks.observe import observe
 
 Figures = dict[str, float]
 
-# Enough work for a stable median, little enough for `make bench` to stay a coffee break on two cores.
-BLOCK_SECONDS = 1.0
 ROUNDS = 9
 
 
@@ -80,101 +78,6 @@ def sync_empty() -> Figures:
     figure = median(timed(many) for _ in range(ROUNDS)) * 1e3
     assert keep.sum().item() == 8
     return {"sync_empty_us": figure}
-
-
-def _seconds(metric: str) -> float:
-    import torch_xla.debug.metrics as met
-
-    data = met.metric_data(metric)
-    return data[1] / 1e9 if data else 0.0
-
-
-def _workload(name: str) -> Figures:
-    """First step, compiles, recording, barrier and pipelined step of one workload, beside torch eager and JAX."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.debug.metrics as met
-    from benchmarks import workloads
-    from benchmarks.jax_steps import STEPS
-
-    lazy = workloads.build(name, torch_xla.device())
-    torch_xla.sync(wait=True)
-    met.clear_all()
-    figures: Figures = {}
-
-    def whole_step() -> float:
-        loss = lazy.step()
-        torch_xla.sync()
-        return loss.item()
-
-    figures["first_step_s"] = timed(whole_step)
-    # Every loop here keeps the loss until the barrier is over: a dropped one is no output, and so another graph.
-    for _ in range(19):
-        whole_step()
-    figures["compiles"] = met.counter_value("UncachedCompile") or 0
-    figures["lowering_s"], figures["compile_s"] = _seconds("LoweringTime"), _seconds("CompileTime")
-    figures["lowering_ratio"] = figures["lowering_s"] / figures["compile_s"]
-
-    eager = workloads.build(name, "cpu")
-    figures["eager_first_step_s"] = timed(lambda: eager.step().item())
-    hand = STEPS[name]()
-    figures["jax_first_step_s"] = timed(lambda: hand.step().block_until_ready())
-    xm.wait_device_ops()
-
-    def record_block(steps: int) -> list[tuple[float, float]]:
-        """Recording and the barrier's host time, with the device idle: its threads share the cores on a CPU."""
-        pairs = []
-        for _ in range(steps):
-            start = perf_counter()
-            loss = lazy.step()
-            pairs.append((perf_counter() - start, timed(torch_xla.sync)))
-            xm.wait_device_ops()
-        assert loss.device.type == "xla"
-        return pairs
-
-    # Eager's threads spin for a while after each step: the first three barriers after one take twice as long. The two
-    # take turns by so many steps that medians leave those out.
-    recorded: list[tuple[float, float]] = []
-    execute: list[float] = []
-    turn = max(5, min(50, int(BLOCK_SECONDS / timed(eager.step))))
-    started = perf_counter()
-    while len(recorded) < 4 * turn and (not recorded or perf_counter() - started < 20):
-        recorded += record_block(turn)
-        execute += [timed(eager.step) for _ in range(turn)]
-    figures["record_ms"] = median(recording for recording, _ in recorded) * 1e3
-    figures["sync_ms"] = median(syncing for _, syncing in recorded) * 1e3
-    figures["eager_step_ms"] = median(execute) * 1e3
-    figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
-
-    steps = max(3, min(300, int(BLOCK_SECONDS / max(pipelined(lazy, 3), hand.pipelined(3)))))
-    # A ratio per round: machines change their speed between rounds more than within one. All three are means, since a
-    # machine's hiccups are in the mean of a pipelined step but not in the median of a recording.
-    rounds = [
-        (mean(recording for recording, _ in record_block(steps)), pipelined(lazy, steps), hand.pipelined(steps))
-        for _ in range(ROUNDS)
-    ]
-    figures["step_ms"] = median(step for _, step, _ in rounds) * 1e3
-    figures["jax_step_ms"] = median(hand_step for _, _, hand_step in rounds) * 1e3
-    figures["step_ratio"] = median(step / max(recording, hand_step) for recording, step, hand_step in rounds)
-    return {f"{name}_{key}": value for key, value in figures.items()}
-
-
-def _inductor(name: str) -> Figures:
-    """First and median step of the same program with its model under torch.compile, nothing cached on disk."""
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-    import torch
-
-    from benchmarks import workloads
-
-    workload = workloads.build(name, "cpu")
-    workload.model = torch.compile(workload.model)  # type: ignore[assignment]
-    first = timed(lambda: workload.step().item())
-    for _ in range(3):
-        workload.step()
-    times: list[float] = []
-    while len(times) < 100 and (len(times) < 10 or sum(times) < 5):
-        times.append(timed(workload.step))
-    return {f"{name}_inductor_first_step_s": first, f"{name}_inductor_step_ms": median(times) * 1e3}
 
 
 _IMPORT = """
@@ -243,12 +146,9 @@ def _graphs() -> Figures:
 MEASURES: dict[str, Callable[[], Figures]] = {
     "record_ops": record_ops,
     "sync_empty": sync_empty,
-    "mlp": lambda: _workload("mlp"),
-    "resnet": lambda: _workload("resnet"),
-    "gpt2": lambda: _workload("gpt2"),
-    "mlp_inductor": lambda: _inductor("mlp"),
-    "resnet_inductor": lambda: _inductor("resnet"),
-    "gpt2_inductor": lambda: _inductor("gpt2"),
+    "mlp": lambda: sides.compare("mlp"),
+    "resnet": lambda: sides.compare("resnet"),
+    "gpt2": lambda: sides.compare("gpt2"),
     "mlp_observe": lambda: observe("mlp"),
     "gpt2_observe": lambda: observe("gpt2"),
     "graphs": _graphs,
