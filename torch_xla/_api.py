@@ -87,12 +87,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def barrier(cause: str, wait: bool = False) -> None:
-    """What `sync` does, asked for by this package itself.
-
-    Args:
-        cause: What asks for it, as the analyses print it.
-        wait: Whether to return only when the devices have finished.
-    """
+    """What `sync` does, asked for by this package itself for a cause that the analyses print."""
     _metrics.count("MarkStep")
     asked = _ASKED.any_set()
     _barrier.sync(None, wait or asked and _config.XLA_SYNC_WAIT.get(), cause)
@@ -118,11 +113,7 @@ def manual_seed(seed: int, device: torch.device | str | int | None = None) -> No
 
 
 def index_of(device: torch.device | str | None) -> int:
-    """Index of an XLA device; that of the current one for None.
-
-    Raises:
-        RuntimeError: It is no XLA device, or there is none of that index.
-    """
+    """Index of an XLA device; that of the current one for None; RuntimeError where there is none."""
     if device is None:
         return _bindings.current_device()
     parsed = torch.device(device)

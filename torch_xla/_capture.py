@@ -45,8 +45,7 @@ blocks = _Blocks()
 def enable(annotate: Callable[..., AbstractContextManager[Any]]) -> None:
     """Writes rows from now on, until as many `disable` as `enable`.
 
-    Args:
-        annotate: Makes a row from its name and the values to show with it.
+    `annotate` makes one of its name and values to show.
     """
     global _reasons, _annotate
     with _lock:

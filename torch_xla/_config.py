@@ -28,14 +28,7 @@ _encoded: Callable[[str], Any] = getattr(os.environ, "encodekey", str)
 
 
 class Option(Generic[T]):
-    """One environment variable.
-
-    Attributes:
-        name: Name in the environment.
-        kind: What values look like, in words.
-        default: Value when the variable is not set.
-        doc: What it does, in one sentence.
-    """
+    """One environment variable; `kind` says in words what values look like, `doc` in one sentence what it does."""
 
     def __init__(self, name: str, kind: str, default: T, doc: str, parse: Callable[[str], T]) -> None:
         self.name = name
@@ -49,11 +42,7 @@ class Option(Generic[T]):
         _options[name] = self
 
     def get(self) -> T:
-        """The value in force.
-
-        Raises:
-            ValueError: the variable holds something else than its type allows.
-        """
+        """The value in force; ValueError where the variable holds something else than its type allows."""
         return self.parse(os.environ[self.name]) if self._key in _variables else self.default
 
     def parse(self, raw: str) -> T:
@@ -88,11 +77,7 @@ def within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 class Watch:
-    """Options that are mostly not set, asked for at once.
-
-    Args:
-        options: The options.
-    """
+    """Options that are mostly not set, asked for at once."""
 
     def __init__(self, *options: Option[Any]) -> None:
         self._keys = frozenset(option._key for option in options)

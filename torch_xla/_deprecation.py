@@ -11,14 +11,7 @@ from torch_xla import _notices
 
 
 def warn_once(old: str, new: str, stacklevel: int = 3, extra_msg: str | None = None) -> None:
-    """Warns at the first use of an older name.
-
-    Args:
-        old: The older name.
-        new: What to use instead.
-        stacklevel: As of `warnings.warn`: 3 is the caller of the function that calls this one.
-        extra_msg: Further text.
-    """
+    """Warns at the first use of an older name; a stack level of 3 is the caller of the function that calls this one."""
     if _notices.is_new("deprecated", old):
         text = f"[deprecated] {old} is an older name; use {new}" + (f". {extra_msg}" if extra_msg else "")
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
@@ -27,14 +20,7 @@ def warn_once(old: str, new: str, stacklevel: int = 3, extra_msg: str | None = N
 def deprecated(
     module: Any, new: Callable[..., Any], old_name: str | None = None, extra_msg: str | None = None
 ) -> Callable[..., Any]:
-    """An older name of a function, which warns at its first call.
-
-    Args:
-        module: The module with the older name, or that module's name.
-        new: The function.
-        old_name: The older name, if it is another one.
-        extra_msg: Further text of the warning.
-    """
+    """An older name of a function in a module, or one of that name, which warns at its first call."""
     old = f"{getattr(module, '__name__', module)}.{old_name or new.__name__}"
 
     @functools.wraps(new)
@@ -48,10 +34,5 @@ def deprecated(
 def mark_deprecated(
     new: Callable[..., Any], extra_msg: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function that is replaced by another one: its calls warn once and go there.
-
-    Args:
-        new: The other function.
-        extra_msg: Further text of the warning.
-    """
+    """Decorates a function that is replaced by another one: its calls warn once and go there."""
     return lambda old: deprecated(old.__module__, new, old.__name__, extra_msg)

@@ -14,8 +14,7 @@ class ExecutionError(RuntimeError):
 class JobError(RuntimeError):
     """The processes of a job do not do the same, or one of them is gone.
 
-    Attributes:
-        nodes: Positions of the nodes of a graph that cannot run because of it.
+    Some nodes of a graph cannot run because of it.
     """
 
     nodes: tuple[int, ...] = ()
@@ -28,8 +27,7 @@ class LateJobError(JobError, ExecutionError):
 class OutOfMemoryError(torch.OutOfMemoryError):
     """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows.
 
-    Attributes:
-        fills: Positions of the graph's fills that the host has no memory for, if that is why.
+    `fills` are those of the graph that the host has no memory for, if that is why.
     """
 
     fills: tuple[int, ...] = ()
@@ -40,11 +38,9 @@ class LateOutOfMemoryError(OutOfMemoryError, ExecutionError):
 
 
 class RefusedValue(Exception):
-    """PyTorch refuses a value in a graph; what is told of it is PyTorch's own exception.
+    """PyTorch refuses a value that nodes of a graph have.
 
-    Attributes:
-        refusal: That exception.
-        nodes: Positions of the nodes of the graph that have the value.
+    What is told of it is PyTorch's own exception, the refusal.
     """
 
     def __init__(self, refusal: Exception, nodes: tuple[int, ...]) -> None:
@@ -60,11 +56,8 @@ class GraphLimitError(RuntimeError):
 def message(area: str, got: str, *, expected: str | None = None, do: str | None = None) -> str:
     """Builds an error text: ``[area] got …, expected …; do …``.
 
-    Args:
-        area: Where it was noticed, for example ``"config"`` or ``"loader"``.
-        got: What was found, as a clause.
-        expected: What would have been right.
-        do: The remedy, as an imperative.
+    The area is where it was noticed, such as ``"config"``; `got` is a clause of what was found, `expected` what would
+    have been right, `do` the remedy, an imperative.
     """
     text = f"[{area}] {got}"
     if expected:

@@ -67,11 +67,9 @@ def leave(sink: Sink) -> None:
 
 
 def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContextManager[Any]:
-    """A block to be timed.
+    """A block to be timed; a stage that a metric counts too has its name.
 
-    Args:
-        stage: Its name; of a metric where a metric counts the same.
-        detail: Gives what is known beside; called only where somebody listens.
+    `detail` is asked only where somebody listens.
     """
     listening = sinks
     if not listening:

@@ -25,11 +25,7 @@ CORE_MINUTES = 2  # about what the compile takes on one core
 
 
 def load() -> None:
-    """Makes ``torch_xla._C`` what `find` finds, unless it is imported already.
-
-    Raises:
-        ImportError: There is none for this PyTorch, and none can be compiled.
-    """
+    """Makes ``torch_xla._C`` what `find` finds, unless it is imported already."""
     if NAME in sys.modules:
         return
     path = find()
@@ -48,11 +44,7 @@ def load() -> None:
 
 
 def find() -> Path:
-    """The library for the PyTorch that is installed; one is compiled if need be.
-
-    Raises:
-        ImportError: There is none, and none can be compiled.
-    """
+    """The library for the PyTorch that is installed, compiled if need be; ImportError where it cannot be."""
     beside = PACKAGE / f"_C{SUFFIX}"
     if beside.exists():
         return beside

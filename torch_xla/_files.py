@@ -11,17 +11,7 @@ from torch_xla._errors import message
 
 
 def append(area: str, setting: str, path: str, text: str) -> bool:
-    """Appends a text to a file.
-
-    Args:
-        area: Who writes, as errors name it.
-        setting: Name of the setting that names the file.
-        path: The file.
-        text: What to append.
-
-    Returns:
-        Whether it could be written.
-    """
+    """Appends a text to a file that a setting names; whether it could be written. The area is that of errors."""
     try:
         with open(path, "a") as file:
             file.write(text)
@@ -39,15 +29,10 @@ def tell(area: str, setting: str, path: str, error: OSError) -> None:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A block that writes a file which takes its place only when it is whole.
+    """A block that writes a file, to the path that it is given, which takes its place only when it is whole.
 
-    Whoever reads the file meanwhile, or after the block has failed or was killed, finds what was there before.
-
-    Args:
-        path: The file. What is no plain file, such as a pipe, is written as it is.
-
-    Yields:
-        The path to write to.
+    Whoever reads the file meanwhile, or after the block has failed or was killed, finds what was there before. What is
+    no plain file, such as a pipe, is written as it is.
     """
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):

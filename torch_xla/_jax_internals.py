@@ -82,8 +82,7 @@ def trace_context() -> tuple[Any, ...]:
 def as_rules_want(precision: str) -> Iterator[None]:
     """A scope for lowering, with types of 64 bits and NumPy's promotion.
 
-    Args:
-        precision: Name of the level at which products are computed.
+    Products are computed at a level of precision.
     """
     with (
         jax.enable_x64(True),
@@ -118,11 +117,7 @@ def constants(stage: jax.stages.Lowered) -> Any:
 def find_plugins(module: str | None) -> BaseException | None:
     """Lets JAX find its plugins, as it does before it starts its clients.
 
-    Args:
-        module: One of them.
-
-    Returns:
-        What that module raised, which JAX would only log.
+    Gives what one raised, which JAX only logs.
     """
     raised: list[BaseException] = []
 
@@ -148,8 +143,7 @@ def clients_run() -> bool:
 def register_plugin(name: str, library: str, options: dict[str, Any]) -> None:
     """Registers a library's client with JAX, or gives options to one that JAX found itself.
 
-    Raises:
-        RuntimeError: JAX found another library under that name.
+    Raises RuntimeError where JAX found another library under that name.
     """
     if name not in _platforms:
         xla_bridge.register_plugin(name, library_path=library, options=options)

@@ -20,21 +20,13 @@ _cleared: dict[str, int] = {}  # what those stood at when last cleared
 
 @dataclass(slots=True)
 class Metric:
-    """A measured quantity.
+    """A measured quantity."""
 
-    Attributes:
-        unit: ``"seconds"``, ``"bytes"`` or ``"count"``.
-        count: Number of samples ever added.
-        total: Sum of all samples.
-        samples: The latest samples as (time in seconds since the epoch, value).
-        each: How many calls each of those stands for, where only some are timed.
-    """
-
-    unit: str
-    count: int
+    unit: str  # ``"seconds"``, ``"bytes"`` or ``"count"``
+    count: int  # number of samples ever added
     total: float
-    samples: list[tuple[float, float]]
-    each: int = 1
+    samples: list[tuple[float, float]]  # the latest as (time in seconds since the epoch, value)
+    each: int = 1  # how many calls each of those stands for, where only some are timed
 
 
 def count(name: str, by: int = 1) -> None:

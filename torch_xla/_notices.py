@@ -22,12 +22,9 @@ def was_told(kind: str, key: Hashable) -> bool:
 
 
 def tell(kind: str, key: Hashable, text: str) -> None:
-    """Tells something, unless that was told.
+    """Tells something once by key, or each time where that is None, by the logger ``torch_xla.<kind>``.
 
-    Args:
-        kind: What it is about; its logger is ``torch_xla.<kind>``.
-        key: What of that kind is told once; None tells it each time.
-        text: What is told, with its area in front as an error has it, or else this package's name is put there.
+    The text has its area in front as an error has it, or else this package's name is put there.
     """
     if key is None or is_new(kind, key):
         logging.getLogger(f"torch_xla.{kind}").warning(text if text.startswith("[") else f"torch_xla: {text}")

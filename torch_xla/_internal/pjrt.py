@@ -21,33 +21,16 @@ R = TypeVar("R")
 def spawn(
     fn: Callable[..., Any], nprocs: int | None = None, start_method: str = "spawn", args: tuple[Any, ...] = ()
 ) -> None:
-    """Runs ``fn(index, *args)`` in processes; `torch_xla.distributed.xla_multiprocessing.spawn` has the details.
-
-    Args:
-        fn: Function whose first argument is the ordinal of its process.
-        nprocs: Number of processes: as many as there are devices by default.
-        start_method: How they are started.
-        args: Further arguments.
-    """
+    """Runs ``fn(index, *args)`` in processes; `torch_xla.distributed.xla_multiprocessing.spawn` has the details."""
     xla_multiprocessing.spawn(fn, args=args, nprocs=nprocs, start_method=start_method)
 
 
 def run_multiprocess(fn: Callable[..., R], *args: Any, start_method: str = "spawn", **kwargs: Any) -> dict[int, R]:
     """Runs ``fn(*args, **kwargs)`` in one new process per device of this host, which are a job.
 
-    Args:
-        fn: The function; it, its arguments and what it returns are pickled.
-        *args: Its arguments.
-        start_method: As in `torch_xla.distributed.xla_multiprocessing.spawn`.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        What each process of this host returned, by its ordinal in the job.
-
-    Raises:
-        RuntimeError: The function or an argument cannot be sent to another process.
-        Exception: What the function raised in the process that failed first.
-        torch.multiprocessing.ProcessExitedException: A process was killed, or exited with an error.
+    Gives results by ordinal. The function, its arguments and what it returns are pickled: RuntimeError where they
+    cannot be sent. Raises what the function raised in the process that failed first, or
+    torch.multiprocessing.ProcessExitedException where one was killed, or exited with an error.
     """
     with tempfile.TemporaryDirectory(prefix="torch_xla-results-") as folder:
         call = _Returning(fn, args, kwargs, Path(folder))

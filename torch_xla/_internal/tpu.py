@@ -91,13 +91,9 @@ def worker_id() -> int:
 
 
 def get_tpu_env() -> dict[str, str]:
-    """The TPU's description, from ``TPU_*`` variables or from the machine's metadata service.
+    """The TPU's description, from ``TPU_*`` variables or the machine's metadata service.
 
-    Returns:
-        Among others ``ACCELERATOR_TYPE`` and ``WORKER_ID``.
-
-    Raises:
-        OSError: this is no TPU machine.
+    OSError where there is no TPU.
     """
     if os.environ.get("TPU_ACCELERATOR_TYPE"):
         names = {
@@ -113,20 +109,12 @@ def get_tpu_env() -> dict[str, str]:
 
 
 def get_tpu_type() -> str:
-    """Generation and kind of the TPU, such as ``"v6e"``.
-
-    Raises:
-        OSError: this is no TPU machine.
-    """
+    """Generation and kind of the TPU, such as ``"v6e"``; OSError where there is none."""
     return get_tpu_env()["ACCELERATOR_TYPE"].split("-")[0]
 
 
 def version() -> int:
-    """Generation of the TPU, such as 4.
-
-    Raises:
-        OSError: this is no TPU machine.
-    """
+    """Generation of the TPU, such as 4; OSError where there is none."""
     kind = get_tpu_env().get("ACCELERATOR_TYPE", "")
     match = re.match(r"(?:v|tpu)(\d+)", kind)
     if not match:
@@ -135,11 +123,7 @@ def version() -> int:
 
 
 def get_worker_ips() -> list[str]:
-    """Addresses of the TPU slice's hosts, in order; one for a single host.
-
-    Raises:
-        OSError: this is no TPU machine.
-    """
+    """Addresses of the TPU slice's hosts, in order; one for a single host; OSError where there is no TPU."""
     if os.environ.get("TPU_WORKER_HOSTNAMES"):
         hosts = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
     else:
@@ -149,11 +133,7 @@ def get_worker_ips() -> list[str]:
 
 
 def discover_master_worker_ip(use_localhost: bool = True) -> str:
-    """Address of the host that leads the job.
-
-    Args:
-        use_localhost: Whether a single host may be called ``localhost``.
-    """
+    """Address of the host that leads the job; a single one may be called ``localhost``."""
     hosts = get_worker_ips()
     return hosts[0] if use_localhost or hosts != ["localhost"] else "127.0.0.1"
 

@@ -43,11 +43,7 @@ def get_type(tensor: torch.Tensor) -> int | None:
 
 
 def mark(tensor: torch.Tensor, sharding: OpSharding) -> None:
-    """Has a tensor split from now on.
-
-    Raises:
-        RuntimeError: It is split otherwise already.
-    """
+    """Has a tensor split from now on; RuntimeError where it is split otherwise already."""
     marking.mark(tensor, sharding.number)
 
 
@@ -72,15 +68,9 @@ def load_local_shards(tensor: torch.Tensor, shards: Tensors, devices: Sequence[s
 
 
 def tensor_of_shards(shards: Tensors, sharding: OpSharding, global_shape: torch.Size | None = None) -> torch.Tensor:
-    """A tensor of parts that are on the host.
+    """A tensor of parts that are on the host, one for each device of this process, in their order.
 
-    Args:
-        shards: One for each device of this process, in their order.
-        sharding: How the whole is split.
-        global_shape: Shape of the whole; less than the parts together where the last ones are padded.
-
-    Raises:
-        RuntimeError: The parts do not fit.
+    Its shape is less than the parts together where the last ones are padded. Raises RuntimeError where they do not fit.
     """
     count = len(placement.of(0).local)
     if len(shards) != count or len({s.shape for s in shards}) > 1:
@@ -95,15 +85,9 @@ def tensor_of_shards(shards: Tensors, sharding: OpSharding, global_shape: torch.
 
 
 class XlaShardingSpec:
-    """How a tensor is split on its way to the device.
+    """How a tensor is split on its way to the device, see `OpSharding`.
 
-    Args:
-        tensor: The tensor.
-        tile_assignment: See `OpSharding`.
-        group_assignment: See `OpSharding`.
-        replication_groups: See `OpSharding`.
-        sharding_type: See `OpSharding`.
-        minibatch: Whether each process gives its part of the batch only.
+    With `minibatch` each process gives its part of the batch only.
     """
 
     def __init__(

@@ -47,12 +47,7 @@ def _both(self: Op, rhs: Op) -> tuple[Any, ...]:
 
 
 def _method(name: str, form: Callable[..., tuple[Any, ...]] = _both) -> Callable[..., Any]:
-    """A method that calls a function of `jax.lax`.
-
-    Args:
-        name: The function.
-        form: Gives its arguments; has the parameters of the method.
-    """
+    """A method that calls a function of `jax.lax` with the arguments that `form` gives, whose parameters it has."""
 
     @functools.wraps(form)
     def method(*args: Any, **kwargs: Any) -> Op:
@@ -294,14 +289,7 @@ class Op:
         return Op(self.op[index])
 
     def conditional(self, true_operand: Op, false_operand: Op, true_computation: Any, false_computation: Any) -> Op:
-        """Calls the one computation where this is true, else the other.
-
-        Args:
-            true_operand: Argument of the one.
-            false_operand: Argument of the other.
-            true_computation: Function of the operand, or of its elements if it is a tuple.
-            false_computation: Likewise.
-        """
+        """Calls the one computation where this is true, else the other, each of its operand or a tuple's elements."""
         import jax
 
         branches = (Op.wrap_function(true_computation), Op.wrap_function(false_computation))

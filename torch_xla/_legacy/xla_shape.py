@@ -58,13 +58,7 @@ class Shape:
 
     @classmethod
     def create(cls, dtype: str, sizes: Sequence[int], dynamic_dimensions: Sequence[bool] | None = None) -> Shape:
-        """The shape of an array.
-
-        Args:
-            dtype: One of `Type`.
-            sizes: Sizes.
-            dynamic_dimensions: Must be None: sizes are fixed.
-        """
+        """The shape of an array of one `Type`; dynamic dimensions must be None, sizes are fixed."""
         if dynamic_dimensions is not None and any(dynamic_dimensions):
             raise NotImplementedError(message("xla_builder", "got dynamic dimensions", expected="fixed sizes"))
         return Shape({"type": str(dtype), "sizes": tuple(sizes)})

@@ -59,8 +59,7 @@ def buffer_pointer(tensor: torch.Tensor) -> int:
 def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
     """A number per tensor that tells whose memory is whose.
 
-    Raises:
-        RuntimeError: A tensor's buffer was given to a program that has written over it.
+    Raises RuntimeError where a tensor's buffer was given to a program that has written over it.
     """
     for tensor in tensors:
         if _bindings.is_lost(tensor):

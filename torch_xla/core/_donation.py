@@ -12,12 +12,7 @@ _everywhere = False
 def give(tensor: torch.Tensor, should_donate: bool = True) -> bool:
     """Gives a tensor's buffer to the next barrier whose program has it as an input, or takes that back.
 
-    Args:
-        tensor: A tensor on an XLA device.
-        should_donate: Whether to give it.
-
-    Returns:
-        Whether the tensor had a buffer; it has none while it is pending, if it is a view, or if it is lost.
+    Says whether it had a buffer; it has none while it is pending, if it is a view, or if it is lost.
     """
     has_buffer = _bindings.give_buffer(tensor, should_donate)
     if has_buffer:

@@ -37,11 +37,9 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def reached(step: int, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether some process was asked to end by this step: all that ask get the same answer.
+    """Whether some process was asked to end by this step of the loop: all that ask get the same answer.
 
-    Args:
-        step: The step of the loop.
-        group: Who asks; all processes of the job by default.
+    The group is who asks; all processes of the job by default.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return _asked.is_set()

@@ -19,11 +19,7 @@ class ReplicaError(RuntimeError):
 
 
 class Replicas:
-    """The threads of a loop.
-
-    Args:
-        devices: Their devices.
-    """
+    """The threads of a loop over devices."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         self._devices = devices
@@ -36,11 +32,7 @@ class Replicas:
 
     @contextmanager
     def joined(self, place: int) -> Iterator[None]:
-        """A scope in which this thread is that of a device.
-
-        Args:
-            place: The device's place among the others.
-        """
+        """A scope in which this thread is that of a device, by its place among the others."""
         _current.replicas = self, place
         try:
             with _barrier.of_device(self._devices[place].index):
@@ -68,11 +60,7 @@ class Replicas:
             self._changed.notify_all()
 
     def meet(self, place: int, flat: Flat) -> list[Flat]:
-        """Waits until all are here; gives what each has brought.
-
-        Raises:
-            ReplicaError: Somebody cannot come.
-        """
+        """Waits until all are here, and gives what each has brought; ReplicaError where somebody cannot come."""
         with self._changed:
             step = self._step
             self._here[place] = flat
@@ -104,8 +92,7 @@ _current = _Current()
 def average(gradients: list[torch.Tensor]) -> None:
     """Averages gradients over the devices whose threads are joined, in place; does nothing elsewhere.
 
-    Args:
-        gradients: Those of this thread's device, as many and in the same order as the others'.
+    Each thread has as many, in the same order as the others'.
     """
     if _current.replicas is None:
         return

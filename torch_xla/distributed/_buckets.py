@@ -178,9 +178,5 @@ class Padded(Wrapper):
 
 
 def buckets_of(pad_to: Any) -> Buckets:
-    """What `pad_to` of a loader means.
-
-    Args:
-        pad_to: `Buckets`, or their sizes alone.
-    """
+    """What `pad_to` of a loader means: `Buckets`, or their sizes alone."""
     return pad_to if isinstance(pad_to, Buckets) else Buckets(pad_to)

@@ -35,11 +35,7 @@ def install() -> None:
 
 
 def check_mesh(device_type: str) -> None:
-    """Raises where `fully_shard` makes a mesh of the host because it was given none, and the processes are xla's.
-
-    Args:
-        device_type: That of a mesh that is made.
-    """
+    """Raises where `fully_shard` makes a mesh of the host because it was given none, and the processes are xla's."""
     if device_type == "cpu" and not accelerator.on() and dist.is_initialized() and dist.get_backend() == "xla":
         frame = inspect.currentframe()
         while frame is not None and frame.f_code.co_name != "_init_default_mesh":

@@ -67,11 +67,8 @@ def distribute_tensor(
 ) -> torch.Tensor:
     """What `torch.distributed.tensor.distribute_tensor` does for other devices.
 
-    Args:
-        tensor: The whole tensor.
-        mesh: The processes.
-        placements: One per dimension of the mesh; replicated by default.
-        source: Place along each dimension of the mesh of whoever has the values; None: each process has them.
+    Placements are one per dimension of the mesh, replicated by default; `source` is the place along each dimension of
+    whoever has the values; with None each process has them.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

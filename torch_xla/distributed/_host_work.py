@@ -25,11 +25,8 @@ _FOREVER = timedelta(0)
 class HostWork(Work):
     """What PyTorch's group for the host does; who waits for it is seen by the job, and leaves when the job stops.
 
-    Args:
-        start: Starts the work and gives it.
-        what: What it does, in words.
-        ranks: The processes that take part.
-        place: The group and the number of this collective in it; None where only those `ranks` are waited for.
+    `start` starts the work and gives it, `what` says in words what it does, `ranks` take part. `place` is the group and
+    the number of this collective in it; None where only those ranks are waited for.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class HostWork(Work):
         return self
 
     def wait(self, timeout: timedelta = _FOREVER) -> bool:
-        """Returns when it is there.
-
-        Raises:
-            JobError: It cannot come.
-        """
+        """Returns when it is there; JobError where it cannot come."""
         if self._finished:
             return True
         connection = session.connected()

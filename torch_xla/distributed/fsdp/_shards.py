@@ -27,25 +27,15 @@ SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters are split.
+    """How parameters are split."""
 
-    Attributes:
-        groups: Ordinals that share parameters, of all processes.
-        rank: Place of this process in its group.
-        size: Number of processes in its group.
-        by_rows: Whether the first dimension is split, and not the elements.
-        multiple: The number of elements of a shard is a multiple of it, unless it is split by rows.
-        dtype: Type in which parameters are gathered.
-        reduce_dtype: Type in which gradients are reduced; that of the gradient by default.
-    """
-
-    groups: Sequence[Sequence[int]]
-    rank: int
-    size: int
-    by_rows: bool
-    multiple: int
-    dtype: torch.dtype
-    reduce_dtype: torch.dtype | None
+    groups: Sequence[Sequence[int]]  # ordinals that share parameters, of all processes
+    rank: int  # place of this process in its group
+    size: int  # of its group
+    by_rows: bool  # whether the first dimension is split, and not the elements
+    multiple: int  # the number of elements of a shard is a multiple of it, unless it is split by rows
+    dtype: torch.dtype  # in which parameters are gathered
+    reduce_dtype: torch.dtype | None  # in which gradients are reduced; that of the gradient by default
 
     def split(self, whole: torch.Tensor) -> torch.Tensor:
         """The shard of this process, as torch_xla 2 splits."""
@@ -65,26 +55,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter as it was.
+    """A parameter as it was."""
 
-    Attributes:
-        name: Its first name.
-        shape: Its shape.
-        places: Modules that have it, with its name there.
-    """
-
-    name: str
+    name: str  # its first one
     shape: torch.Size
-    places: tuple[tuple[nn.Module, str], ...]
+    places: tuple[tuple[nn.Module, str], ...]  # modules that have it, with its name there
 
 
 class Ending:
-    """What is done when a backward pass is over.
-
-    Args:
-        shards: All of a model.
-        syncs: Whether there is a barrier.
-    """
+    """What is done when a backward pass over all shards of a model is over; with `syncs` there is a barrier."""
 
     def __init__(self, shards: list[Shard], syncs: bool) -> None:
         self._shards, self._syncs, self._task = shards, syncs, -1
@@ -104,22 +83,11 @@ class Ending:
 
 
 class Shard:
-    """This process's part of one parameter, or of several in one.
+    """This process's part of one parameter, or of several, `pieces` of one whole, one after the other if it is flat.
 
-    Args:
-        name: Name of the whole.
-        pieces: What it is made of.
-        whole: Its value.
-        layout: How it is split.
-        device: Where the shard is.
-        flat: Whether the pieces are one after the other in a flat tensor.
-
-    Attributes:
-        param: The part, which optimizers change.
-        reduces: Whether a backward pass reduces gradients; otherwise it adds them up here.
-        keeps: Whether a value that was gathered is kept for the next reader.
-        after: What has to be there before a value is gathered.
-        ending: What is done after a backward pass.
+    Optimizers change `param`. A backward pass reduces gradients if it `reduces`, otherwise it adds them up here. A
+    value that was gathered is kept for the next reader if it `keeps`; `after` is what has to be there before one is
+    gathered, `ending` what is done after a backward pass.
     """
 
     def __init__(
@@ -186,13 +154,9 @@ class Shard:
         return make
 
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """The average over the processes of this process's part, with what was added up before.
+        """The average over the processes of this process's part of a gradient, with what was added up before.
 
-        Args:
-            gradient: Of what `gather` gave.
-
-        Returns:
-            None where it is added up.
+        None then.
         """
         self.drop()
         if self._added is not None:
@@ -262,12 +226,9 @@ def _read_from(shard: Shard, number: int, owner: nn.Module, name: str) -> None:
 
 
 def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Parameter, Piece]]:
-    """The parameters of modules, each once.
+    """The parameters of modules by name, without those inside, each once.
 
     Those that a module inside shares, and that were split with it, are from then on read from its shard.
-
-    Args:
-        owners: The modules by name, without those inside.
     """
     found: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for prefix, owner in owners:
@@ -290,11 +251,7 @@ def make_shards(
 ) -> list[Shard]:
     """Splits parameters, which are then gathered where they are read.
 
-    Args:
-        found: The parameters.
-        layout: How they are split.
-        device: Where shards are.
-        flat_name: Name of the flat tensors that hold them; None for each by itself.
+    The flat name is that of the flat tensors that hold them; None for each by itself.
     """
     shards = []
     if flat_name is None:
@@ -315,12 +272,9 @@ def make_shards(
 
 @contextmanager
 def in_use(shards: list[Shard], args: Any, drops: bool) -> Iterator[None]:
-    """A scope in which each value is gathered once.
+    """A scope in which each value is gathered once, and with `drops` again in the backward pass.
 
-    Args:
-        shards: The shards.
-        args: What the module is called with: a tensor in it that gathering waits for, or None.
-        drops: Whether the values are gathered again in the backward pass.
+    `args` are what the module is called with: a tensor in it is what gathering waits for.
     """
     for shard in shards:
         shard.drop()
@@ -368,10 +322,7 @@ def _gathered_again(shards: list[Shard]) -> Any:
 def total_norm(gradients: list[torch.Tensor], norm_type: float, reduce: Callable[[str, torch.Tensor], Any]) -> Any:
     """The norm of gradients of which each process has a part.
 
-    Args:
-        gradients: Those here.
-        norm_type: Which norm.
-        reduce: Reduces a tensor over the processes, with ``"sum"`` or ``"max"``.
+    `reduce` is over processes, with ``"sum"`` or ``"max"``.
     """
     own = torch.nn.utils.get_total_norm(gradients, norm_type)
     if math.isinf(norm_type):

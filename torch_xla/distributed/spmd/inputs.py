@@ -47,12 +47,7 @@ class ShardingSpec:
     def send(self, t: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A tensor on the device with the values of a CPU tensor: each device gets its part, and nothing is compiled.
 
-        Args:
-            t: The tensor, or this process's rows of it.
-            device: The device.
-
-        Raises:
-            RuntimeError: The rows do not divide.
+        It may be this process's rows alone: RuntimeError where these do not divide.
         """
         if not self.minibatch:
             index, number = device.index or 0, splits.number_of(self.mesh.split(self.partition_spec))

@@ -17,11 +17,7 @@ from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 
 
 def given_or_global(mesh: Mesh | None) -> Mesh:
-    """A mesh, or the one of `set_global_mesh`.
-
-    Raises:
-        AssertionError: There is neither.
-    """
+    """A mesh, or the one of `set_global_mesh`; AssertionError where there is neither."""
     found = mesh or get_global_mesh()
     if found is None:
         raise AssertionError(message("spmd", "mesh is None", do="pass a mesh or call set_global_mesh"))
@@ -60,11 +56,7 @@ def enable_manual_sharding(
 
 
 def full_to_shard(t: torch.Tensor) -> torch.Tensor:
-    """The part of a split tensor that each device has.
-
-    Raises:
-        RuntimeError: It is not split, or its dimensions do not divide.
-    """
+    """The part of a split tensor that each device has; RuntimeError where it is not split, or does not divide."""
     number = parts.number_of(t.detach())
     if number in (splits.WHOLE, splits.ANYWHERE):
         raise RuntimeError(message("spmd", "got a tensor without a split", do="call mark_sharding first"))
@@ -106,16 +98,9 @@ def disable_manual_sharding(
 
 
 def shard_to_full(t: torch.Tensor, sharding: OpSharding, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The whole of the parts that devices have.
+    """The whole, of a size and split by a sharding, of the parts that devices have.
 
-    Args:
-        t: The part.
-        sharding: How the whole is split.
-        size: Shape of the whole.
-        dtype: Type of the whole, that of the parts.
-
-    Raises:
-        RuntimeError: That is no part.
+    RuntimeError where `t` is no part.
     """
     if not getattr(t, "_manual", False):
         raise RuntimeError(message("spmd", "got a tensor that is no part", do="call enable_manual_sharding first"))
@@ -123,14 +108,7 @@ def shard_to_full(t: torch.Tensor, sharding: OpSharding, size: Sequence[int], dt
 
 
 def all_reduce(reduction: str, t: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Parts reduced over groups of devices, inside manual sharding.
-
-    Args:
-        reduction: ``"sum"``, ``"max"`` or ``"min"``.
-        t: The part.
-        scale: Factor of the result.
-        groups: The devices of each group.
-    """
+    """Parts reduced, by ``"sum"``, ``"max"`` or ``"min"``, over groups of devices, inside manual sharding."""
     flat = [device for group in groups for device in group]
     return torch.ops.xla.spmd_all_reduce(t, reduction, float(scale), flat, len(groups[0]))
 
@@ -138,16 +116,7 @@ def all_reduce(reduction: str, t: torch.Tensor, scale: float, groups: Sequence[S
 def reduce_scatter(
     reduction: str, t: torch.Tensor, scale: float, dim: int, count: int, groups: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Parts added up over groups of devices, of which each keeps its share, inside manual sharding.
-
-    Args:
-        reduction: ``"sum"``.
-        t: The part.
-        scale: Factor of the result.
-        dim: The dimension that is shared out.
-        count: Size of the groups.
-        groups: The devices of each group.
-    """
+    """Parts added up over groups of `count` devices, of which each keeps its share of `dim`, inside manual sharding."""
     if t.shape[dim] % count:
         got = f"got {t.shape[dim]} rows to scatter over {count} devices"
         raise RuntimeError(message("spmd", got, expected="a multiple of their number"))

@@ -32,10 +32,8 @@ def wrapped(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> XLASh
 def checked(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> int:
     """The placement number for a tensor.
 
-    Raises:
-        MeshError: The spec has another rank, or the mesh has no such axes.
-        ValueError: The tensor is on another device.
-        RuntimeError: The devices are not one: there is no SPMD.
+    Raises MeshError where the spec has another rank, or the mesh has no such axes, ValueError where the tensor is on
+    another device, and RuntimeError where the devices are not one: there is no SPMD.
     """
     if len(t.shape) != len(partition_spec):
         got = f"Partition spec length ({len(partition_spec)}) should be equal to the input rank ({len(t.shape)})."
@@ -70,10 +68,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) ->
 
 
 def mark(t: torch.Tensor, number: int) -> None:
-    """Has a tensor in the place with a number, from now on, and its gradients.
+    """Has a tensor, and its gradients, in the place with a number from now on.
 
-    Raises:
-        RuntimeError: The tensor is split otherwise already.
+    RuntimeError if split otherwise already.
     """
     own = unwrapped(t).detach()
     known = parts.number_of(own)

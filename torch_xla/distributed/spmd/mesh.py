@@ -112,11 +112,7 @@ class Mesh:
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few meshes, which live as long as the process
     def split(self, partition_spec: PartitionSpec) -> splits.Split:
-        """How a partition spec splits a tensor.
-
-        Args:
-            partition_spec: See `axes_of`.
-        """
+        """How a partition spec splits a tensor."""
         _metrics.count("CreateOpSharding")
         axes = self.axes_of(partition_spec)
         used = [axis for group in axes for axis in group]
@@ -125,13 +121,10 @@ class Mesh:
         return splits.split(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
-        """The indices of mesh axes over which each dimension is split, after checking them.
+        """The indices of mesh axes over which each dimension is split.
 
-        Args:
-            partition_spec: One entry per dimension: an axis, several axes, or None.
-
-        Raises:
-            ValueError: It names an axis that the mesh does not have, or one twice, or is nested deeper.
+        A spec has an axis, several axes, or None for each. Raises ValueError where it names an axis that the mesh does
+        not have, or one twice, or is nested deeper.
         """
         axes: list[tuple[int, ...]] = []
         for entry in partition_spec:
@@ -255,12 +248,7 @@ def of_device_mesh(mesh: DeviceMesh) -> Mesh:
 
 
 def spec_of(rank: int, placements: Sequence[Placement]) -> PartitionSpec:
-    """Placements, which say for each axis of the mesh what it splits, by dimension of a tensor.
-
-    Args:
-        rank: Number of dimensions.
-        placements: `Shard` or `Replicate`, one per axis of the mesh.
-    """
+    """Placements, one for each axis of the mesh, as a partition spec of a tensor with so many dimensions."""
     axes: list[list[int]] = [[] for _ in range(rank)]
     for axis, kind in enumerate(placements):
         if kind.is_shard():

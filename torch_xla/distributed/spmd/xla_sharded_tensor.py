@@ -213,15 +213,9 @@ class XLAShardedTensor(torch.Tensor):
 
 
 def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
-    """Replaces the values of the parts that this process has of a tensor.
+    """Replaces the values of the parts that this process has of a tensor, by CPU tensors for devices in their order.
 
-    Args:
-        tensor: The tensor.
-        values: CPU tensors, one for each device of this process.
-        devices: These devices, in the order of the values.
-
-    Raises:
-        RuntimeError: The tensor is not split, or there are too few parts, or they have other sizes.
+    Raises RuntimeError where the tensor is not split, there are too few parts, or they have other sizes.
     """
     from torch_xla import _bindings
 
