@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 
 NAME = "xla.collective.default"
-SCHEMA = "collective(Tensor[] inputs, str call) -> Tensor[]"
 
 # By name: PyTorch's number of it, and StableHLO's operation.
 REDUCTIONS = {

@@ -70,9 +70,26 @@ def draws(halves: tracing.Halves) -> bool:
     return any(fx.draws(node) for node in halves.forward.graph.nodes)
 
 
-def seed_meta(seeded: bool) -> list[torch.Tensor]:
-    """What stands for the seed when a program is traced."""
-    return [torch.empty((), dtype=torch.int64)] if seeded else []
+def operator_of(
+    halves: tracing.Halves,
+    label: str,
+    forward: tuple[Callable[..., Any], Sequence[torch.Tensor]],
+    backward: tuple[Callable[..., Any], Sequence[torch.Tensor]],
+    saved: list[tuple[str, int]],
+    reached: list[int],
+) -> Operator:
+    """The operator whose programs are the halves of a function, each as a JAX function and the tensors it takes.
+
+    `forward` takes what the function has from outside, and a seed if it draws, after its tensors; `saved` and `reached`
+    are the operator's `saved` and `wanted`.
+    """
+    seeded = draws(halves)
+    seed = [torch.empty((), dtype=torch.int64)] if seeded else []
+    name = programs.trace(forward[0], programs.metas_of([*forward[1], *halves.outside, *seed]), label)
+    gradients = None
+    if halves.backward is not None:
+        gradients = programs.trace(backward[0], programs.metas_of(backward[1]), f"{label}_backward")
+    return Operator(name, gradients, halves.outside, seeded, halves.count, saved, halves.tangents, reached)
 
 
 def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
@@ -144,20 +161,15 @@ class Pure:
             inputs, seed = (arrays[:-1], arrays[-1]) if seeded else (arrays, None)
             return fx.function_of(halves.forward)(*inputs, seed=seed)
 
-        label = getattr(self._function, "__name__", self._area)
-        name = programs.trace(forward, programs.metas_of([*tensors, *halves.outside, *seed_meta(seeded)]), label)
-        backward = None
+        def gradients(*arrays: Any) -> list[Any]:
+            return [x for x in fx.function_of(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
+
+        given: list[torch.Tensor] = []
         reached: list[int] = []
         if halves.backward is not None:
+            given = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
             found = tracing.results(halves.backward)
             reached = [i for i, grad in zip(halves.wanted, found, strict=True) if grad is not None]
-
-            def gradients(*arrays: Any) -> list[Any]:
-                return [x for x in fx.function_of(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
-
-            given = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
-            backward = programs.trace(gradients, programs.metas_of(given), f"{label}_backward")
-        operator = Operator(
-            name, backward, halves.outside, seeded, halves.count, halves.saved, halves.tangents, reached
-        )
+        label = getattr(self._function, "__name__", self._area)
+        operator = operator_of(halves, label, (forward, tensors), (gradients, given), halves.saved, reached)
         return operator, structure, constants

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.functions import programs, tracing
-from torch_xla._core.functions.pure import Operator, draws, seed_meta
+from torch_xla._core.functions import tracing
+from torch_xla._core.functions.pure import Operator, draws, operator_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -39,23 +39,13 @@ def operator(
     halves = tracing.split(function, inputs, wanted, area, partition)
     length = xs[0].shape[0]
     loop = _Loop(halves, len(carry), len(xs), length, draws(halves))
-    given = [*carry, *xs, *fixed, *halves.outside, *seed_meta(loop.seeded)]
-    forward = programs.trace(loop.forward, programs.metas_of(given), area)
-    backward = None
-    reached: list[int] = []
+    given: list[torch.Tensor] = []
     if halves.backward is not None:
-        saved = [_stacked(node, length, loop.is_fixed(source)) for node, source in loop.saved_nodes()]
-        of_results = [
-            _stacked(node, length, position < len(carry))
-            for node, position in zip(
-                tracing.placeholders(halves.backward)[len(halves.saved) :], halves.tangents, strict=True
-            )
-        ]
-        backward = programs.trace(loop.backward, programs.metas_of([*saved, *of_results]), f"{area}_backward")
-        reached = loop.reached
-    return Operator(
-        forward, backward, halves.outside, loop.seeded, halves.count, loop.sources(), halves.tangents, reached
-    )
+        alone = [*map(loop.is_fixed, halves.saved), *(position < len(carry) for position in halves.tangents)]
+        nodes = tracing.placeholders(halves.backward)
+        given = [_stacked(node, length, whole) for node, whole in zip(nodes, alone, strict=True)]
+    tensors = [*carry, *xs, *fixed]
+    return operator_of(halves, area, (loop.forward, tensors), (loop.backward, given), loop.sources(), loop.reached)
 
 
 def _stacked(node: torch.fx.Node, length: int, alone: bool) -> torch.Tensor:
@@ -83,11 +73,6 @@ class _Loop:
     def is_fixed(self, source: tuple[str, int]) -> bool:
         """Whether a saved value is the same in each turn."""
         return source[0] == "input" and source[1] >= self.carried + self.sliced
-
-    def saved_nodes(self) -> list[tuple[torch.fx.Node, tuple[str, int]]]:
-        """The backward graph's inputs for saved values, with where they come from in a turn."""
-        assert self.halves.backward is not None
-        return list(zip(tracing.placeholders(self.halves.backward), self.halves.saved, strict=False))
 
     def sources(self) -> list[tuple[str, int]]:
         """Where the loop's saved values come from."""

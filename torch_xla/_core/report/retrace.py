@@ -277,15 +277,13 @@ def compare(graph: Graph, known: Graph) -> list[Difference]:
     start, end = _common(graph.nodes, known.nodes)
     if start + end < max(len(graph.nodes), len(known.nodes)):
         return _operators(graph, known, start, end)[:_SHOWN]
-    found = [*_inputs(graph, known), *_constants(graph, known)]
-    if not found:
-        found = [*_results(graph, known), *_wiring(graph, known)]
-    if not found and graph.outputs != known.outputs:
-        found = _outputs(graph, known)
-    if not found and graph.donated != known.donated:
-        found = _donation(graph, known)
-    if not found and graph.numbers != known.numbers:
-        found = _numbers(graph, known)
+    found = (
+        [*_inputs(graph, known), *_constants(graph, known)]
+        or [*_results(graph, known), *_wiring(graph, known)]
+        or _outputs(graph, known)
+        or _donation(graph, known)
+        or (_numbers(graph, known) if graph.numbers != known.numbers else [])
+    )
     return found[:_SHOWN]
 
 
@@ -416,7 +414,9 @@ def _outputs(graph: Graph, known: Graph) -> list[Difference]:
     for slot, _ in sorted(old - new):
         text = f"the result of {_ops([known.nodes[slot]])} is no longer kept over the barrier"
         found.append(Difference("outputs", text, known.nodes[slot].frame))
-    return found or [Difference("outputs", "results are needed in another order")]
+    if not found and graph.outputs != known.outputs:
+        found = [Difference("outputs", "results are needed in another order")]
+    return found
 
 
 def _numbers(graph: Graph, known: Graph) -> list[Difference]:
@@ -436,6 +436,8 @@ def _numbers(graph: Graph, known: Graph) -> list[Difference]:
 def _donation(graph: Graph, known: Graph) -> list[Difference]:
     kept = sorted(set(known.donated) - set(graph.donated))
     freed = sorted(set(graph.donated) - set(known.donated))
+    if not kept and not freed:
+        return []
     leaf = (kept or freed)[0]
     what = "is still held by another tensor, before it was not" if kept else "is no longer held by another tensor"
     text = f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {what}"
