@@ -25,6 +25,10 @@ def nearly(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-4)
 
 
+def closely(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+
+
 def exactly(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.detach().cpu(), theirs.detach().resolve_conj(), rtol=0, atol=0)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
+from agreement import on_both
 from torch import nn
 from torch.nn.utils import rnn as packing
 
@@ -112,20 +114,13 @@ def _wide(state):
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("lstm_proj", 1), ("gru", 2)])
-def test_second_derivatives(kind, layers):
-    net = layer(kind, layers, True).double()
-
-    def penalty(device):
-        model = copy.deepcopy(net).to(device)
-        x = torch.linspace(-1, 1, T * B * I, dtype=torch.float64).reshape(T, B, I).to(device).requires_grad_()
-        out, _ = model(x)
-        (slope,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
-        grads = torch.autograd.grad((slope**2).sum(), [x, *model.parameters()])
-        torch_xla.sync()
-        return [g.cpu() for g in grads]
-
-    for ours, theirs in zip(penalty("xla"), penalty("cpu"), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+@on_both(partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8, check_device=False), compiled=True)
+def test_second_derivatives(device, kind, layers):
+    model = layer(kind, layers, True).double().to(device)
+    x = torch.linspace(-1, 1, T * B * I, dtype=torch.float64).reshape(T, B, I).to(device).requires_grad_()
+    out, _ = model(x)
+    (slope,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
+    return torch.autograd.grad((slope**2).sum(), [x, *model.parameters()])
 
 
 def test_autocast_takes_the_lower_precision():
