@@ -25,8 +25,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed.tensor
 import torch.nn as nn
 from probes import python
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -191,6 +193,15 @@ class Scope(dict):
     def _device_mesh(self) -> Any:
         """As much of PyTorch's `DeviceMesh` as is asked of it without a process group."""
         return type("Mesh", (), {"device_type": "xla", "ndim": 0, "mesh": torch.arange(1), "mesh_dim_names": ("a",)})()
+
+    def _process_mesh(self) -> DeviceMesh:
+        importlib.import_module("torch_xla.distributed.xla_backend")
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo", init_method="xla://")
+        return init_device_mesh("xla", (1,))
+
+    def _named(self) -> list[str]:
+        return []
 
 
 def inside(context: AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
