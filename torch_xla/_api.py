@@ -89,9 +89,9 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 def barrier(cause: str, wait: bool = False) -> None:
     """What `sync` does, asked for by this package itself for a cause that the analyses print."""
     _metrics.count("MarkStep")
-    asked = _ASKED.any_set()
-    _barrier.sync(None, wait or asked and _config.XLA_SYNC_WAIT.get(), cause)
-    if asked and _config.XLA_METRICS_FILE.get() is not None:
+    has_settings = _ASKED.any_set()
+    _barrier.sync(None, wait or has_settings and _config.XLA_SYNC_WAIT.get(), cause)
+    if has_settings and _config.XLA_METRICS_FILE.get() is not None:
         from torch_xla.debug import metrics_saver
 
         metrics_saver.at_barrier()

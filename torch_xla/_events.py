@@ -75,10 +75,10 @@ def span(stage: str, detail: Callable[[], Any] | None = None) -> AbstractContext
     if not listening:
         scope: AbstractContextManager[Any] = NOTHING
         return scope
-    known = detail() if detail is not None else None
+    metadata = detail() if detail is not None else None
     scopes = ExitStack()
     for sink in listening:
-        scopes.enter_context(sink.span(stage, known))
+        scopes.enter_context(sink.span(stage, metadata))
     return scopes
 
 

@@ -62,8 +62,8 @@ def release(text: str) -> str:
 
 def packed_releases() -> list[str]:
     """The releases of PyTorch that this install has libraries for."""
-    found = [path.parent.name.removeprefix("torch-") for path in PACKAGE.glob(f"_native/torch-*/_C{SUFFIX}")]
-    return sorted(found, key=lambda text: [int(part) for part in text.split(".")])
+    releases = [path.parent.name.removeprefix("torch-") for path in PACKAGE.glob(f"_native/torch-*/_C{SUFFIX}")]
+    return sorted(releases, key=lambda text: [int(part) for part in text.split(".")])
 
 
 def cache_folder() -> Path:
@@ -111,15 +111,15 @@ def _compiled(target: Path) -> Path:
             str(objects),
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=target.parent, env={**os.environ})
-        made = out / "torch_xla" / target.name
-        if done.returncode or not made.exists():
+        library = out / "torch_xla" / target.name
+        if done.returncode or not library.exists():
             log = target.parent / "log.txt"
             log.write_text(done.stdout + done.stderr)
             raise ImportError(
                 f"[extension] torch_xla could not be compiled for torch {torch.__version__}, see {log}; "
                 f"it comes compiled for {have or 'no other'}"
             )
-        made.replace(target)
+        library.replace(target)
         shutil.rmtree(out, ignore_errors=True)
         shutil.rmtree(objects, ignore_errors=True)
     return target

@@ -113,8 +113,8 @@ class Graph:
 
         with barrier.exclusive(), scope:
             marks = pending.take(self._device)
-            what = _bindings.Cut.of_capture(self._device)
-            cut, executable = pipeline.captured(what, not self._keeps)
+            captured_cut = _bindings.Cut.of_capture(self._device)
+            cut, executable = pipeline.captured(captured_cut, not self._keeps)
             del marks
             if self._debug:
                 self._text = render.render(graph.describe(cut), "dot")
@@ -239,27 +239,27 @@ class _HostState:
             return
         changed = None
         for p, state in optimizer.state.items():
-            known = before.get(p, {})
+            snapshot = before.get(p, {})
             for name, value in _on_host(state).items():
-                if name not in known or not bool(known[name] == value):
+                if name not in snapshot or not bool(snapshot[name] == value):
                     changed = name
-                    if name in known:
-                        state[name] = known[name]
+                    if name in snapshot:
+                        state[name] = snapshot[name]
                     else:
                         del state[name]
         if changed is not None:
-            what = f"got a step of {type(optimizer).__name__}, which changes '{changed}' on the host,"
-            wanted = "state on the device, which replays change too"
+            got = f"got a step of {type(optimizer).__name__}, which changes '{changed}' on the host,"
+            expected = "state on the device, which replays change too"
             do = "give it capturable=True where it has that, and take a step before the capture"
-            raise RuntimeError(message("graph", what, expected=wanted, do=do))
+            raise RuntimeError(message("graph", got, expected=expected, do=do))
 
 
 def _on_host(state: Any) -> dict[str, Any]:
     """What of an optimizer's state of a parameter is a number, or a tensor with one on the host."""
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for name, value in state.items() if isinstance(state, dict) else ():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1:
-            found[name] = value.clone()
+            scalars[name] = value.clone()
         elif isinstance(value, (int, float)):
-            found[name] = value
-    return found
+            scalars[name] = value
+    return scalars

@@ -95,8 +95,8 @@ def as_rules_want(precision: str) -> Iterator[None]:
 
 def states(*names: str) -> list[Any]:
     """Settings of JAX by name, of which each `value` is that in force; without those that its version does not have."""
-    known = config.config_states | {"jax_disable_most_optimizations": _DISABLE_MOST_OPTIMIZATIONS}
-    return [known[name] for name in names if name in known]
+    config_states = config.config_states | {"jax_disable_most_optimizations": _DISABLE_MOST_OPTIMIZATIONS}
+    return [config_states[name] for name in names if name in config_states]
 
 
 def forget_trace() -> None:
@@ -122,10 +122,12 @@ def find_plugins(module: str | None) -> BaseException | None:
     raised: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        own = module is not None and isinstance(record.args, tuple) and module in record.args and record.exc_info
-        if own and record.exc_info and record.exc_info[1] is not None:
+        is_load_failure = (
+            module is not None and isinstance(record.args, tuple) and module in record.args and record.exc_info
+        )
+        if is_load_failure and record.exc_info and record.exc_info[1] is not None:
             raised.append(record.exc_info[1])
-        return not own
+        return not is_load_failure
 
     xla_bridge.logger.addFilter(keep)
     try:
@@ -166,13 +168,17 @@ def refuse_plugin(name: str, error: Exception) -> None:
 
 def plugin_apis() -> dict[str, int]:
     """The plugins that JAX knows, with the address of each one's `PJRT_Api`."""
-    return {name: _address(known.c_api) for name, known in _platforms.items() if known.c_api is not None}
+    return {
+        name: _address(registration.c_api)
+        for name, registration in _platforms.items()
+        if registration.c_api is not None
+    }
 
 
 def client_options(name: str) -> dict[str, Any]:
     """What the client of a plugin is, or was, made with."""
-    given = getattr(_platforms[name].factory, "keywords", {}).get("options")
-    return {**((given() if callable(given) else given) or {}), **xla_bridge._options_from_jax_configs(name)}
+    options = getattr(_platforms[name].factory, "keywords", {}).get("options")
+    return {**((options() if callable(options) else options) or {}), **xla_bridge._options_from_jax_configs(name)}
 
 
 def _address(capsule: Any) -> int:

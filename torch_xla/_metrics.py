@@ -82,16 +82,16 @@ def waited(start: float) -> None:
 
 def counter(name: str) -> int | None:
     """A counter's value, or None if nothing was ever counted under that name."""
-    own = _counters.get(name)
+    own_count = _counters.get(name)
     if name in _sources:
-        return (own or 0) + _sources[name]() - _cleared.get(name, 0) or None
-    return own if own is not None or "::" not in name else _provided().get(name)
+        return (own_count or 0) + _sources[name]() - _cleared.get(name, 0) or None
+    return own_count if own_count is not None or "::" not in name else _provided().get(name)
 
 
 def metric(name: str) -> Metric | None:
     """A metric, or None if it has no samples."""
-    found = _bindings.metric(name)
-    return None if found is None else Metric(*found)
+    fields = _bindings.metric(name)
+    return None if fields is None else Metric(*fields)
 
 
 def counter_names() -> list[str]:

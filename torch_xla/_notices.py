@@ -32,4 +32,4 @@ def tell(kind: str, key: Hashable, text: str) -> None:
 
 def forget(kind: str) -> None:
     """Tells all of a kind again."""
-    _told.difference_update([told for told in _told if told[0] == kind])
+    _told.difference_update([notice for notice in _told if notice[0] == kind])

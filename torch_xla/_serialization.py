@@ -87,14 +87,14 @@ def _restore(storage: Any, location: str) -> Any:
 def _on_device(host: torch.Tensor, device: torch.device) -> torch.UntypedStorage:
     """The xla storage that stands for a host tensor's: the same one for all tensors that share it."""
     storage = host.untyped_storage()
-    made: dict[torch.device, torch.UntypedStorage] = storage.__dict__.setdefault(_MADE, {})
-    if device not in made:
-        whole = host
+    storages: dict[torch.device, torch.UntypedStorage] = storage.__dict__.setdefault(_MADE, {})
+    if device not in storages:
+        flat = host
         if host.numel() * host.element_size() != storage.nbytes() or not _dense(host):
             count = storage.nbytes() // host.element_size()
-            whole = torch.empty(0, dtype=host.dtype, device="cpu").set_(storage, 0, (count,), (1,))
-        made[device] = whole.to(device).untyped_storage()
-    return made[device]
+            flat = torch.empty(0, dtype=host.dtype, device="cpu").set_(storage, 0, (count,), (1,))
+        storages[device] = flat.to(device).untyped_storage()
+    return storages[device]
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -146,11 +146,11 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _moved(data: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A host tensor on the device, in the storage that all have which share its storage."""
     _check_format("save it again with torch.save's default format")
-    made = torch.empty(0, dtype=data.dtype, device=device)
+    tensor = torch.empty(0, dtype=data.dtype, device=device)
     _bindings.set_storage(
-        made, _on_device(data, made.device), int(data.storage_offset()), tuple(data.shape), data.stride()
+        tensor, _on_device(data, tensor.device), int(data.storage_offset()), tuple(data.shape), data.stride()
     )
-    return made
+    return tensor
 
 
 def _placed(data: torch.Tensor, function: Callable[[Any, str], Any], location: str) -> torch.Tensor:
@@ -162,8 +162,8 @@ def _placed(data: torch.Tensor, function: Callable[[Any, str], Any], location: s
         return _moved(data, torch.device(location))
     if isinstance(storage, _Bytes):
         return _moved(data, storage.device)
-    made = torch.empty(0, dtype=data.dtype, device=storage.device)
-    return made.set_(storage, data.storage_offset(), data.shape, data.stride())
+    tensor = torch.empty(0, dtype=data.dtype, device=storage.device)
+    return tensor.set_(storage, data.storage_offset(), data.shape, data.stride())
 
 
 def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -232,17 +232,17 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    known = id(tensor) in memo
-    made = torch.Tensor.__deepcopy__(tensor, memo)
-    if known or tensor.device.type != "xla" or (base := _bindings.base_of(tensor)) is None:
-        return made
+    is_memoized = id(tensor) in memo
+    copied = torch.Tensor.__deepcopy__(tensor, memo)
+    if is_memoized or tensor.device.type != "xla" or (base := _bindings.base_of(tensor)) is None:
+        return copied
     # A clone has the value of its source until one of the two is written, so neither of the two here costs anything.
     storages = memo.setdefault("torch_xla", {})
     key = _bindings.tensor_id(tensor)
     if key not in storages:
         storages[key] = base.clone().untyped_storage()
-    _bindings.set_storage(made, storages[key], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-    return made
+    _bindings.set_storage(copied, storages[key], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+    return copied
 
 
 def _resizing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,8 +122,8 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
 
 def _hardware() -> tuple[Any, ...]:
     """The devices that this process knows by number: with SPMD those of all processes."""
-    found = client.hardware_devices()
-    return (client.devices_of_job() if client.spmd() else ()) or found
+    local_devices = client.hardware_devices()
+    return (client.devices_of_job() if client.spmd() else ()) or local_devices
 
 
 def _attributes(found: Any, index: int) -> dict[str, object]:

@@ -305,12 +305,12 @@ def _leaves(meta: StableHLOFunctionMeta, args: tuple[Any, ...], kwargs: dict[str
         got = "got arguments of another structure"
         raise ValueError(message("stablehlo", got, expected=f"that of the exported ones: {error}")) from None
     for location, signature in meta.unused_inputs:
-        given = leaves[location.position]
-        if signature.value is not None and (type(given).__name__, given) != (signature.dtype, signature.value):
+        leaf = leaves[location.position]
+        if signature.value is not None and (type(leaf).__name__, leaf) != (signature.dtype, signature.value):
             raise ValueError(
                 message(
                     "stablehlo",
-                    f"got {given!r} for argument {location.position}",
+                    f"got {leaf!r} for argument {location.position}",
                     expected=f"{signature.value!r}, which the model was exported with",
                     do="export it with the other value, or with a tensor",
                 )
@@ -330,10 +330,10 @@ def _check(position: int, tensor: torch.Tensor, signature: VariableSignature) ->
                 expected=f"[{', '.join(expected)}]",
             )
         )
-    given = str(tensor.dtype).removeprefix("torch.")
-    if given != signature.dtype:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype != signature.dtype:
         raise ValueError(
-            message("stablehlo", f"got {given} for input {position}", expected=signature.dtype, do="convert it")
+            message("stablehlo", f"got {dtype} for input {position}", expected=signature.dtype, do="convert it")
         )
 
 
@@ -452,8 +452,8 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
             raise NotImplementedError(message("stablehlo", got, expected="a model of tensors, without its loss"))
     positions = [i for i, spec in enumerate(outputs) if spec.kind is OutputKind.USER_OUTPUT]
     written = [i for i, spec in enumerate(outputs) if spec.kind in _WRITTEN]
-    wanted = [results[i] for i in positions]
-    returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in wanted]
+    user_outputs = [results[i] for i in positions]
+    returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in user_outputs]
     module, constants = programs.export_module(
         program.graph_module, [*positions, *written], not options.inline_all_constant, program.range_constraints
     )

@@ -48,8 +48,8 @@ def num_available_devices() -> int:
     chips = num_available_chips()
     if chips:
         return chips * num_logical_cores_per_chip()
-    wanted = _config.PJRT_DEVICE.get()
-    return client.device_count() if wanted and wanted.upper() != "TPU" else 0
+    platform = _config.PJRT_DEVICE.get()
+    return client.device_count() if platform and platform.upper() != "TPU" else 0
 
 
 def num_local_processes() -> int:
@@ -102,8 +102,8 @@ def get_tpu_env() -> dict[str, str]:
             "TPU_CHIPS_PER_PROCESS_BOUNDS": ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
             "WORKER_ID": ("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
         }
-        found = {key: next((os.environ[n] for n in tries if n in os.environ), "") for key, tries in names.items()}
-        return found | {"WORKER_ID": found["WORKER_ID"] or "0"}
+        settings = {key: next((os.environ[n] for n in tries if n in os.environ), "") for key, tries in names.items()}
+        return settings | {"WORKER_ID": settings["WORKER_ID"] or "0"}
     pairs = (line.split(":", 1) for line in _metadata("tpu-env").splitlines() if ":" in line)
     return {key.strip(): value.strip().strip("'\"") for key, value in pairs}
 
@@ -143,7 +143,7 @@ def _metadata(key: str) -> str:
         raise OSError(
             message("tpu", "TPU_SKIP_MDS_QUERY forbids asking the metadata service", do="set TPU_ACCELERATOR_TYPE")
         )
-    found = environment.metadata(key)
-    if not found:
+    response = environment.metadata(key)
+    if not response:
         raise OSError(message("tpu", "no TPU metadata on this machine", do="set TPU_ACCELERATOR_TYPE"))
-    return found
+    return response

@@ -38,7 +38,7 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
     Raises:
         ValueError: A value is no number, duration or size.
     """
-    found: dict[str, Any] = {}
+    metric_values: dict[str, Any] = {}
     metric = counter = None
     for line in report.splitlines():
         match = _LINE.match(line)
@@ -50,12 +50,12 @@ def parse_metrics_report(report: str, dehumanize: bool = True) -> dict[str, Any]
         elif part == "Counter":
             metric, counter = None, text
         elif part == "Value" and counter is not None:
-            found[f"{counter}__Value"] = int(text)
+            metric_values[f"{counter}__Value"] = int(text)
         elif metric is not None and part != "Value":
             for name, shown in _values(part, text):
                 number, unit = _number(shown)
-                found[f"{metric}__{name}{unit and '_' + unit}"] = number if dehumanize else (number, shown)
-    return found
+                metric_values[f"{metric}__{name}{unit and '_' + unit}"] = number if dehumanize else (number, shown)
+    return metric_values
 
 
 def _values(part: str, text: str) -> Iterable[tuple[str, str]]:

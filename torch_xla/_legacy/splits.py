@@ -38,8 +38,8 @@ def get_op_sharding(tensor: torch.Tensor) -> OpSharding | None:
 
 def get_type(tensor: torch.Tensor) -> int | None:
     """Kind of a tensor's sharding, or None."""
-    found = get_op_sharding(tensor)
-    return None if found is None else int(found.type)
+    sharding = get_op_sharding(tensor)
+    return None if sharding is None else int(sharding.type)
 
 
 def mark(tensor: torch.Tensor, sharding: OpSharding) -> None:
@@ -75,11 +75,15 @@ def tensor_of_shards(shards: Tensors, sharding: OpSharding, global_shape: torch.
     count = len(placement.of(0).local)
     if len(shards) != count or len({s.shape for s in shards}) > 1:
         raise RuntimeError(message("spmd", f"got {len(shards)} shards", expected=f"{count} of equal shape"))
-    own = tuple(shards[0].shape)
-    shape = sharding.shape_of(own) if global_shape is None else tuple(global_shape)
-    tiles = (1,) * len(own) if sharding.split is None else sharding.split.tiles
-    if len(shape) != len(own) or any(-(-n // t) != size for n, t, size in zip(shape, tiles, own, strict=True)):
-        raise RuntimeError(message("spmd", f"got shards of shape {own} for a tensor of shape {shape} split as {tiles}"))
+    shard_shape = tuple(shards[0].shape)
+    shape = sharding.shape_of(shard_shape) if global_shape is None else tuple(global_shape)
+    tiles = (1,) * len(shard_shape) if sharding.split is None else sharding.split.tiles
+    if len(shape) != len(shard_shape) or any(
+        -(-n // t) != size for n, t, size in zip(shape, tiles, shard_shape, strict=True)
+    ):
+        raise RuntimeError(
+            message("spmd", f"got shards of shape {shard_shape} for a tensor of shape {shape} split as {tiles}")
+        )
     buffer = parts.buffer_of(list(shards), sharding.split, shape, 0)
     return _bindings.tensor_of(buffer, list(shape), shards[0].dtype, 0, sharding.number)
 

@@ -247,10 +247,10 @@ def collective_permute(value: torch.Tensor, pairs: list[list[int]]) -> torch.Ten
         What arrived here, or zeros if nothing did.
     """
     world = runtime.world_size()
-    found = [(int(source), int(target)) for source, target in pairs]
-    sources, targets = [source for source, _ in found], [target for _, target in found]
+    permutation = [(int(source), int(target)) for source, target in pairs]
+    sources, targets = [source for source, _ in permutation], [target for _, target in permutation]
     fits = all(0 <= rank < world for rank in sources + targets)
-    if not fits or len(set(sources)) < len(found) or len(set(targets)) < len(found):
+    if not fits or len(set(sources)) < len(permutation) or len(set(targets)) < len(permutation):
         raise ValueError(
             message(
                 "collective_permute",
@@ -262,7 +262,7 @@ def collective_permute(value: torch.Tensor, pairs: list[list[int]]) -> torch.Ten
         )
     if world == 1:
         return value.clone() if pairs else torch.zeros_like(value)
-    return collectives.record("permute", [value], [range(world)], pairs=found)[0]
+    return collectives.record("permute", [value], [range(world)], pairs=permutation)[0]
 
 
 def collective_broadcast(

@@ -43,6 +43,6 @@ def reached(step: int, group: dist.ProcessGroup | None = None) -> bool:
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return _asked.is_set()
-    found = torch.tensor(_asked.is_set(), dtype=torch.int32)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group)
-    return bool(found)
+    flag = torch.tensor(_asked.is_set(), dtype=torch.int32)
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group)
+    return bool(flag)

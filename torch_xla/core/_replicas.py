@@ -101,16 +101,16 @@ def average(gradients: list[torch.Tensor]) -> None:
         kinds: dict[torch.dtype, list[torch.Tensor]] = {}
         for gradient in gradients:
             kinds.setdefault(gradient.dtype, []).append(gradient)
-        own = {dtype: torch.cat([g.reshape(-1) for g in members]) for dtype, members in kinds.items()}
+        flat_gradients = {dtype: torch.cat([g.reshape(-1) for g in members]) for dtype, members in kinds.items()}
         # Each thread computes its own, so that the devices work at the same time.
-        _barrier.evaluate(list(own.values()), wait=False)
-        found = replicas.meet(place, own)
+        _barrier.evaluate(list(flat_gradients.values()), wait=False)
+        gathered = replicas.meet(place, flat_gradients)
         for dtype, members in kinds.items():
-            sizes = [other[dtype].numel() if dtype in other else 0 for other in found]
+            sizes = [other[dtype].numel() if dtype in other else 0 for other in gathered]
             if len(set(sizes)) > 1:
                 raise ValueError(message("data_parallel", f"gradients of {sizes} values", expected="the same on each"))
             # In the same order everywhere, so that the copies of the model stay equal.
-            total = torch.stack([other[dtype].to(members[0].device) for other in found]).sum(0)
-            parts = (total / len(found)).split([g.numel() for g in members])
+            total = torch.stack([other[dtype].to(members[0].device) for other in gathered]).sum(0)
+            parts = (total / len(gathered)).split([g.numel() for g in members])
             for gradient, part in zip(members, parts, strict=True):
                 gradient.copy_(part.view(gradient.shape))

@@ -84,13 +84,13 @@ def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_shardi
 
     def send(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
-            made = [
+            copies = [
                 torch.nn.Parameter(sent, requires_grad=tensor.requires_grad)
                 if isinstance(tensor, torch.nn.Parameter)
                 else sent.requires_grad_(tensor.requires_grad)
                 for tensor, sent in ((tensor, to_device(tensor)) for tensor in tensors)
             ]
-        return made
+        return copies
 
     def to_device(tensor: torch.Tensor) -> torch.Tensor:
         if input_sharding is not None and input_sharding.can_apply(tensor):

@@ -47,14 +47,14 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
     record = calls_of(xla_model)
 
     def run(*args: Any) -> Any:
-        own = None if part is _Part.WHOLE or _bindings.is_eager() else _device_of(args)
-        stays = own is not None and (part is not _Part.UPDATE or _is_in_step(own))
+        xla_device = None if part is _Part.WHOLE or _bindings.is_eager() else _device_of(args)
+        stays = xla_device is not None and (part is not _Part.UPDATE or _is_in_step(xla_device))
         if not stays:
             # What the arguments wait for is no part of this program, which has one graph only then.
             if any(_bindings.has_pending(device) for device in range(_bindings.device_count())):
                 _barrier.evaluate(_tensors(args), cause=debug_level.DYNAMO_INPUTS)
-        elif part is _Part.FORWARD and _is_in_step(own):
-            _barrier.sync(own, cause=debug_level.DYNAMO)
+        elif part is _Part.FORWARD and _is_in_step(xla_device):
+            _barrier.sync(xla_device, cause=debug_level.DYNAMO)
         _bindings.suspend_eager(True)  # one program also where all else runs at once
         try:
             results = record(*args)
@@ -62,8 +62,8 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
             _bindings.suspend_eager(False)
         if not stays:
             _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
-        elif part is _Part.BACKWARD and own is not None:
-            _passed[own] = _bindings.node_sequence()
+        elif part is _Part.BACKWARD and xla_device is not None:
+            _passed[xla_device] = _bindings.node_sequence()
         return results
 
     return run

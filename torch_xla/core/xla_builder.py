@@ -166,15 +166,15 @@ def call_jax(
     fixed = tuple(None if isinstance(x, torch.Tensor) else programs.constant(x) for x in leaves)
     settings = tuple(getattr(jax.config, name) for name in _JAX_SETTINGS)
     key = (jax_func if override_hash is None else override_hash, metas, fixed, structure, settings)
-    found = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)
-    if found is None:
+    entry = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)
+    if entry is None:
         out_structure = None
 
         def function(*arrays: Any) -> list[Any]:
             nonlocal out_structure
-            given = iter(arrays)
+            operands = iter(arrays)
             values = [
-                next(given)
+                next(operands)
                 if isinstance(x, torch.Tensor)
                 else dtypes.numpy_dtype(x)
                 if isinstance(x, torch.dtype)
@@ -189,6 +189,6 @@ def call_jax(
         wide = any(t.dtype.itemsize == 8 or t.dtype == torch.complex128 for t in tensors)
         label = name or getattr(jax_func, "__name__", "jax_function")
         registered = programs.trace(function, metas, str(label), wide)
-        found = _JAX_TO_XLA_COMPUTATION_CACHE[key] = (registered, out_structure)
-    registered, out_structure = found
+        entry = _JAX_TO_XLA_COMPUTATION_CACHE[key] = (registered, out_structure)
+    registered, out_structure = entry
     return jax.tree.unflatten(out_structure, programs.call(registered, tensors))

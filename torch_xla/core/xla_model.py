@@ -405,8 +405,8 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[..., Any]) -> Any:
         reduce_fn: Takes the list of values, by ordinal.
     """
     cpu_data = _maybe_convert_to_cpu(data)
-    found = rendezvous(tag, pickle.dumps(cpu_data))
-    return reduce_fn([pickle.loads(payload) for payload in found])
+    payloads = rendezvous(tag, pickle.dumps(cpu_data))
+    return reduce_fn([pickle.loads(payload) for payload in payloads])
 
 
 class RateTracker:

@@ -42,10 +42,10 @@ class Build(BuildExtension):
 
     def finalize_options(self) -> None:
         """Sets the place, unless the command line did."""
-        given = self.build_temp
+        build_folder = self.build_temp
         super().finalize_options()
         name = f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
-        self.build_temp = given or str(Path("build", "sanitized" if SANITIZE else "", name))
+        self.build_temp = build_folder or str(Path("build", "sanitized" if SANITIZE else "", name))
 
     def build_extension(self, extension: Extension) -> None:
         """Compiles the sources together, or each with PyTorch's headers compiled first."""
@@ -77,15 +77,15 @@ def write_units(folder: Path) -> list[Path]:
     named = {name for unit in UNITS for name in unit}
     others = sorted({path.parent.name for path in CSRC.glob("*/*.cpp")} - named)
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    units = []
     for unit in [*UNITS, *((name,) for name in others)]:
         path = folder / f"{'_'.join(unit)}.cpp"
         sources = [source.relative_to(CSRC) for name in unit for source in sorted(CSRC.glob(f"{name}/*.cpp"))]
         text = "".join(f'#include "{source}"\n' for source in sources)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-        made.append(path)
-    return made
+        units.append(path)
+    return units
 
 
 def extension() -> Extension:

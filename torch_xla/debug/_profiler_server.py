@@ -57,12 +57,14 @@ def start(port: int) -> ProfilerServer:
     """The server on a port, which is started unless this process has it already."""
     global _running
     with _lock:
-        known = _running() if _running is not None else None
-        if known is not None and known._stop.alive:
-            if known.port == port:
-                return known
+        existing = _running() if _running is not None else None
+        if existing is not None and existing._stop.alive:
+            if existing.port == port:
+                return existing
             raise RuntimeError(
-                message("profiler", f"port {port}, but this process has a server on port {known.port}", do="use that")
+                message(
+                    "profiler", f"port {port}, but this process has a server on port {existing.port}", do="use that"
+                )
             )
         _check_free(port)
         server = ProfilerServer(port)
@@ -93,9 +95,9 @@ def _check(port: int) -> None:
         raise RuntimeError(
             message("profiler", "a server for this machine alone, which this system cannot have", do=_OPEN)
         )
-    found = False
+    has_listener = False
     for descriptor in _listeners(port):
-        found = True
+        has_listener = True
         with socket.socket(fileno=os.dup(descriptor)) as listener:
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
@@ -103,7 +105,7 @@ def _check(port: int) -> None:
                 raise RuntimeError(
                     message("profiler", f"no server for this machine alone ({error})", do=_OPEN)
                 ) from error
-    if not found:
+    if not has_listener:
         raise RuntimeError(message("profiler", f"no server came up on port {port}", do="choose another port"))
 
 

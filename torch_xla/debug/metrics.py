@@ -131,10 +131,10 @@ def _duration(seconds: float) -> str:
     """For example ``01m02s003ms004.500us``; leading units that are zero are left out."""
     text = ""
     for unit, scale, width in _TIME_UNITS:
-        whole = int(seconds / scale)
-        if whole or text:
-            text += f"{whole:0{width}d}{unit}"
-            seconds -= whole * scale
+        count = int(seconds / scale)
+        if count or text:
+            text += f"{count:0{width}d}{unit}"
+            seconds -= count * scale
     return f"{text}{max(seconds, 0.0) * 1e6:07.3f}us"
 
 

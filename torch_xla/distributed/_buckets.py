@@ -145,10 +145,10 @@ def _like_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """A mapping of the same kind: a transformers batch is asked for its attributes."""
     if type(like) is dict:
         return items
-    made: Any = copy.copy(like)
+    mapping: Any = copy.copy(like)
     for key, value in items.items():
-        made[key] = value
-    return made
+        mapping[key] = value
+    return mapping
 
 
 class Wrapper:

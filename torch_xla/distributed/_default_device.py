@@ -47,5 +47,5 @@ def check_mesh(device_type: str) -> None:
 
 
 def _is_accelerator(device: torch.device | int) -> bool:
-    found = torch.accelerator.current_accelerator()
-    return found is not None and (isinstance(device, int) or device.type == found.type)
+    current = torch.accelerator.current_accelerator()
+    return current is not None and (isinstance(device, int) or device.type == current.type)

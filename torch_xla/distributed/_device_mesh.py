@@ -38,8 +38,8 @@ class _LikeAnyOther(str):
 
 def has_groups() -> bool:
     """Whether device meshes are made of processes, each with its device; else they are SPMD's."""
-    asked = dist.is_initialized() or accelerator.on()
-    return not runtime.is_spmd() and (asked or session.rank_info().world > 1)
+    is_distributed = dist.is_initialized() or accelerator.on()
+    return not runtime.is_spmd() and (is_distributed or session.rank_info().world > 1)
 
 
 def install() -> None:
@@ -92,18 +92,18 @@ def distribute_tensor(
         local = local.clone(memory_format=torch.contiguous_format)
         for dim in range(mesh.ndim):
             dist.broadcast(local, group=mesh.get_group(dim), group_src=source)
-    whole = [Replicate() for _ in chosen]
+    replicated = [Replicate() for _ in chosen]
     split = [Replicate() if isinstance(p, Partial) else p for p in chosen]
     with torch.no_grad():
-        made = DTensor.from_local(local, mesh, whole, run_check=False).redistribute(mesh, split)
-        part = made.to_local()
+        sharded = DTensor.from_local(local, mesh, replicated, run_check=False).redistribute(mesh, split)
+        part = sharded.to_local()
         for dim, placement in enumerate(chosen):
             if isinstance(placement, Partial) and mesh.get_coordinate() is not None:
                 part = placement._partition_value(part, mesh, dim)
-    found = DTensor.from_local(
+    result = DTensor.from_local(
         part.contiguous(), mesh, chosen, run_check=False, shape=tensor.shape, stride=_strides(tensor.shape)
     )
-    return found.detach().requires_grad_(tensor.requires_grad)
+    return result.detach().requires_grad_(tensor.requires_grad)
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
@@ -125,8 +125,8 @@ def distribute_module(
             partition_fn(name, submodule, mesh)
         for key, param in submodule._parameters.items():
             if param is not None and not isinstance(param, DTensor):
-                whole = distribute_tensor(param.detach(), mesh, None)
-                submodule.register_parameter(key, nn.Parameter(whole, param.requires_grad))
+                replicated = distribute_tensor(param.detach(), mesh, None)
+                submodule.register_parameter(key, nn.Parameter(replicated, param.requires_grad))
         for key, buffer in submodule._buffers.items():
             if buffer is not None and not isinstance(buffer, DTensor):
                 submodule._buffers[key] = distribute_tensor(buffer, mesh, None)

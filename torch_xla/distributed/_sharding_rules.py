@@ -39,13 +39,13 @@ def _ways(q: Any, k: Any, v: Any, bias: Any) -> list[tuple[Any, Any, Any]]:
     """Placements of the queries, keys and values, of the bias, and of its gradient."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    found: list[tuple[Any, Any, Any]] = [(Replicate(), Replicate(), Replicate())]
+    strategies: list[tuple[Any, Any, Any]] = [(Replicate(), Replicate(), Replicate())]
     heads = {x.shape[1] for x in (q, k, v)}
     grouped = len(heads) > 1 and any(count % q.mesh.size() for count in heads)
     for dim in (0,) if grouped else (0, 1):
         split = bias is not None and len(bias.shape) == len(q.shape) and bias.shape[dim] > 1
-        found.append((Shard(dim), Shard(dim) if split else Replicate(), Shard(dim) if split else Partial()))
-    return found
+        strategies.append((Shard(dim), Shard(dim) if split else Replicate(), Shard(dim) if split else Partial()))
+    return strategies
 
 
 def _forward(q: Any, k: Any, v: Any, attn_bias: Any = None, *_: Any, **options: Any) -> list[Any]:
@@ -62,8 +62,10 @@ def _backward(grad: Any, q: Any, k: Any, v: Any, attn_bias: Any, *_: Any, **opti
     from torch.distributed.tensor import Replicate
 
     def way(place: Any, bias: Any, bias_grad: Any) -> Any:
-        given = [place] * 4 + ([] if attn_bias is None else [bias]) + [place, place, Replicate(), Replicate()]
-        return [place, place, place, None if attn_bias is None else bias_grad], given
+        input_placements = (
+            [place] * 4 + ([] if attn_bias is None else [bias]) + [place, place, Replicate(), Replicate()]
+        )
+        return [place, place, place, None if attn_bias is None else bias_grad], input_placements
 
     return [way(*places) for places in _ways(q, k, v, attn_bias)]
 
@@ -73,14 +75,14 @@ def _around(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     from torch.distributed.tensor import DTensor
 
     names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    query = given["query"]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    query = arguments["query"]
     mesh: DeviceMesh = query.device_mesh
-    local = {name: x._local_tensor if isinstance(x, DTensor) else x for name, x in given.items()}
+    local = {name: x._local_tensor if isinstance(x, DTensor) else x for name, x in arguments.items()}
     if op is _FORWARD:
-        found = _ring()["_templated_ring_attention"](mesh.get_group(), _SEQUENCE, op, **local)
+        results = _ring()["_templated_ring_attention"](mesh.get_group(), _SEQUENCE, op, **local)
     else:
-        found = _ring()["_templated_ring_attention_backward"](
+        results = _ring()["_templated_ring_attention_backward"](
             mesh.get_group(), _SEQUENCE, op, local.pop("grad_out"), "grad_out", **local
         )
 
@@ -89,4 +91,4 @@ def _around(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
             return x
         return DTensor.from_local(x, mesh, query.placements if x.dim() > _SEQUENCE else None, run_check=False)
 
-    return tuple(map(whole, found))
+    return tuple(map(whole, results))

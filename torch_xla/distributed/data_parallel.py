@@ -45,8 +45,8 @@ class _WholeRounds:
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
-        while len(found := list(itertools.islice(batches, self._devices))) == self._devices:
-            yield from found
+        while len(group := list(itertools.islice(batches, self._devices))) == self._devices:
+            yield from group
 
 
 class DataParallel:
@@ -68,17 +68,17 @@ class DataParallel:
         **kwargs: Any,
     ) -> None:
         module = network if isinstance(network, torch.nn.Module) else network()
-        wanted = [str(xm.xla_device())] if device_ids is None else [str(device) for device in device_ids]
-        if len(set(wanted)) < len(wanted):
-            raise ValueError(message("data_parallel", f"device_ids={wanted}", expected="each device once"))
-        self._native = not wanted
+        device_names = [str(xm.xla_device())] if device_ids is None else [str(device) for device in device_ids]
+        if len(set(device_names)) < len(device_names):
+            raise ValueError(message("data_parallel", f"device_ids={device_names}", expected="each device once"))
+        self._native = not device_names
         if self._native:
-            wanted = sorted({str(param.device) for param in module.parameters()}) or ["cpu"]
-            if len(wanted) > 1:
-                raise RuntimeError(message("data_parallel", f"parameters on {wanted}", expected="one device"))
-        self._devices = wanted
-        self._models = [module if self._native else copy.deepcopy(module).to(device) for device in wanted]
-        self._contexts = [Context(torch.device(device)) for device in wanted]
+            device_names = sorted({str(param.device) for param in module.parameters()}) or ["cpu"]
+            if len(device_names) > 1:
+                raise RuntimeError(message("data_parallel", f"parameters on {device_names}", expected="one device"))
+        self._devices = device_names
+        self._models = [module if self._native else copy.deepcopy(module).to(device) for device in device_names]
+        self._contexts = [Context(torch.device(device)) for device in device_names]
         self._kwargs = kwargs
 
     @property

@@ -60,12 +60,12 @@ class _DeviceLane:
     def next_to_copy(self) -> tuple[_Place, Any] | None:
         """The next host batch with its place, taken together so that places are in the order of batches."""
         with self._taking:
-            given = self.host.get()
-            if given is None:
+            item = self.host.get()
+            if item is None:
                 self.places.close_write()
                 return None
             place = _Place()
-            return (place, *given) if self.places.put(place) else None
+            return (place, *item) if self.places.put(place) else None
 
     def close(self) -> None:
         self.host.close()
@@ -123,8 +123,8 @@ class _Work:
                 lane.host.close_write()
 
     def _copy(self, lane: _DeviceLane) -> None:
-        while (taken := lane.next_to_copy()) is not None:
-            place, batch = taken
+        while (item := lane.next_to_copy()) is not None:
+            place, batch = item
             if isinstance(batch, _Failure):
                 place.fill(error=batch.error)
                 continue
@@ -132,7 +132,7 @@ class _Work:
                 place.fill(_send(batch, lane.device, self.sharding))
             except BaseException as error:
                 place.fill(error=error)
-            del taken, place, batch  # the loop below may wait for long
+            del item, place, batch  # the loop below may wait for long
 
 
 def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
@@ -149,8 +149,8 @@ def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
 
 def _with_index(device: Any) -> torch.device:
     """Names the current device by its index: another thread may have another current one."""
-    found = torch.device(device)
-    return _api.device() if found.type == "xla" and found.index is None else found
+    torch_device = torch.device(device)
+    return _api.device() if torch_device.type == "xla" and torch_device.index is None else torch_device
 
 
 def _tells_where_it_is(loader: Any) -> bool:
@@ -267,10 +267,10 @@ class ParallelLoader:
         Args:
             device: One of the loader's devices.
         """
-        found = _with_index(device)
-        if found not in self._lanes:
-            raise ValueError(message("loader", f"got device {found}", expected=f"one of {list(self._lanes)}"))
-        return PerDeviceLoader(self, found)
+        torch_device = _with_index(device)
+        if torch_device not in self._lanes:
+            raise ValueError(message("loader", f"got device {torch_device}", expected=f"one of {list(self._lanes)}"))
+        return PerDeviceLoader(self, torch_device)
 
     def per_device_samples(self) -> int:
         """Number of batches that every device gets."""

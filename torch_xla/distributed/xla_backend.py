@@ -69,10 +69,10 @@ def _are_on_host(tensors: Tensors) -> bool:
 
 
 def _kind(op: Any) -> str:
-    found = next((kind for known, kind in _REDUCTIONS.items() if op == known), None)
-    if found is None:
+    reduction = next((kind for reduce_op, kind in _REDUCTIONS.items() if op == reduce_op), None)
+    if reduction is None:
         raise ValueError(message("process group", f"got reduction {op}", expected="one of torch.distributed.ReduceOp"))
-    return found
+    return reduction
 
 
 def _reducer_asks() -> bool:
@@ -189,10 +189,10 @@ class ProcessGroupXla(ProcessGroup):
         if self.rank() not in ranks:
             return None
         store = dist.PrefixStore(f"{group_name}/", self._store)  # type: ignore[attr-defined]
-        found = ProcessGroupXla(store, ranks.index(self.rank()), len(ranks), timeout or self.timeout)
-        found._set_group_name(group_name)
-        found.enter([self._members[rank] for rank in ranks])
-        return found
+        subgroup = ProcessGroupXla(store, ranks.index(self.rank()), len(ranks), timeout or self.timeout)
+        subgroup._set_group_name(group_name)
+        subgroup.enter([self._members[rank] for rank in ranks])
+        return subgroup
 
     def get_group_store(self) -> Any:
         """The store of the group."""
@@ -274,8 +274,8 @@ class ProcessGroupXla(ProcessGroup):
         self._check_place(opts.rootRank)
         mine = self.rank() == opts.rootRank
         if _are_on_host(tensors):
-            whole = list(tensors) if mine else [t.clone() for t in tensors]  # only the root's may change
-            return self._reduce_on_host(whole, opts.reduceOp)
+            buffers = list(tensors) if mine else [t.clone() for t in tensors]  # only the root's may change
+            return self._reduce_on_host(buffers, opts.reduceOp)
         results = self._reduced("all_reduce", tensors, opts.reduceOp)
         return self._fill(tensors, results) if mine else _done(tensors)
 
@@ -315,9 +315,9 @@ class ProcessGroupXla(ProcessGroup):
         """The tensors of all processes, one after the other in a new first dimension."""
         if not _are_on_host([tensor]):
             return self._record("all_gather", [tensor])[0]
-        found = tensor.new_empty((self.size(), *tensor.shape))
-        self._on_host("_allgather_base", found.view(-1), tensor.reshape(-1)).wait()
-        return found
+        gathered = tensor.new_empty((self.size(), *tensor.shape))
+        self._on_host("_allgather_base", gathered.view(-1), tensor.reshape(-1)).wait()
+        return gathered
 
     def allgather_coalesced(self, output_tensors_list: Lists, input_tensors: Tensors, opts: Any = None) -> Any:
         """Collects tensors of all processes."""
@@ -337,11 +337,11 @@ class ProcessGroupXla(ProcessGroup):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         for output, parts in zip(output_tensors, input_tensors_list, strict=True):
             if len({part.numel() for part in parts}) > 1:
-                whole = torch.cat([part.reshape(-1) for part in parts])
+                flat = torch.cat([part.reshape(-1) for part in parts])
                 options = dist.AllreduceOptions()
                 options.reduceOp = op
-                self.allreduce([whole], options).wait()
-                _copy(output, whole.split([part.numel() for part in parts])[self.rank()])
+                self.allreduce([flat], options).wait()
+                _copy(output, flat.split([part.numel() for part in parts])[self.rank()])
             else:
                 self._scatter_sum(output, torch.stack([part.reshape(output.shape) for part in parts]), op)
         return _done(list(output_tensors))
@@ -408,10 +408,10 @@ class ProcessGroupXla(ProcessGroup):
         """Sends part ``i`` to process ``i``."""
         sizes = [t.numel() for t in input_tensors], [t.numel() for t in output_tensors]
         flat = torch.cat([t.reshape(-1) for t in input_tensors])
-        found = flat.new_empty(sum(sizes[1]))
-        given, taken = ([], []) if len({*sizes[0], *sizes[1]}) == 1 else sizes
-        self.alltoall_base(found, flat, taken, given, opts).wait()
-        return self._fill(output_tensors, list(found.split(sizes[1])))
+        received = flat.new_empty(sum(sizes[1]))
+        input_sizes, output_sizes = ([], []) if len({*sizes[0], *sizes[1]}) == 1 else sizes
+        self.alltoall_base(received, flat, output_sizes, input_sizes, opts).wait()
+        return self._fill(output_tensors, list(received.split(sizes[1])))
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
@@ -429,12 +429,12 @@ class ProcessGroupXla(ProcessGroup):
     ) -> Any:
         """All gather the longest part of all, padded; XLA's shapes are fixed, and only the sizes here are known."""
         widest = max(session.exchange_ints(max([*output_splits, *input_splits]), self._members))
-        given = input_splits or [input.size(0) // self.size()] * self.size()
-        taken = output_splits or [output.size(0) // self.size()] * self.size()
+        input_sizes = input_splits or [input.size(0) // self.size()] * self.size()
+        output_sizes = output_splits or [output.size(0) // self.size()] * self.size()
         rest = input.shape[1:]
-        parts = [torch.cat([part, part.new_zeros((widest - part.size(0), *rest))]) for part in input.split(given)]
-        found = self._record("all_to_all", [torch.stack(parts)])[0]
-        return self._fill([output], [torch.cat([row[:size] for row, size in zip(found, taken, strict=True)])])
+        parts = [torch.cat([part, part.new_zeros((widest - part.size(0), *rest))]) for part in input.split(input_sizes)]
+        received = self._record("all_to_all", [torch.stack(parts)])[0]
+        return self._fill([output], [torch.cat([row[:size] for row, size in zip(received, output_sizes, strict=True)])])
 
     # The names that torch 2.13 calls; earlier versions call those above.
     all_gather_single = _allgather_base

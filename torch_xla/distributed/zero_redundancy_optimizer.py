@@ -105,10 +105,10 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def _copy(self, param: torch.Tensor) -> nn.Parameter:
         rows = self._rows(param.detach()).to(self.optimizer_dtype)
-        own = nn.Parameter(rows, requires_grad=param.requires_grad)
+        shard = nn.Parameter(rows, requires_grad=param.requires_grad)
         if self.use_grad_acc_hook and param.requires_grad:
             self._hooks.append(param.register_post_accumulate_grad_hook(self._add_up))
-        return own
+        return shard
 
     def _padded(self, whole: torch.Tensor) -> torch.Tensor:
         """A tensor with as many rows as all processes can have equally many of."""
@@ -156,17 +156,17 @@ class ZeroRedundancyOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         updated, grads = [], []
-        for param, own in self._pairs():
+        for param, shard in self._pairs():
             grad = getattr(param, "main_grad", None) if self.use_grad_acc_hook else param.grad
             if grad is not None:
-                updated.append((param, own))
+                updated.append((param, shard))
                 grads.append(grad.detach().to(self.optimizer_dtype))
-        for (_, own), grad in zip(updated, self._averaged(grads), strict=True):
-            own.grad = grad
+        for (_, shard), grad in zip(updated, self._averaged(grads), strict=True):
+            shard.grad = grad
         assert self.base_optimizer is not None
         _copy_options(self.param_groups, self.base_optimizer.param_groups)
         if self.grad_clipping:
-            self._clip([own for _, own in updated])
+            self._clip([shard for _, shard in updated])
         self.base_optimizer.step(**kwargs)
         self.base_optimizer.zero_grad(set_to_none=True)
         self._write_back(updated)
@@ -179,10 +179,10 @@ class ZeroRedundancyOptimizer(Optimizer):
         if count == 1:
             return grads
         padded = [self._padded(_with_rows(grad)) for grad in grads]
-        found = xm.reduce_scatter_bucketized(
+        averages = xm.reduce_scatter_bucketized(
             xm.REDUCE_SUM, padded, 1.0 / count, 0, count, self.sharding_groups, bucket_cap_mb=self._bucket_mb[1]
         )
-        return list(found)
+        return list(averages)
 
     def _write_back(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Gives parameters the values of their rows."""
@@ -190,13 +190,13 @@ class ZeroRedundancyOptimizer(Optimizer):
         if self.local_world_size == 1:
             _write_back(pairs)
             return
-        rows = [own.detach().to(param.dtype) for param, own in pairs]
+        rows = [shard.detach().to(param.dtype) for param, shard in pairs]
         gathered = xm.all_gather_bucketized(rows, groups=self.sharding_groups, bucket_cap_mb=self._bucket_mb[0])
-        for (param, _), whole in zip(pairs, gathered, strict=True):
-            param.copy_(whole.narrow(0, 0, _with_rows(param).size(0)).view(param.shape))
+        for (param, _), full_param in zip(pairs, gathered, strict=True):
+            param.copy_(full_param.narrow(0, 0, _with_rows(param).size(0)).view(param.shape))
 
     def _clip(self, copies: list[torch.Tensor]) -> None:
-        grads = [own.grad for own in copies if own.grad is not None]
+        grads = [shard.grad for shard in copies if shard.grad is not None]
         self._grad_norm = torch.nn.utils.get_total_norm(grads) if grads else None
         if self.local_world_size > 1 or self.grad_norm_groups:
             # Rows of padding are zero. A process without a gradient takes part as well.
@@ -209,8 +209,8 @@ class ZeroRedundancyOptimizer(Optimizer):
             self._grad_norm = square.sqrt()
         if self._grad_norm is not None:
             factor = (self.max_norm / (self._grad_norm + 1e-6)).clamp(max=1.0)
-            for own, grad in zip(copies, grads, strict=True):
-                own.grad = grad * factor  # anew: the parameter's own gradient stays as it is
+            for shard, grad in zip(copies, grads, strict=True):
+                shard.grad = grad * factor  # anew: the parameter's own gradient stays as it is
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the gradients.
@@ -226,7 +226,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The options, the other optimizer's state (``base_state``), the shapes and, if asked for, the copies."""
-        copies = [own.detach() for _, own in self._pairs()]
+        copies = [shard.detach() for _, shard in self._pairs()]
         assert self.base_optimizer is not None
         state = super().state_dict()
         state["base_state"] = self.base_optimizer.state_dict()["state"]
@@ -241,19 +241,19 @@ class ZeroRedundancyOptimizer(Optimizer):
         Args:
             state_dict: What it gave.
         """
-        given = copy.deepcopy(state_dict)
-        base_state = given.pop("base_state")
-        copies = given.pop("sharded_master_weights", None)
-        super().load_state_dict(given)
+        state = copy.deepcopy(state_dict)
+        base_state = state.pop("base_state")
+        copies = state.pop("sharded_master_weights", None)
+        super().load_state_dict(state)
         self.init_zero()
         assert self.base_optimizer is not None
         other = self.base_optimizer.state_dict()
-        self.base_optimizer.load_state_dict({**other, "state": base_state, "param_groups": given["param_groups"]})
+        self.base_optimizer.load_state_dict({**other, "state": base_state, "param_groups": state["param_groups"]})
         if copies is not None:
             pairs = list(self._pairs())
             with torch.no_grad():
-                for number, (_, own) in enumerate(pairs):
-                    own.copy_(copies[number])
+                for number, (_, shard) in enumerate(pairs):
+                    shard.copy_(copies[number])
                 self._write_back(pairs)
 
     def get_shape_info(self) -> dict[int, torch.Size]:
@@ -268,9 +268,9 @@ def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _write_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Gives parameters the values of their copies."""
-    for param, own in pairs:
-        if _bindings.tensor_id(param) != _bindings.tensor_id(own):  # not one memory
-            param.copy_(own)
+    for param, shard in pairs:
+        if _bindings.tensor_id(param) != _bindings.tensor_id(shard):  # not one memory
+            param.copy_(shard)
 
 
 def _copy_options(source: list[Group], target: list[Group]) -> None:

@@ -127,8 +127,8 @@ def ragged_paged_attention(
     k, v = (_gathered(half.permute(2, 0, 1, 3), pages) for half in (kv_pages[:, :, 0::2], kv_pages[:, :, 1::2]))
     k = k if k_scale is None else k.float() * k_scale
     v = v if v_scale is None else v.float() * v_scale
-    found = _attend(q, k, v, positions, sm_scale, soft_cap, sliding_window)
-    return torch.where((tokens < count)[:, None, None], found, torch.zeros_like(found))
+    output = _attend(q, k, v, positions, sm_scale, soft_cap, sliding_window)
+    return torch.where((tokens < count)[:, None, None], output, torch.zeros_like(output))
 
 
 def _gathered(pages: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -155,8 +155,8 @@ def _attend(
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     keys = torch.arange(k.shape[2], device=q.device)
-    seen = keys <= positions[:, None]
+    mask = keys <= positions[:, None]
     if window is not None:
-        seen &= keys > positions[:, None] - window
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+        mask &= keys > positions[:, None] - window
+    weights = scores.masked_fill(~mask[:, None, None], float("-inf")).softmax(-1)
     return (weights @ v.float()).view(rows, heads, dim).to(q.dtype)

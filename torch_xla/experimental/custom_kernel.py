@@ -104,8 +104,8 @@ def _same_segment(
     if q_ids is None and kv_ids is None:
         return None
     if q_ids is None or kv_ids is None:
-        given = "q_segment_ids" if kv_ids is None else "kv_segment_ids"
-        raise ValueError(message("flash_attention", f"got only {given}", expected="both segment ids or none"))
+        argument = "q_segment_ids" if kv_ids is None else "kv_segment_ids"
+        raise ValueError(message("flash_attention", f"got only {argument}", expected="both segment ids or none"))
     for name, ids, length in (("q_segment_ids", q_ids, q.shape[-2]), ("kv_segment_ids", kv_ids, k.shape[-2])):
         if tuple(ids.shape) != (q.shape[0], length):
             got = f"got {name} of shape {tuple(ids.shape)}"
@@ -149,8 +149,8 @@ def make_kernel_from_pallas(
     """
 
     def call(*args: Any, static_argnums: Any = None, static_argnames: Any = None, **kwargs: Any) -> Any:
-        found = call_jax(kernel, args, kwargs)
-        results = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        outputs = call_jax(kernel, args, kwargs)
+        results = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
         expected = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args)]
         got = [(tuple(result.shape), result.dtype) for result in results]
         if got != expected:

@@ -57,13 +57,13 @@ def gradient_accumulation(
     carried = len(carried_tensors)
 
     def turn(*values: torch.Tensor) -> list[torch.Tensor]:
-        given = iter(values)
-        total = next(given)
-        sums = [next(given) for _ in trained]
-        before = [next(given) for _ in range(carried)]
-        state = {name: next(given).clone() for name in buffers}
-        slices = [next(given) for _ in iterable_tensors]
-        weights = {name: next(given).detach().requires_grad_(p.requires_grad) for name, p in parameters.items()}
+        operands = iter(values)
+        total = next(operands)
+        sums = [next(operands) for _ in trained]
+        before = [next(operands) for _ in range(carried)]
+        state = {name: next(operands).clone() for name in buffers}
+        slices = [next(operands) for _ in iterable_tensors]
+        weights = {name: next(operands).detach().requires_grad_(p.requires_grad) for name, p in parameters.items()}
         with torch.enable_grad():
             named = {f"model.{name}": value for name, value in {**weights, **state}.items()}
             result = torch.func.functional_call(step, named, (*slices, *before))
@@ -72,8 +72,8 @@ def gradient_accumulation(
                 got = f"train_step returned {len(after)} carried values"
                 raise RuntimeError(message("gradient_accumulation", got, expected=str(carried)))
             loss = loss / steps
-            wanted = [weights[name] for name in trained]
-            grads = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+            trained_weights = [weights[name] for name in trained]
+            grads = torch.autograd.grad(loss, trained_weights, allow_unused=True) if trained_weights else ()
         sums = [s if g is None else s + g for s, g in zip(sums, grads, strict=True)]
         return [total + loss.detach(), *sums, *(a.detach() for a in after), *state.values()]
 

@@ -51,7 +51,7 @@ def default() -> DevicePlugin:
     Raises:
         KeyError: They are JAX's own, or those of a plugin that only JAX knows.
     """
-    found = plugins.find(client.device_type())
-    if found is None:
+    plugin = plugins.find(client.device_type())
+    if plugin is None:
         raise KeyError(client.device_type())
-    return found
+    return plugin

@@ -30,9 +30,13 @@ def pytreeify(cls: F) -> F:
 
     def flat_backward(ctx: Any, *gradients: Any) -> Any:
         structure, of_results = ctx._structures
-        given = pytree.tree_unflatten(gradients, of_results)
-        found = backward(ctx, *(given if isinstance(given, tuple) else (given,)))
-        flat, of_found = pytree.tree_flatten(found if isinstance(found, tuple) else (found,))
+        output_gradients = pytree.tree_unflatten(gradients, of_results)
+        input_gradients = backward(
+            ctx, *(output_gradients if isinstance(output_gradients, tuple) else (output_gradients,))
+        )
+        flat, of_found = pytree.tree_flatten(
+            input_gradients if isinstance(input_gradients, tuple) else (input_gradients,)
+        )
         if of_found != structure:
             raise RuntimeError(
                 message("pytreeify", f"backward returned {of_found}", expected=f"the arguments' structure, {structure}")

@@ -63,13 +63,13 @@ def scan(
     if len(sizes) != 1 or 0 in sizes:
         got = f"xs has the leading dimension sizes {sorted(sizes)}" if sizes else "xs has no tensors"
         raise ValueError(message("scan", got, expected="the same leading dimension size everywhere, at least 1"))
-    known = _SCAN_COMPUTATION_CACHE.setdefault(fn, {}) if is_fn_pure else {}
+    cache = _SCAN_COMPUTATION_CACHE.setdefault(fn, {}) if is_fn_pure else {}
     key = (signature(tensors, (of_carry, of_slices), "scan"), partition_fn)
-    if key not in known:
-        known[key] = _operator(fn, carry, of_carry, slices, of_slices, partition_fn)
-    operator, stacks_of = known[key]
-    found = operator(tensors)
-    return pytree.tree_unflatten(found[: len(carry)], of_carry), stacks_of(found[len(carry) :])
+    if key not in cache:
+        cache[key] = _operator(fn, carry, of_carry, slices, of_slices, partition_fn)
+    operator, stacks_of = cache[key]
+    results = operator(tensors)
+    return pytree.tree_unflatten(results[: len(carry)], of_carry), stacks_of(results[len(carry) :])
 
 
 def _operator(
@@ -117,8 +117,8 @@ def tree_flatten_none(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     absent = [leaf is None for leaf in leaves]
 
     def unflatten(flat: Any) -> Any:
-        given = iter(flat)
-        return pytree.tree_unflatten([None if none else next(given) for none in absent], spec)
+        remaining = iter(flat)
+        return pytree.tree_unflatten([None if none else next(remaining) for none in absent], spec)
 
     return [leaf for leaf in leaves if leaf is not None], unflatten
 
@@ -149,19 +149,19 @@ def value_and_grad_partitioned(
     slices, of_slices = pytree.tree_flatten(xs)
     count = len(carry)
     inputs = [*carry, *(x.new_empty(x.shape[1:]) for x in slices)]
-    wanted = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
-    wanted += [count + i for i, x in enumerate(slices) if x.requires_grad]
+    grad_indices = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
+    grad_indices += [count + i for i, x in enumerate(slices) if x.requires_grad]
     turn = _Turn(fn, carry, of_carry, of_slices)
     with torch.enable_grad():
-        halves = tracing.split(turn, inputs, wanted, "scan", partition_fn)
+        halves = tracing.split(turn, inputs, grad_indices, "scan", partition_fn)
     aliases = [i - count if kind == "input" and count <= i < len(inputs) else None for kind, i in halves.saved]
 
     def forward(carry: Any, x: Any) -> Any:
-        given = [*pytree.tree_leaves(carry), *pytree.tree_leaves(x), *halves.outside]
-        found = halves.forward(*given)
-        saved = [given[i] if kind == "input" else found[i] for kind, i in halves.saved]
+        operands = [*pytree.tree_leaves(carry), *pytree.tree_leaves(x), *halves.outside]
+        results = halves.forward(*operands)
+        saved = [operands[i] if kind == "input" else results[i] for kind, i in halves.saved]
         kept = tuple(value for value, alias in zip(saved, aliases, strict=True) if alias is None)
-        return pytree.tree_unflatten(found[:count], of_carry), (turn.stacks_of(found[count : halves.count]), kept)
+        return pytree.tree_unflatten(results[:count], of_carry), (turn.stacks_of(results[count : halves.count]), kept)
 
     def alias_input(kept: Any, x: Any) -> tuple[torch.Tensor, ...]:
         of_x, rest = pytree.tree_leaves(x), iter(kept)
@@ -171,8 +171,8 @@ def value_and_grad_partitioned(
         grad_of_y, kept = of_y
         grads = [*pytree.tree_leaves(grad_of_carry), *tree_flatten_none(grad_of_y)[0]]
         assert halves.backward is not None
-        found = dict(zip(halves.wanted, halves.backward(*kept, *(grads[i] for i in halves.tangents)), strict=True))
-        flat = [found.get(i) for i in range(len(inputs))]
+        results = dict(zip(halves.wanted, halves.backward(*kept, *(grads[i] for i in halves.tangents)), strict=True))
+        flat = [results.get(i) for i in range(len(inputs))]
         return pytree.tree_unflatten(flat[:count], of_carry), pytree.tree_unflatten(flat[count:], of_slices)
 
     return forward, alias_input, backward

@@ -46,23 +46,25 @@ class SpmdFullyShardedDataParallel(nn.Module):
         extra_data_axis: str | None = None,
     ) -> None:
         require_forward(module, SpmdFullyShardedDataParallel)
-        found = mesh or spmd.get_global_mesh()
-        if found is None:
+        active_mesh = mesh or spmd.get_global_mesh()
+        if active_mesh is None:
             raise ValueError(message("fsdp", "mesh is None", do="pass a mesh or call set_global_mesh"))
         for axis in ("fsdp", extra_data_axis or "fsdp"):
-            if axis not in (found.axis_names or ()):
-                raise ValueError(message("fsdp", f"a mesh with axes {found.axis_names}", expected=f"an axis {axis!r}"))
+            if axis not in (active_mesh.axis_names or ()):
+                raise ValueError(
+                    message("fsdp", f"a mesh with axes {active_mesh.axis_names}", expected=f"an axis {axis!r}")
+                )
         super().__init__()
         if auto_wrap_policy is not None:
-            options = {"mesh": found, "shard_output": shard_output}
+            options = {"mesh": active_mesh, "shard_output": shard_output}
             wrap.wrap_inside(module, auto_wrap_policy, auto_wrapper_callable, SpmdFullyShardedDataParallel, options)
-        self._mesh, self._shard_output = found, shard_output
+        self._mesh, self._shard_output = active_mesh, shard_output
         self._output_axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
         self._orig_module = module.to("xla")
-        count = found.shape()["fsdp"]
+        count = active_mesh.shape()["fsdp"]
         for param in module.parameters():
             if not legacy_splits.get_spec(param):
-                spmd.mark_sharding(param, found, _longest_split(param.shape, count))
+                spmd.mark_sharding(param, active_mesh, _longest_split(param.shape, count))
         spmd.apply_backward_optimization_barrier(module)
 
     @property

@@ -95,15 +95,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[MaybeTensor, ...]:
     """Those of the function above, for which XLA computes no more than they need."""
     w = ctx.saved_tensors[1]
-    given = [
-        None if t is None else t.detach().requires_grad_(wanted and t is not w)
-        for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    leaves = [
+        None if t is None else t.detach().requires_grad_(differentiable and t is not w)
+        for t, differentiable in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
     ]
-    wanted = [t for t in given if t is not None and t.requires_grad]
+    differentiable = [t for t in leaves if t is not None and t.requires_grad]
     with torch.enable_grad():
-        out = _quantized_matmul(*given, *ctx.rest)  # type: ignore[arg-type]
-        found = iter(torch.autograd.grad(out, wanted, grad, allow_unused=True))
-    return *(next(found) if t is not None and t.requires_grad else None for t in given), None, None, None
+        out = _quantized_matmul(*leaves, *ctx.rest)  # type: ignore[arg-type]
+        gradients = iter(torch.autograd.grad(out, differentiable, grad, allow_unused=True))
+    return *(next(gradients) if t is not None and t.requires_grad else None for t in leaves), None, None, None
 
 
 XLA_LIB.define(

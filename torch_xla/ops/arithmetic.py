@@ -48,5 +48,5 @@ def total(x: jax.Array, axes: Sequence[int], keepdims: bool = False) -> jax.Arra
 
     Half types are summed up in float32.
     """
-    found = dtypes.cast(lax.reduce_sum(dtypes.widen(x), tuple(axes)), dtypes.dtype_of(x))
-    return lax.expand_dims(found, tuple(axes)) if keepdims else found
+    result = dtypes.cast(lax.reduce_sum(dtypes.widen(x), tuple(axes)), dtypes.dtype_of(x))
+    return lax.expand_dims(result, tuple(axes)) if keepdims else result

@@ -73,8 +73,8 @@ def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _keep(key: jax.Array, first: jax.Array | int, shape: Sequence[int], p: float) -> jax.Array:
     """Which probabilities dropout keeps, already divided by the share kept."""
-    kept = jax.random.bernoulli(jax.random.fold_in(key, first), 1.0 - p, tuple(shape))
-    return jnp.where(kept, 1.0 / (1.0 - p) if p < 1 else 0.0, 0.0)
+    keep_mask = jax.random.bernoulli(jax.random.fold_in(key, first), 1.0 - p, tuple(shape))
+    return jnp.where(keep_mask, 1.0 / (1.0 - p) if p < 1 else 0.0, 0.0)
 
 
 def _chunks(q: jax.Array, k: jax.Array) -> int:
@@ -268,12 +268,12 @@ def _fused(
     *,
     scale: float | None,
 ) -> tuple[MaybeArray, ...]:
-    found = None
+    results = None
     if dropout_p == 0 and host_kernel.in_use():
-        whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]), 0.0, is_causal)
+        operands = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]), 0.0, is_causal)
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
-        found = host_kernel.attempt(_CPU.default, whole, options, ctx.out[:2])
-    out, logsumexp = found or _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
+        results = host_kernel.attempt(_CPU.default, operands, options, ctx.out[:2])
+    out, logsumexp = results or _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
     # The backward draws the same dropout again from the seed and offset saved here.
     seed, offset = ctx.seed if dropout_p > 0 and ctx.seed is not None else (jnp.zeros((), np.int64),) * 2
     return out, logsumexp, None, None, None, None, seed, offset, None
@@ -308,14 +308,14 @@ def _fused_backward(
         dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
     bias_grad = attn_bias is not None and grad_input_mask[3]
     if dropout_p == 0 and not grad_input_mask[3] and host_kernel.in_use():
-        whole = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))
-        promised = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in whole]
+        operands = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))
+        promised = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in operands]
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
-        found = host_kernel.attempt(
-            _CPU_BACKWARD.default, (grad, *whole, out, logsumexp, 0.0, is_causal), options, promised
+        gradients = host_kernel.attempt(
+            _CPU_BACKWARD.default, (grad, *operands, out, logsumexp, 0.0, is_causal), options, promised
         )
-        if found is not None:
-            grad_q, grad_k, grad_v = found
+        if gradients is not None:
+            grad_q, grad_k, grad_v = gradients
             return grad_q, _ungroup(grad_k, k.shape[-3]), _ungroup(grad_v, v.shape[-3]), None
     *grads, grad_scores = _attend_backward(
         grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, dropout, bias_grad

@@ -195,8 +195,8 @@ def _largest(dtype: torch.dtype) -> float:
 def _facts(name: str) -> _Facts:
     _, op, overload = name.split(".")
     family = f"aten.{op.removesuffix('_')}"
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, op), overload)
-    schema, called, tags = found._schema, found.name(), found.tags
+    op_overload: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, op), overload)
+    schema, called, tags = op_overload._schema, op_overload.name(), op_overload.tags
     kinds = [str(argument.type) for argument in schema.arguments]
     view = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
     draws = torch.Tag.nondeterministic_seeded in tags and not any("Generator" in kind for kind in kinds)
@@ -270,14 +270,16 @@ def _index_add(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.
 
 @doubts("aten.index_put")
 def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any) -> bool:
-    left = list(self.shape)
+    sizes = list(self.shape)
     for index in indices:
-        taken = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
-        if taken > len(left) or (index is not None and taken and _no_index(index) and index.dtype not in _MASKS):
+        index_rank = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index_rank > len(sizes) or (
+            index is not None and index_rank and _no_index(index) and index.dtype not in _MASKS
+        ):
             return True
-        if index is not None and index.dtype in _MASKS and list(index.shape) != left[:taken]:
+        if index is not None and index.dtype in _MASKS and list(index.shape) != sizes[:index_rank]:
             return True  # a mask has the sizes of the dimensions that it stands for
-        left = left[taken:]
+        sizes = sizes[index_rank:]
     return False
 
 
@@ -302,9 +304,9 @@ def _bucketize(self: torch.Tensor, boundaries: torch.Tensor, *_: Any) -> bool:
 # Of other indices and offsets the CPU kernel writes beside its tensors; functions of torch.nn make them so.
 @doubts("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *_: Any) -> bool:
-    for name, given in (("input", indices), ("offsets", offsets)):
-        if given.dim() != 1:
-            raise ValueError(f"{name} has to be a 1D Tensor, but got Tensor of dimension {given.dim()}")
+    for name, tensor in (("input", indices), ("offsets", offsets)):
+        if tensor.dim() != 1:
+            raise ValueError(f"{name} has to be a 1D Tensor, but got Tensor of dimension {tensor.dim()}")
     return False
 
 

@@ -77,7 +77,7 @@ def compute_by_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: O
 
     Args and what it returns are those of `compute`, with the parsed text.
     """
-    found: dict[int, jax.Array] = {}
+    outputs: dict[int, jax.Array] = {}
     before = jnp.zeros((), np.uint8) if order.before is None else order.before
     numbered = list(enumerate(arrays))
     for _, part in itertools.groupby(sorted(numbered, key=lambda p: str(p[1].dtype)), key=lambda p: p[1].dtype):
@@ -90,7 +90,7 @@ def compute_by_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: O
         if call.kind == "permute":
             attributes["sources"] = np.array([source for source, _ in call.pairs], np.int64)
             attributes["targets"] = np.array([target for _, target in call.pairs], np.int64)
-        if not found:  # the values of one dtype after the other are one collective
+        if not outputs:  # the values of one dtype after the other are one collective
             attributes["ahead"] = np.array(order.take_ahead(call.group_of(rank)), np.int64)
         outs = [jax.ShapeDtypeStruct(call.shape_of_result(v.shape, rank), v.dtype) for v in values]
         kernel = jax.ffi.ffi_call(_TARGET, [*outs, jax.ShapeDtypeStruct((), np.uint8)], has_side_effect=True)
@@ -101,9 +101,9 @@ def compute_by_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: O
             sizes=np.array([len(group) for group in call.groups], np.int64),
             **attributes,
         )
-        found.update(zip(places, results, strict=True))
+        outputs.update(zip(places, results, strict=True))
     order.before = before
-    return (*(found[i] for i in range(len(arrays))), before)
+    return (*(outputs[i] for i in range(len(arrays))), before)
 
 
 # StableHLO.
@@ -157,11 +157,11 @@ def primitive(
 
     `abstract` gives shapes and dtypes of results from those of arguments.
     """
-    made = Primitive(f"torch_xla_{name}")
-    made.multiple_results = several
-    made.def_abstract_eval(abstract)
-    mlir.register_lowering(made, lowering)
-    return made
+    new_primitive = Primitive(f"torch_xla_{name}")
+    new_primitive.multiple_results = several
+    new_primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(new_primitive, lowering)
+    return new_primitive
 
 
 def _leading(size: Callable[[int, int], int]) -> Callable[..., Any]:
@@ -219,29 +219,29 @@ _BITWISE: dict[str, Callable[[Any], tuple[Any, Callable[..., Any]]]] = {
 
 def _reduce(call: Call, arrays: Sequence[jax.Array], reduction: str) -> list[jax.Array]:
     """One operation of all arrays of a type, and those of the types one after the other."""
-    found: dict[int, jax.Array] = {}
+    outputs: dict[int, jax.Array] = {}
     before: jax.Array | None = None
     for kind in dict.fromkeys(x.dtype for x in arrays):
         places = [i for i, x in enumerate(arrays) if x.dtype == kind]
         values = [arrays[i] for i in places]
         if before is not None:
             *values, _ = lax.optimization_barrier((*values, before))
-        own = {"sum": "or", "mul": "and"}.get(reduction, reduction) if kind == np.bool_ else reduction
-        if own in _BITWISE and kind != np.bool_:  # XLA:CPU has none of these
-            results = [_reduce_gathered(call, x, own) for x in values]
+        reducer = {"sum": "or", "mul": "and"}.get(reduction, reduction) if kind == np.bool_ else reduction
+        if reducer in _BITWISE and kind != np.bool_:  # XLA:CPU has none of these
+            results = [_reduce_gathered(call, x, reducer) for x in values]
         else:
-            results = _all_reduce_p.bind(*values, groups=call.groups, reduction=own)
+            results = _all_reduce_p.bind(*values, groups=call.groups, reduction=reducer)
         before = results[0]
-        found.update(zip(places, results, strict=True))
-    return [found[i] for i in range(len(arrays))]
+        outputs.update(zip(places, results, strict=True))
+    return [outputs[i] for i in range(len(arrays))]
 
 
 def _reduce_gathered(call: Call, x: jax.Array, reduction: str) -> jax.Array:
     start, operation = _BITWISE[reduction](x.dtype)
-    found = _gathered(call, x)
-    there = jnp.arange(found.shape[0]) < _of_rank(call, len)
-    found = jnp.where(there.reshape(-1, *[1] * x.ndim), found, start)
-    return lax.reduce(found, start, operation, (0,))
+    gathered = _gathered(call, x)
+    there = jnp.arange(gathered.shape[0]) < _of_rank(call, len)
+    gathered = jnp.where(there.reshape(-1, *[1] * x.ndim), gathered, start)
+    return lax.reduce(gathered, start, operation, (0,))
 
 
 def _all_reduce(call: Call, arrays: Sequence[jax.Array], rank: int) -> list[jax.Array]:

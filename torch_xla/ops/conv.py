@@ -96,8 +96,8 @@ def _by_position(
     for position in itertools.product(*(range(k) for k in kernel)):
         first = [i * d for i, d in zip(position, dilation, strict=True)]
         last = [f + (n - 1) * s + 1 for f, n, s in zip(first, extents, strides, strict=True)]
-        seen = _in_groups(lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *strides)), groups)
-        out += contract(weight[(..., *position)], seen, ((2,), (2,)), ((0,), (1,)))
+        window = _in_groups(lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *strides)), groups)
+        out += contract(weight[(..., *position)], window, ((2,), (2,)), ((0,), (1,)))
     return jnp.reshape(jnp.moveaxis(out, 2, 0), (x.shape[0], -1, *extents))
 
 
@@ -149,9 +149,9 @@ def _weight_grad_products(x: jax.Array, grad: jax.Array, kernel: Sequence[int], 
     for position in itertools.product(*(range(k) for k in kernel)):
         first = [i * d for i, d in zip(position, g.dilation, strict=True)]
         last = [f + (n - 1) * s + 1 for f, n, s in zip(first, grad.shape[-len(kernel) :], g.stride, strict=True)]
-        seen = lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *g.stride))
-        seen = _in_groups(seen, g.groups) if batch else seen
-        products.append(contract(grad, seen, (rows, rows), (batch, batch)))
+        window = lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), (1, 1, *g.stride))
+        window = _in_groups(window, g.groups) if batch else window
+        products.append(contract(grad, window, (rows, rows), (batch, batch)))
     return jnp.reshape(jnp.stack(products, axis=-1), shape)
 
 
@@ -261,8 +261,8 @@ def _gradients(
             grad_x = jnp.zeros_like(x)
         elif transposed:
             # An output padding of a stride or more reaches windows that no element of the input has.
-            whole = _forward(grad, weight, g)
-            grad_x = lax.slice(whole, (0,) * x.ndim, (*whole.shape[:2], *x.shape[2:]))
+            full_grad = _forward(grad, weight, g)
+            grad_x = lax.slice(full_grad, (0,) * x.ndim, (*full_grad.shape[:2], *x.shape[2:]))
         else:
             grad_x = _input_grad(grad, weight, x.shape[2:], g)
     if output_mask[1]:

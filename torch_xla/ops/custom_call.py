@@ -75,7 +75,7 @@ def custom_call(
     """
     if target.startswith("lapack_"):  # known to XLA from the start, but they kill the process before they are loaded
         lapack.prepare_lapack_call("potrf", jax.numpy.float32)
-    found: list[jax.Array] = _custom_call.bind(
+    results: list[jax.Array] = _custom_call.bind(
         *operands,
         outs=tuple(outs),
         target=target,
@@ -84,7 +84,7 @@ def custom_call(
         api_version=api_version,
         attributes=tuple(zip(attributes[::2], attributes[1::2], strict=True)),
     )
-    return found
+    return results
 
 
 @lowers("xla.custom_call.default")

@@ -101,7 +101,7 @@ def asked(op: torch._ops.OpOverload, args: Sequence[Any], results: Any) -> Any:
     """
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if str(argument.type) == "List[bool]" and isinstance(results, tuple) and len(results) == argument.N:  # type: ignore[attr-defined]
-            return tuple(result if asked else None for result, asked in zip(results, value, strict=True))
+            return tuple(result if is_requested else None for result, is_requested in zip(results, value, strict=True))
     return results
 
 

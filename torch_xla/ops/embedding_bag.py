@@ -78,11 +78,11 @@ def _maxima(
     last = rows.shape[0]
     order = jnp.where(reached, jnp.arange(last, dtype=np.int64)[:, None], last)
     first = jnp.full(best.shape, last, np.int64).at[bag].min(order, mode="drop")
-    found = first < last
+    has_maximum = first < last
     if last == 0:
         return jnp.zeros_like(best), jnp.full(best.shape, -1, np.int64)
     owner = jnp.take(indices, jnp.minimum(first, last - 1), mode="clip").astype(np.int64)
-    return jnp.where(found, best, 0), jnp.where(found, owner, -1)
+    return jnp.where(has_maximum, best, 0), jnp.where(has_maximum, owner, -1)
 
 
 @lowers("aten._embedding_bag_dense_backward.default")

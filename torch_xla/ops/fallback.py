@@ -51,8 +51,8 @@ def asked() -> Callable[[], bool] | None:
 def take_interrupt() -> BaseException | None:
     """What a callback raised that is no error, such as an interrupt or an exit, since this was last asked."""
     global _interrupt
-    taken, _interrupt = _interrupt, None
-    return taken
+    interrupt, _interrupt = _interrupt, None
+    return interrupt
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -142,8 +142,8 @@ def run(
             returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
         # PyTorch's kernel may compute more than it was asked for, which is not promised.
-        wanted = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
-        return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in wanted)
+        promised = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
+        return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in promised)
 
     if has_own_text(template):
         # Equal calls of the host are known as such, each a function of its own: see `functions/programs.py`.
@@ -191,11 +191,11 @@ def results_of(
         for value, result in zip(values, schema.returns, strict=False)
         if result.alias_info is None or not result.alias_info.is_write
     ]
-    given = iter(positional)
-    arguments = [(a, keywords[a.name] if a.name in keywords else next(given)) for a in schema.arguments]
+    remaining = iter(positional)
+    arguments = [(a, keywords[a.name] if a.name in keywords else next(remaining)) for a in schema.arguments]
     written = [value for a, value in arguments if a.alias_info is not None and a.alias_info.is_write]
-    made = [x if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(fresh)]
-    return made + [x for x in pytree.tree_leaves(written) if isinstance(x, torch.Tensor)]
+    outputs = [x if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(fresh)]
+    return outputs + [x for x in pytree.tree_leaves(written) if isinstance(x, torch.Tensor)]
 
 
 # JAX cuts 64-bit values of a callback to 32 bits where the process has them off, and it decides when the program runs.

@@ -66,8 +66,8 @@ def _rows_in_blocks(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.A
     ends = _ordered(ends, rows)
 
     def multiply(start: jax.Array, end: jax.Array, stretch: jax.Array, out: jax.Array) -> jax.Array:
-        own = lax.dynamic_index_in_dim(matrices, stretch, keepdims=False)
-        product = contract(_block(padded, start, block), own, ((1,), (0,)), dtype=dtypes.torch_dtype(x.dtype))
+        matrix = lax.dynamic_index_in_dim(matrices, stretch, keepdims=False)
+        product = contract(_block(padded, start, block), matrix, ((1,), (0,)), dtype=dtypes.torch_dtype(x.dtype))
         return lax.dynamic_update_slice_in_dim(out, product, start, 0)
 
     out = _walk(ends, block, multiply, jnp.zeros((rows + block, matrices.shape[2]), x.dtype))

@@ -98,9 +98,9 @@ def _place(
     arrays: list[jax.Array] = []
     operands: list[int] = []
     attributes: dict[str, Any] = {}
-    given = iter(args)
+    remaining = iter(args)
     for argument in op._schema.arguments:
-        value = kwargs[argument.name] if argument.name in kwargs else next(given, argument.default_value)
+        value = kwargs[argument.name] if argument.name in kwargs else next(remaining, argument.default_value)
         if "Tensor" in str(argument.type):
             operands.append(-1 if value is None else len(arrays))
             arrays += [] if value is None else [value.astype(_widened(value.dtype, name))]
@@ -113,7 +113,7 @@ def _place(
         [jax.ShapeDtypeStruct(m.shape, _widened(dtypes.numpy_dtype(m.dtype), name)) for m in metas],
         vmap_method="sequential",
     )
-    found = call(
+    outputs = call(
         *arrays,
         _name=name,
         _overload=kernel._schema.overload_name,
@@ -122,19 +122,23 @@ def _place(
         _results=_attribute([-1 if meta is None else next(counted) for meta in out]),
         **attributes,
     )
-    values = iter(found)
+    values = iter(outputs)
     return tuple(None if meta is None else next(values) for meta in out)
 
 
 @functools.cache
 def _writing(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The form of an operator that puts its results where it is told, if there is one: saves memory and a copy."""
-    given = [(a.name, str(a.type)) for a in op._schema.arguments]
+    signature = [(a.name, str(a.type)) for a in op._schema.arguments]
     for name in op.overloadpacket.overloads():
         form = getattr(op.overloadpacket, name)
-        kept = [(a.name, str(a.type)) for a in form._schema.arguments if a.alias_info is None]
+        form_signature = [(a.name, str(a.type)) for a in form._schema.arguments if a.alias_info is None]
         written = [a for a in form._schema.arguments if a.alias_info is not None]
-        if kept == given and len(written) == len(op._schema.returns) and all(a.kwarg_only for a in written):
+        if (
+            form_signature == signature
+            and len(written) == len(op._schema.returns)
+            and all(a.kwarg_only for a in written)
+        ):
             return form
     return None
 
@@ -227,8 +231,8 @@ def _fast_halves() -> frozenset[str]:
     if not torch.backends.mkldnn.is_available():
         return frozenset()
     mkldnn = torch.ops.mkldnn
-    known = {"bfloat16": mkldnn._is_mkldnn_bf16_supported, "float16": mkldnn._is_mkldnn_fp16_supported}
-    return frozenset(name for name, supported in known.items() if supported())
+    support_checks = {"bfloat16": mkldnn._is_mkldnn_bf16_supported, "float16": mkldnn._is_mkldnn_fp16_supported}
+    return frozenset(name for name, supported in support_checks.items() if supported())
 
 
 def _widened(dtype: Any, name: str) -> Any:

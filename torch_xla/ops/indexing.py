@@ -38,12 +38,12 @@ def _places(x: jax.Array, indices: Indices, count: int | None) -> tuple[Any, ...
     array, where a write is dropped. `count` is how many places the values have along that dimension, where they tell.
     """
     masks = [i for i in indices if i is not None and _is_mask(i)]
-    told = [count, *(i.shape[-1] for i in indices if i is not None and not _is_mask(i) and i.ndim)]
-    known = next((n for n in told if n not in (None, 1)), None)
-    size = max(mask.size for mask in masks) if known is None else known
+    lengths = [count, *(i.shape[-1] for i in indices if i is not None and not _is_mask(i) and i.ndim)]
+    length = next((n for n in lengths if n not in (None, 1)), None)
+    size = max(mask.size for mask in masks) if length is None else length
     hits = [jnp.count_nonzero(mask) for mask in masks]
     number: Any = size
-    if known is None:
+    if length is None:
         number = functools.reduce(lambda a, b: jnp.where(a == 1, b, a), hits)
     inside = jnp.arange(size) < number
     subscript: list[Any] = []
@@ -65,21 +65,21 @@ def _index(ctx: Context, x: jax.Array, indices: Indices) -> jax.Array:
 
 def _index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
     values = dtypes.cast(values, dtypes.torch_dtype(x.dtype))
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if not any(_is_mask(i) for _, i in given):
+    indexed_dims = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not any(_is_mask(i) for _, i in indexed_dims):
         return _write(x, _subscript(indices), values, accumulate)
     if values.size == 0 or x.size == 0:
         return x
     # How many dimensions of the values are behind the places: those behind the indices, or all others where these are
     # apart.
-    (first, _), (last, _) = given[0], given[-1]
-    apart = last - first + 1 > len(given)
-    after = x.ndim - sum(i.ndim if _is_mask(i) else 1 for _, i in given) - (0 if apart else first)
-    if len(given) == 1 and (values.ndim <= after or (values.ndim == after + 1 and values.shape[0] == 1)):
+    (first, _), (last, _) = indexed_dims[0], indexed_dims[-1]
+    apart = last - first + 1 > len(indexed_dims)
+    after = x.ndim - sum(i.ndim if _is_mask(i) else 1 for _, i in indexed_dims) - (0 if apart else first)
+    if len(indexed_dims) == 1 and (values.ndim <= after or (values.ndim == after + 1 and values.shape[0] == 1)):
         # One value (or one slice) for all selected positions: a choice between two arrays.
         if values.ndim == after + 1:
             values = jnp.squeeze(values, 0)
-        mask = given[0][1]
+        mask = indexed_dims[0][1]
         mask = jnp.reshape(mask, (*mask.shape, *[1] * after)) != 0
         return jnp.where(mask, _add(x, values) if accumulate else values, x)
     count = values.shape[-after - 1] if values.ndim > after else None
@@ -156,8 +156,8 @@ def _scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array | None, va
         update = dtypes.cast(src, dtypes.torch_dtype(x.dtype))
     else:
         update = jnp.broadcast_to(value, index.shape)
-    whole = all(index.shape[d] == x.shape[d] for d in range(x.ndim) if d != dim)
-    if whole and index.shape[dim] <= _FEW_WRITES and reduce in ("set", "add"):
+    covers_other_dims = all(index.shape[d] == x.shape[d] for d in range(x.ndim) if d != dim)
+    if covers_other_dims and index.shape[dim] <= _FEW_WRITES and reduce in ("set", "add"):
         return jnp.reshape(_scatter_few(x, dim, index, update, reduce), shape)
     grid = [lax.broadcasted_iota(np.int64, index.shape, d) for d in range(x.ndim)]
     grid[dim] = index.astype(np.int64)

@@ -148,11 +148,11 @@ def _class_weights(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     """For each target a class that can be looked up, and its weight: 0 where the target is ignored."""
-    kept = target != ignore_index
-    place = jnp.where(kept, target, jnp.zeros_like(target))
+    is_valid = target != ignore_index
+    place = jnp.where(is_valid, target, jnp.zeros_like(target))
     if weight is None:
-        return place, kept.astype(x.dtype)
-    return place, jnp.where(kept, dtypes.cast(weight, dtypes.dtype_of(x))[place], jnp.zeros((), x.dtype))
+        return place, is_valid.astype(x.dtype)
+    return place, jnp.where(is_valid, dtypes.cast(weight, dtypes.dtype_of(x))[place], jnp.zeros((), x.dtype))
 
 
 def _nll(
@@ -226,8 +226,8 @@ def _margins(
     x = jnp.atleast_2d(dtypes.widen(x))
     target = jnp.atleast_1d(target)
     hit = lax.broadcasted_iota(target.dtype, x.shape, 1) == target[:, None]
-    wanted = jnp.sum(jnp.where(hit, x, jnp.zeros_like(x)), axis=1, keepdims=True)
-    gap = dtypes.cast(margin, dtypes.dtype_of(x)) - wanted + x
+    target_scores = jnp.sum(jnp.where(hit, x, jnp.zeros_like(x)), axis=1, keepdims=True)
+    gap = dtypes.cast(margin, dtypes.dtype_of(x)) - target_scores + x
     gap = jnp.where(hit, jnp.zeros_like(gap), jnp.maximum(gap, 0))
     rows = jnp.ones(target.shape, x.dtype) if weight is None else dtypes.cast(weight, dtypes.dtype_of(x))[target]
     return gap, hit, (rows / x.shape[1])[:, None]
@@ -271,8 +271,8 @@ def _labels(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _multilabel_margin(ctx: Context, x: jax.Array, target: jax.Array, reduction: int) -> tuple[jax.Array, jax.Array]:
     rows, places = jnp.atleast_2d(dtypes.widen(x)), jnp.atleast_2d(target)
     counts, named = _labels(rows, places)
-    wanted = jnp.take_along_axis(rows, jnp.maximum(places, 0), axis=1)
-    gap = jnp.maximum(1 - wanted[:, :, None] + rows[:, None, :], 0)
+    target_scores = jnp.take_along_axis(rows, jnp.maximum(places, 0), axis=1)
+    gap = jnp.maximum(1 - target_scores[:, :, None] + rows[:, None, :], 0)
     gap = jnp.where(counts[:, :, None] & ~named[:, None, :], gap, jnp.zeros_like(gap))
     loss = jnp.sum(gap, axis=(1, 2)) / rows.shape[1]
     return _reduce(loss.reshape(target.shape[:-1]), reduction), named.reshape(target.shape)
@@ -284,8 +284,8 @@ def _multilabel_margin_backward(
 ) -> jax.Array:
     rows, places = jnp.atleast_2d(dtypes.widen(x)), jnp.atleast_2d(target)
     counts, named = _labels(rows, places)
-    wanted = jnp.take_along_axis(rows, jnp.maximum(places, 0), axis=1)
-    violated = (1 - wanted[:, :, None] + rows[:, None, :] > 0) & counts[:, :, None] & ~named[:, None, :]
+    target_scores = jnp.take_along_axis(rows, jnp.maximum(places, 0), axis=1)
+    violated = (1 - target_scores[:, :, None] + rows[:, None, :] > 0) & counts[:, :, None] & ~named[:, None, :]
     slope = jnp.sum(violated, axis=1, dtype=rows.dtype)
     lost = jnp.sum(violated, axis=2, dtype=rows.dtype)
     hit = places[:, :, None] == jnp.arange(rows.shape[1], dtype=places.dtype)

@@ -53,9 +53,9 @@ def _sum_of_products(
     def ordered(x: jax.Array, side: int, others: int) -> jax.Array:
         """Dimensions in the order batch, own, those of the other operand, contracted."""
         first, last = tuple(batch[side]), tuple(contracting[side])
-        own = tuple(d for d in range(x.ndim) if d not in (*first, *last))
-        x = lax.transpose(x, (*first, *own, *last))
-        after = len(first) + (len(own) if side == 0 else 0)
+        free_dims = tuple(d for d in range(x.ndim) if d not in (*first, *last))
+        x = lax.transpose(x, (*first, *free_dims, *last))
+        after = len(first) + (len(free_dims) if side == 0 else 0)
         return lax.expand_dims(x, range(after, after + others))
 
     free = [x.ndim - len(batch[side]) - len(contracting[side]) for side, x in enumerate((a, b))]
@@ -166,9 +166,9 @@ def _weight_grad(grad: jax.Array, x: jax.Array, dtype: torch.dtype) -> jax.Array
         # XLA:CPU transposes both for a product that sums over several dimensions, and neither where it is the first.
         grad, x = (jnp.reshape(values, (-1, values.shape[-1])) for values in (grad, x))
         out = Meta((grad.shape[-1], x.shape[-1]), dtype)
-        found = host_kernel.attempt(torch.ops.aten.tensordot.default, (grad, x, [0], [0]), {}, (out,), aside=True)
-        if found is not None:
-            return found[0]
+        results = host_kernel.attempt(torch.ops.aten.tensordot.default, (grad, x, [0], [0]), {}, (out,), aside=True)
+        if results is not None:
+            return results[0]
     rows = tuple(range(grad.ndim - 1))
     return contract(grad, x, (rows, rows), dtype=dtype)
 
@@ -203,7 +203,7 @@ def _trilinear(
     operands: list[Any] = []
     for x in (a, b, c):
         # Broadcast dimensions are left out of a term instead of being expanded.
-        kept = [d for d in subscripts if x.shape[d] == shape[d]]
-        operands += [jnp.reshape(x, [x.shape[d] for d in kept]), kept]
-    kept = [d for d in subscripts if d not in sumdim]
-    return jnp.einsum(*operands, kept)
+        labels = [d for d in subscripts if x.shape[d] == shape[d]]
+        operands += [jnp.reshape(x, [x.shape[d] for d in labels]), labels]
+    labels = [d for d in subscripts if d not in sumdim]
+    return jnp.einsum(*operands, labels)

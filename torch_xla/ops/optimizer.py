@@ -163,8 +163,8 @@ def _fused_adagrad(
 @lowers("aten._amp_foreach_non_finite_check_and_unscale.default")
 def _unscale(ctx: Context, grads: Arrays, found_inf: jax.Array, inverse_scale: jax.Array) -> list[jax.Array]:
     bad = [jnp.any(~jnp.isfinite(grad)) for grad in grads]
-    found = jnp.where(jnp.stack(bad).any(), jnp.ones_like(found_inf), found_inf) if bad else found_inf
-    return [*(dtypes.widen(grad) * dtypes.widen(inverse_scale).reshape(()) for grad in grads), found]
+    overflow = jnp.where(jnp.stack(bad).any(), jnp.ones_like(found_inf), found_inf) if bad else found_inf
+    return [*(dtypes.widen(grad) * dtypes.widen(inverse_scale).reshape(()) for grad in grads), overflow]
 
 
 @lowers("aten._amp_update_scale.default")

@@ -30,46 +30,46 @@ def promoted(
     else; `cast` makes a tensor of a dtype from a tensor or a number.
     """
     default = default_dtype()
-    given = list(values)
+    arguments = list(values)
     schema = op._schema.arguments
     for i, argument in enumerate(schema[:-1]):
-        if argument.name == "dtype" and schema[i + 1].name == "layout" and given[i] is None and out[0] is not None:
-            given[i] = out[0].dtype
+        if argument.name == "dtype" and schema[i + 1].name == "layout" and arguments[i] is None and out[0] is not None:
+            arguments[i] = out[0].dtype
     gives = {meta.dtype.to_real() for meta in out if meta is not None}
-    decided = any(a.name == "dtype" and v is not None for a, v in zip(schema, given, strict=True))
-    tensors = [dtype for value in _flat(given) if (dtype := dtype_of(value)) is not None]
+    decided = any(a.name == "dtype" and v is not None for a, v in zip(schema, arguments, strict=True))
+    tensors = [dtype for value in _flat(arguments) if (dtype := dtype_of(value)) is not None]
     if decided or not gives & {default, torch.bool} or any(d.is_floating_point or d.is_complex for d in tensors):
-        return given
-    numbers = {i: _kind(v) for i, v in enumerate(given) if _kind(v) in (float, complex)}
+        return arguments
+    numbers = {i: _kind(v) for i, v in enumerate(arguments) if _kind(v) in (float, complex)}
     as_tensors = [i for i in numbers if isinstance(schema[i].real_type, torch.TensorType)]
     if as_tensors:  # such a number decides for what it meets, such as what a mask selects from
         types = dtypes.number_dtypes(default)
         for i in as_tensors:
-            given[i] = cast(given[i], types[numbers[i]])
-        return given
+            arguments[i] = cast(arguments[i], types[numbers[i]])
+        return arguments
     if default not in gives and not any("number" in str(schema[i].real_type) for i in numbers):
-        return given
+        return arguments
 
     def whole(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(map(whole, x))
         return x if dtype_of(x) is None else cast(x, default)
 
-    return list(map(whole, given))
+    return list(map(whole, arguments))
 
 
 def promoted_arrays(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The same of JAX arrays, and with keyword-only arguments by themselves."""
-    found = promoted(
+    arguments = promoted(
         op,
         [*args, *kwargs.values()],
         out,
         lambda x: dtypes.torch_dtype(x.dtype) if isinstance(x, jax.Array) else None,
         dtypes.cast,
     )
-    return found[: len(args)], dict(zip(kwargs, found[len(args) :], strict=True))
+    return arguments[: len(args)], dict(zip(kwargs, arguments[len(args) :], strict=True))
 
 
 def _kind(x: Any) -> type:

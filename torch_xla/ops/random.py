@@ -158,10 +158,10 @@ def _end_of(dtype: torch.dtype) -> int:
 def _randperm(ctx: Context, n: int, **_: Any) -> jax.Array:
     # Of 63 bits each: that two are equal is as good as impossible, and JAX's own way sorts 32 bits several times.
     keys = lax.shift_right_logical(jax.random.bits(ctx.key(), (n,), np.uint64), np.uint64(1)).astype(np.int64)
-    whole = Meta((n,), torch.int64)
+    meta = Meta((n,), torch.int64)
     options = {"stable": True, "dim": 0, "descending": False}
-    found = host_kernel.attempt(torch.ops.aten.sort.stable, (keys,), options, (whole, whole))
-    return found[1] if found else lax.sort((keys, lax.iota(np.int64, n)), num_keys=1)[1]
+    results = host_kernel.attempt(torch.ops.aten.sort.stable, (keys,), options, (meta, meta))
+    return results[1] if results else lax.sort((keys, lax.iota(np.int64, n)), num_keys=1)[1]
 
 
 # Coins and dropout.

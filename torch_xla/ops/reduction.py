@@ -141,11 +141,11 @@ def _place(x: jax.Array, dim: int | None, keepdim: bool, largest: bool) -> jax.A
         return jnp.zeros((), jnp.int64)
     search = lax.argmax if largest else lax.argmin
     if dim is None:
-        found = search(_order(x).reshape(-1), 0, jnp.int64)
-        return found.reshape((1,) * x.ndim) if keepdim else found
+        position = search(_order(x).reshape(-1), 0, jnp.int64)
+        return position.reshape((1,) * x.ndim) if keepdim else position
     dim %= x.ndim
-    found = search(_order(x), dim, jnp.int64)
-    return jnp.expand_dims(found, dim) if keepdim else found
+    position = search(_order(x), dim, jnp.int64)
+    return jnp.expand_dims(position, dim) if keepdim else position
 
 
 @lowers("aten.argmax.default")
@@ -284,8 +284,8 @@ def _norm_of_any_order(size: jax.Array, order: jax.Array, dims: tuple[int, ...],
 @lowers("aten.linalg_vector_norm.default", constants=("ord",))
 def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
     if dtype is not None:  # recorded as a number; the promised result is of this type, real where that is complex
-        wanted = dtypes.opmath(ctx.meta.dtype)
-        x = dtypes.cast(x, wanted.to_complex() if jnp.iscomplexobj(x) else wanted)
+        compute_dtype = dtypes.opmath(ctx.meta.dtype)
+        x = dtypes.cast(x, compute_dtype.to_complex() if jnp.iscomplexobj(x) else compute_dtype)
     else:
         x = dtypes.widen(x)
     return _vector_norm(x, order, dim, keepdim)

@@ -90,8 +90,10 @@ def _weighted_bytes(x: jax.Array, d: int, index: np.ndarray, weight: np.ndarray,
     """As the CPU kernel computes it: weights in as many bits as fit 16, an integer sum, rounded and cut to a byte."""
     bits = next((n for n in range(22) if int(0.5 + largest * (1 << (n + 1))) >= 1 << 15), 22)
     scaled = weight * (1 << bits)
-    whole = np.where(scaled < 0, scaled - 0.5, scaled + 0.5).astype(np.int32)
-    taps = jnp.take(x, index, axis=d).astype(np.int32) * whole.reshape(*whole.shape, *(1,) * (x.ndim - d - 1))
+    fixed_point = np.where(scaled < 0, scaled - 0.5, scaled + 0.5).astype(np.int32)
+    taps = jnp.take(x, index, axis=d).astype(np.int32) * fixed_point.reshape(
+        *fixed_point.shape, *(1,) * (x.ndim - d - 1)
+    )
     return (jnp.clip((jnp.sum(taps, axis=d, dtype=np.int32) + (1 << bits >> 1)) >> bits, 0, 255)).astype(x.dtype)
 
 
@@ -99,7 +101,7 @@ def _sizes(x: jax.Array, out: Sequence[int], scales: Scales) -> list[tuple[int, 
     """Dimensions that are resampled, with both sizes and the scale; the CPU kernel takes those of bytes backwards."""
     lead = x.ndim - len(out)
     sizes = [(d, x.shape[d], o, scale) for d, (o, scale) in enumerate(zip(out, scales, strict=True), start=lead)]
-    return sizes if dtypes.is_floating(x) else [known for known in reversed(sizes) if known[1] != known[2]]
+    return sizes if dtypes.is_floating(x) else [entry for entry in reversed(sizes) if entry[1] != entry[2]]
 
 
 def _linear(x: jax.Array, out: Sequence[int], align_corners: bool, scales: Scales) -> jax.Array:

@@ -29,8 +29,8 @@ Pointwise = Callable[[jax.Array, jax.Array, State], State]
 
 def _lstm(from_input: jax.Array, from_hidden: jax.Array, state: State) -> State:
     enter, forget, cell, leave = jnp.split(from_input + from_hidden, 4, axis=-1)
-    kept = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(enter) * jnp.tanh(cell)
-    return jax.nn.sigmoid(leave) * jnp.tanh(kept), kept
+    cell_state = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(enter) * jnp.tanh(cell)
+    return jax.nn.sigmoid(leave) * jnp.tanh(cell_state), cell_state
 
 
 def _gru(from_input: jax.Array, from_hidden: jax.Array, state: State) -> State:

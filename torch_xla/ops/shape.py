@@ -201,8 +201,8 @@ def _as_strided(
 ) -> jax.Array:
     offset = offset or 0
     flat = jnp.reshape(x, (-1,))
-    kept = [d for d in range(len(size)) if stride[d] != 0 or size[d] == 1]
-    inner_size, inner_stride = [size[d] for d in kept], [stride[d] for d in kept]
+    inner_dims = [d for d in range(len(size)) if stride[d] != 0 or size[d] == 1]
+    inner_size, inner_stride = [size[d] for d in inner_dims], [stride[d] for d in inner_dims]
     order = _nested_dims(inner_size, inner_stride)
     if math.prod(size) == 0:
         return jnp.zeros(tuple(size), x.dtype)
@@ -210,7 +210,7 @@ def _as_strided(
         return jnp.take(flat, _strided_index(size, stride, offset), mode="clip")
     value = _nested_slice(flat, [inner_size[d] for d in order], [inner_stride[d] for d in order], offset)
     value = jnp.transpose(value, [order.index(d) for d in sorted(order)])
-    value = jnp.reshape(value, [size[d] if d in kept else 1 for d in range(len(size))])
+    value = jnp.reshape(value, [size[d] if d in inner_dims else 1 for d in range(len(size))])
     return jnp.broadcast_to(value, tuple(size))
 
 
@@ -451,9 +451,9 @@ def _triangle(x: jax.Array, diagonal: int | Lifted, lower: bool) -> jax.Array:
     rows = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 0)
     columns = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 1)
     # Diagonals far outside the matrix would not fit int32.
-    wanted = diagonal.value if isinstance(diagonal, Lifted) else diagonal
-    wanted = jnp.clip(wanted, -x.shape[-2] - 1, x.shape[-1] + 1).astype(jnp.int32)
-    keep = columns - rows <= wanted if lower else columns - rows >= wanted
+    offset = diagonal.value if isinstance(diagonal, Lifted) else diagonal
+    offset = jnp.clip(offset, -x.shape[-2] - 1, x.shape[-1] + 1).astype(jnp.int32)
+    keep = columns - rows <= offset if lower else columns - rows >= offset
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 

@@ -56,8 +56,8 @@ def _topk(ctx: Context, x: jax.Array, k: int, dim: int, largest: bool, sorted: b
 
 
 def _at(x: jax.Array, places: jax.Array, dim: int, keepdim: bool) -> jax.Array:
-    taken = jnp.take_along_axis(x, places, axis=dim)
-    return taken if keepdim else jnp.squeeze(taken, dim)
+    selected = jnp.take_along_axis(x, places, axis=dim)
+    return selected if keepdim else jnp.squeeze(selected, dim)
 
 
 def _ranked(x: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
@@ -86,8 +86,8 @@ def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.
     numbers = jnp.sum(x == x, axis=dim, keepdims=True, dtype=jnp.int64)
     middle = lax.max((numbers - 1) // 2, jnp.zeros_like(numbers))
     if not skip_nan:
-        whole = numbers == x.shape[dim]
-        middle = jnp.where(whole, middle, numbers)
+        is_nan_free = numbers == x.shape[dim]
+        middle = jnp.where(is_nan_free, middle, numbers)
     return _ranked(x, middle, dim, keepdim)
 
 
@@ -144,17 +144,17 @@ def _search(sequence: jax.Array, values: jax.Array, right: bool) -> jax.Array:
     if size == 0 or values.size == 0:
         return jnp.zeros(values.shape, jnp.int64)
     rows = sequence.reshape(-1, size)
-    wanted = values.reshape(rows.shape[0], -1)
+    queries = values.reshape(rows.shape[0], -1)
 
     def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = (low + high) // 2
-        found = jnp.take_along_axis(rows, jnp.minimum(middle, size - 1), axis=1, mode="clip")
-        beyond = ~(found > wanted) if right else ~(found >= wanted)
+        pivots = jnp.take_along_axis(rows, jnp.minimum(middle, size - 1), axis=1, mode="clip")
+        beyond = ~(pivots > queries) if right else ~(pivots >= queries)
         searched = low < high
         return jnp.where(searched & beyond, middle + 1, low), jnp.where(searched & ~beyond, middle, high)
 
-    ends = jnp.zeros(wanted.shape, jnp.int64), jnp.full(wanted.shape, size, jnp.int64)
+    ends = jnp.zeros(queries.shape, jnp.int64), jnp.full(queries.shape, size, jnp.int64)
     return jax.lax.fori_loop(0, size.bit_length(), halve, ends)[0].reshape(values.shape)
 
 

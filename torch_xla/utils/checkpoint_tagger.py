@@ -36,6 +36,6 @@ class CheckpointTagger:
     @classmethod
     def load_from_json(cls, str_json: str, remover: Callable[[str], None] | None = None) -> CheckpointTagger:
         """What `save_to_json` wrote."""
-        made = cls(remover)
-        made._paths = json.loads(str_json)
-        return made
+        tagger = cls(remover)
+        tagger._paths = json.loads(str_json)
+        return tagger

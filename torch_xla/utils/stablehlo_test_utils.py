@@ -47,8 +47,8 @@ def load_save_model_and_inference(path: str, args: tuple[Any, ...]) -> Any:
         ImportError: TensorFlow is not installed.
     """
     tf = importlib.import_module("tensorflow")
-    given = pytree.tree_map_only(torch.Tensor, lambda x: tf.constant(x.numpy()), args)
-    return tf.saved_model.load(path).f(*given)
+    inputs = pytree.tree_map_only(torch.Tensor, lambda x: tf.constant(x.numpy()), args)
+    return tf.saved_model.load(path).f(*inputs)
 
 
 def compare_exported_program_and_saved_model_result(
@@ -69,12 +69,14 @@ def compare_exported_program_and_saved_model_result(
         AssertionError: They differ in number, dtype or value.
         ImportError: TensorFlow is not installed.
     """
-    given = load_save_model_and_inference(saved_model_path, args)
+    saved_outputs = load_save_model_and_inference(saved_model_path, args)
     with torch.no_grad():
-        wanted = ep.module()(*args)
-    expected = tuple(x.numpy() for x in (wanted if isinstance(wanted, tuple) else (wanted,)))
-    found = tuple(x.numpy() for x in given)
-    assert [x.dtype for x in found] == [x.dtype for x in expected], (found, expected)
-    for have, want in zip(found, expected, strict=True):
+        exported_outputs = ep.module()(*args)
+    expected = tuple(
+        x.numpy() for x in (exported_outputs if isinstance(exported_outputs, tuple) else (exported_outputs,))
+    )
+    actual = tuple(x.numpy() for x in saved_outputs)
+    assert [x.dtype for x in actual] == [x.dtype for x in expected], (actual, expected)
+    for have, want in zip(actual, expected, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=atol)
-    return expected, found
+    return expected, actual

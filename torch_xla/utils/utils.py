@@ -164,13 +164,13 @@ def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -
         select_fn: Says which objects are meant; they are not looked into.
         fn: What to do with them.
     """
-    seen: dict[int, Any] = {}  # keeps what it saw alive, so that no id is used twice
+    visited: dict[int, Any] = {}  # keeps what it saw alive, so that no id is used twice
     stack = [value]
     while stack:
         item = stack.pop()
-        if id(item) in seen:
+        if id(item) in visited:
             continue
-        seen[id(item)] = item
+        visited[id(item)] = item
         if select_fn(item):
             fn(item)
         else:
@@ -204,9 +204,9 @@ def _children(item: Any) -> list[Any]:
 
 
 def _rewrite(value: Any, select: Select, fn: Callable[[Any], Any], done: dict[int, tuple[Any, Any]]) -> Any:
-    known = done.get(id(value))
-    if known is not None:
-        return known[1]
+    entry = done.get(id(value))
+    if entry is not None:
+        return entry[1]
 
     def keep(result: Any) -> Any:
         done[id(value)] = (value, result)
@@ -249,9 +249,9 @@ def _rewrite(value: Any, select: Select, fn: Callable[[Any], Any], done: dict[in
 
 
 def _holds(value: Any, select: Select) -> bool:
-    found: list[Any] = []
-    for_each_instance(value, select, found.append)
-    return bool(found)
+    matches: list[Any] = []
+    for_each_instance(value, select, matches.append)
+    return bool(matches)
 
 
 def _emptied(container: Any) -> Any:

@@ -66,10 +66,10 @@ def _refuse_strangers(folder: Path) -> None:
     """Raises where somebody else but the superuser may write programs into the folder."""
     if _config.XLA_PERSISTENT_CACHE_TRUSTED.get() or not folder.exists():
         return
-    found = folder.stat()
-    if found.st_uid not in (os.geteuid(), 0):
-        why = f"which belongs to user {found.st_uid}"
-    elif found.st_mode & stat.S_IWOTH:
+    folder_status = folder.stat()
+    if folder_status.st_uid not in (os.geteuid(), 0):
+        why = f"which belongs to user {folder_status.st_uid}"
+    elif folder_status.st_mode & stat.S_IWOTH:
         why = "into which everybody can write"
     else:
         return
@@ -111,14 +111,14 @@ def find(cut: _bindings.Graph) -> Executable | None:
     The graph's numbers travel as the executable takes them from now on; where it takes two as one that differ here,
     that is none for this graph.
     """
-    known: Executable | None = _executables.find(cut, settings_number())
-    return known
+    cached_program: Executable | None = _executables.find(cut, settings_number())
+    return cached_program
 
 
 def knows(cut: _bindings.Graph) -> bool:
     """Whether a graph's executable is in memory."""
-    known: bool = _executables.knows(cut, settings_number())
-    return known
+    is_cached: bool = _executables.knows(cut, settings_number())
+    return is_cached
 
 
 def load(cut: _bindings.Graph) -> Executable | None:
@@ -232,13 +232,13 @@ def _save(cut: _bindings.Graph, executable: Executable) -> None:
 
 def _keep_below_size_limit(folder: Path) -> None:
     """Removes the files used longest ago while there are too many bytes; other processes may do so at the same time."""
-    found = []
+    files = []
     for entry in os.scandir(folder):
         if entry.name.endswith((".xla", ".part")):
             with suppress(FileNotFoundError):
-                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-    excess = sum(size for _, size, _ in found) - _config.XLA_PERSISTENT_CACHE_MAX_BYTES.get()
-    for _, size, path in sorted(found):
+                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    excess = sum(size for _, size, _ in files) - _config.XLA_PERSISTENT_CACHE_MAX_BYTES.get()
+    for _, size, path in sorted(files):
         if excess <= 0:
             break
         Path(path).unlink(missing_ok=True)

@@ -52,8 +52,8 @@ def executable(
 
 def _options_for(device: int) -> dict[str, Any]:
     """The options of one compile: one that rounds as PyTorch does, and on a CPU one that keeps barriers."""
-    own: dict[str, Any] = {_EXCESS: False}
-    return own if placement.of(device).platform != "cpu" else {**own, _DISABLED: _EXPANDER}
+    options: dict[str, Any] = {_EXCESS: False}
+    return options if placement.of(device).platform != "cpu" else {**options, _DISABLED: _EXPANDER}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
@@ -111,8 +111,8 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
     _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(cut.donated), "count")
     if session.connected() is None or lowered.has_callback:
         return compiled_here()
-    what = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage.compiler_ir("stablehlo"))
-    return shared.once(what, compiled_here, lambda made: made.loaded.serialize(), loaded)
+    cache_key = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage.compiler_ir("stablehlo"))
+    return shared.once(cache_key, compiled_here, lambda made: made.loaded.serialize(), loaded)
 
 
 def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:

@@ -28,15 +28,19 @@ def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[
             if node in parts:
                 to[i] = splits.PARTS
         metas = cut.leaf_metas
-        taken, given = loaded.get_parameter_shardings(), loaded.get_output_shardings()
+        in_shardings, out_shardings = loaded.get_parameter_shardings(), loaded.get_output_shardings()
         inputs = [i for i in range(len(at)) if i not in packed_inputs]
         for slot, leaf in enumerate(inputs):
             if at[leaf] == splits.ANYWHERE:
-                at[leaf] = splits.of_xla(taken[slot], len(metas[leaf][0])) if taken else splits.KNOWN_WHOLE
+                at[leaf] = (
+                    splits.of_xla(in_shardings[slot], len(metas[leaf][0])) if in_shardings else splits.KNOWN_WHOLE
+                )
         shapes = program.packing.result_metas(cut)
         for slot, output in enumerate(single, len(packs)):
             if to[output] == splits.ANYWHERE:
-                to[output] = splits.of_xla(given[slot], len(shapes[slot][0])) if given else splits.KNOWN_WHOLE
+                to[output] = (
+                    splits.of_xla(out_shardings[slot], len(shapes[slot][0])) if out_shardings else splits.KNOWN_WHOLE
+                )
         for _, outputs in packs:
             for output in outputs:
                 to[output] = splits.KNOWN_WHOLE if to[output] == splits.ANYWHERE else to[output]

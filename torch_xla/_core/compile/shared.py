@@ -41,15 +41,15 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
             return loaded(payload)
     if who != connection.rank_info.rank:
         return compile()
-    made = b""
+    program_bytes = b""
     try:
-        found = compile()
+        program = compile()
         with suppress(Exception):  # not every executable has such a form
-            made = serialized(found)
-        return found
+            program_bytes = serialized(program)
+        return program
     finally:
         with suppress(RuntimeError):
-            store.set(f"{key}/made", made if len(made) <= _LARGEST else b"")
+            store.set(f"{key}/made", program_bytes if len(program_bytes) <= _LARGEST else b"")
             _published.append(key)
             if len(_published) > _KEPT:
                 store.set(f"{_published.popleft()}/made", b"")  # who comes now compiles it

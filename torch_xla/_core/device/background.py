@@ -41,12 +41,12 @@ def start(
 def end() -> None:
     """Waits, for a short time, until the threads have ended; at the end of the program."""
     with _lock:
-        left = dict(_running)
+        threads = dict(_running)
         _running.clear()
-    for stop in left.values():
+    for stop in threads.values():
         if stop is not None:
             stop()
     deadline = time.monotonic() + _SECONDS
-    for thread in left:
+    for thread in threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))

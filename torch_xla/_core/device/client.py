@@ -225,19 +225,19 @@ def _start() -> tuple[jax.Device, ...]:
         host_kernel.register()  # a program from disk may call it
     if _met > 1:
         global _everyone
-        known = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
-        first = {device.process_index: device for device in reversed(known)}
+        job_devices = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
+        first = {device.process_index: device for device in reversed(job_devices)}
         if len(first) == _met:
             devices = devices if spmd() else devices[:1]  # JAX may know more; a process of a job has one
-            _everyone = known if spmd() else tuple(first[rank] for rank in sorted(first))
+            _everyone = job_devices if spmd() else tuple(first[rank] for rank in sorted(first))
         elif spmd():
             raise RuntimeError(
                 f"[spmd] got a job of {_met} processes, but the client of each knows the {len(devices)} device(s) of "
                 f"{device_type()} that it has itself, and no program spans them; start one process"
             )
         else:
-            own = _config.LOCAL_RANK.get()
-            devices = devices[own : own + 1] or devices[:1]
+            local_rank = _config.LOCAL_RANK.get()
+            devices = devices[local_rank : local_rank + 1] or devices[:1]
     _bindings.set_device_count(1 if spmd() else len(devices))
     _started = True
     os.register_at_fork(after_in_child=_note_fork)

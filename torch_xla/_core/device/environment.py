@@ -34,12 +34,12 @@ def rank_info() -> RankInfo:
 
     ValueError where variables contradict each other.
     """
-    found = _torchrun() or _slurm() or _tpu_pod() or _alone()
-    if not 0 <= found.rank < found.world:
+    info = _torchrun() or _slurm() or _tpu_pod() or _alone()
+    if not 0 <= info.rank < info.world:
         raise ValueError(
-            message("job", f"got rank {found.rank} of {found.world} processes", expected=f"0 to {found.world - 1}")
+            message("job", f"got rank {info.rank} of {info.world} processes", expected=f"0 to {info.world - 1}")
         )
-    return found
+    return info
 
 
 def _alone() -> RankInfo:
@@ -88,10 +88,10 @@ def _slurm() -> RankInfo | None:
 
 def _tasks_per_host(text: str) -> list[int]:
     """``"2(x3),1"`` as ``[2, 2, 2, 1]``."""
-    found: list[int] = []
+    task_counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        found += [int(count)] * int(times or 1)
-    return found
+        task_counts += [int(count)] * int(times or 1)
+    return task_counts
 
 
 def first_host(text: str) -> str | None:

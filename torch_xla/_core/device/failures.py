@@ -55,7 +55,7 @@ def late(error: Exception, device: int) -> ExecutionError:
     What failed with it, or because of it, is found here too and not raised again: its other results, and runs that took
     them. Their tensors have no value from now on.
     """
-    others = [found for token in _bindings.in_flight(device).take_programs() if (found := _error_of(token))]
+    others = [run_error for token in _bindings.in_flight(device).take_programs() if (run_error := _error_of(token))]
     failure: ExecutionError
     if (reason := explained(error)) is not None:
         failure = LateJobError(reason)

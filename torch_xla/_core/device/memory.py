@@ -60,11 +60,11 @@ def live_tensors(device: int) -> list[LiveTensors]:
     for meta, pending, line in _bindings.live_tensors(device):
         if meta is not None and not pending:
             counts[line, *meta] = counts.get((line, *meta), 0) + 1
-    found = [
+    tensor_kinds = [
         LiveTensors(line, shape, dtype, count, count * size_of(shape, dtype))
         for (line, shape, dtype), count in counts.items()
     ]
-    return sorted(found, key=lambda kind: -kind.nbytes)
+    return sorted(tensor_kinds, key=lambda kind: -kind.nbytes)
 
 
 def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
@@ -79,13 +79,13 @@ def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     if stats is None:
         return
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-    held = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
-    if held + stats.temp_size_in_bytes + results <= limit:
+    live_bytes = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
+    if live_bytes + stats.temp_size_in_bytes + results <= limit:
         return
-    temporary, asked = stats.temp_size_in_bytes, stats.temp_size_in_bytes + results
+    temporary, requested_bytes = stats.temp_size_in_bytes, stats.temp_size_in_bytes + results
     needs = f"{in_bytes(temporary)} for intermediate values and {in_bytes(results)} for results"
-    over = f"needs {needs} beside {in_bytes(held)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}"
-    raise OutOfMemoryError(f"{_words(asked)} {_text(over, cut, name)}")
+    over = f"needs {needs} beside {in_bytes(live_bytes)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}"
+    raise OutOfMemoryError(f"{_words(requested_bytes)} {_text(over, cut, name)}")
 
 
 def compiled_stats(loaded: Any) -> Any | None:
@@ -106,15 +106,15 @@ def ran_out(error: Exception) -> bool:
 
 def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
     """The error to raise in place of the client's, where a graph could not be started."""
-    what = f"does not fit into the memory{_reason(error, cut.device)}"
-    return OutOfMemoryError(f"{_words(_asked(error))} {_text(what, cut, name)}")
+    problem = f"does not fit into the memory{_reason(error, cut.device)}"
+    return OutOfMemoryError(f"{_words(_asked(error))} {_text(problem, cut, name)}")
 
 
 def explain_late(error: Exception, device: int) -> LateOutOfMemoryError:
     """The same where a program ran out of memory after it was started, which a wait for its results finds out."""
-    what = f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}"
+    problem = f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}"
     lines = [
-        f"{_words(_asked(error))} {what}",
+        f"{_words(_asked(error))} {problem}",
         *_section("largest live tensors, its results included", map(str, live_tensors(device)[:_SHOWN])),
         f"  what to try: {_WAYS_OUT}",
     ]
@@ -128,10 +128,10 @@ def explain_host(
 
     `line` is the user's that made the tensor, if it is another than the one that runs.
     """
-    made = f", made at {line}" if line else ""
+    origin = f", made at {line}" if line else ""
     return OutOfMemoryError(
         f"{_words(size_of(tuple(shape), dtype))} [memory] no room for the values of {kind_of(tuple(shape), dtype)} on "
-        f"their way to xla:{device}{made}{_reason(error, device)}; make it smaller, or in parts"
+        f"their way to xla:{device}{origin}{_reason(error, device)}; make it smaller, or in parts"
     )
 
 
@@ -149,8 +149,8 @@ def _as_torch(nbytes: int) -> str:
 
 def _asked(error: Exception) -> int | None:
     """How much memory there was not, in the words of XLA on CPUs (bytes), GPUs (GiB) and TPUs (G)."""
-    found = re.search(r"allocat\w* ([\d.]*\d) ?(bytes|[KMGT])", str(error))
-    return None if found is None else int(float(found[1]) * 1024 ** "bKMGT".index(found[2][0]))
+    match = re.search(r"allocat\w* ([\d.]*\d) ?(bytes|[KMGT])", str(error))
+    return None if match is None else int(float(match[1]) * 1024 ** "bKMGT".index(match[2][0]))
 
 
 def _reason(error: Exception, device: int) -> str:

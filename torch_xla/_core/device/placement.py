@@ -62,8 +62,8 @@ class Placement:
         """The sharding of a buffer of a shape, by the placement number of its leaf."""
         if number == splits.PARTS:
             return splits.all_parts(self.devices)
-        found = splits.by_number(number)
-        return self.sharding if found is None else splits.sharding(found.held(shape), self.devices)
+        split = splits.by_number(number)
+        return self.sharding if split is None else splits.sharding(split.held(shape), self.devices)
 
     def held(self, number: int, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the buffer of a tensor."""
@@ -80,11 +80,11 @@ class Placement:
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few placements; a batch is put at each step
     def parts(self, number: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:
         """What of a shape each local device has."""
-        found = splits.by_number(number)
-        if found is None:
+        split = splits.by_number(number)
+        if split is None:
             return ((...,),) * len(self.local)  # type: ignore[return-value]
         local = {self.devices.index(device) for device in self.local}
-        return tuple(where for device, where, _ in found.held(shape).indices(shape) if device in local)
+        return tuple(where for device, where, _ in split.held(shape).indices(shape) if device in local)
 
 
 def of(index: int) -> Placement:

@@ -106,7 +106,7 @@ def find(name: str) -> DevicePlugin | None:
 def _load(point: EntryPoint) -> DevicePlugin:
     named = f"entry point {point.value} of {_package(point)}"
     try:
-        made = point.load()()
+        plugin = point.load()()
     except Exception as error:  # what a package of somebody else's raises
         raise RuntimeError(
             message(
@@ -116,9 +116,9 @@ def _load(point: EntryPoint) -> DevicePlugin:
                 do="mend or uninstall it",
             )
         ) from error
-    if not isinstance(made, DevicePlugin):
-        raise RuntimeError(_unfit(point.name, f"({named}) is {made!r}"))
-    return made
+    if not isinstance(plugin, DevicePlugin):
+        raise RuntimeError(_unfit(point.name, f"({named}) is {plugin!r}"))
+    return plugin
 
 
 def _unfit(name: str, got: str) -> str:
@@ -144,20 +144,20 @@ def _package(point: EntryPoint) -> str:
 @functools.cache
 def _points() -> tuple[tuple[EntryPoint, ...], tuple[EntryPoint, ...]]:
     """The entry points of both groups, which a reading of packages' metadata finds."""
-    own = _config.XLA_REGISTER_INSTALLED_PLUGINS.get()
+    uses_installed = _config.XLA_REGISTER_INSTALLED_PLUGINS.get()
     own_group, jax_group = ((*entry_points(group=group),) for group in _GROUPS)
-    return own_group if own else (), jax_group
+    return own_group if uses_installed else (), jax_group
 
 
 @functools.cache
 def _of_jax() -> dict[str, str]:
     """Modules of JAX's plugins by name."""
-    found = {point.name: point.value for point in _points()[1]}
+    modules = {point.name: point.value for point in _points()[1]}
     spec = importlib.util.find_spec("jax_plugins")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         names = (os.path.basename(path) for path in glob(os.path.join(folder, "*")) if os.path.isdir(path))
-        found |= {name: f"jax_plugins.{name}" for name in names if not name.startswith("_")}
-    return found
+        modules |= {name: f"jax_plugins.{name}" for name in names if not name.startswith("_")}
+    return modules
 
 
 def libraries() -> dict[str, str]:
@@ -176,7 +176,7 @@ def platform_of(name: str) -> str:
     """What JAX calls a kind of device."""
     if name.upper() in OWN:
         return OWN[name.upper()]
-    return next((known for known in (*libraries(), *_of_jax()) if known.lower() == name.lower()), name.lower())
+    return next((platform for platform in (*libraries(), *_of_jax()) if platform.lower() == name.lower()), name.lower())
 
 
 def tpu_chips() -> int:
@@ -186,20 +186,20 @@ def tpu_chips() -> int:
 
 def available() -> list[str]:
     """The kinds of devices that may be chosen."""
-    found = ["CPU", *("CUDA" if "cuda" in name else name for name in sorted(_of_jax()))]
-    found += [name for name, path in libraries().items() if os.path.isfile(path)]
-    found += [*(point.name for point in _points()[0]), *(name for name in _registered if name != "library")]
+    kinds = ["CPU", *("CUDA" if "cuda" in name else name for name in sorted(_of_jax()))]
+    kinds += [name for name, path in libraries().items() if os.path.isfile(path)]
+    kinds += [*(point.name for point in _points()[0]), *(name for name in _registered if name != "library")]
     if tpu_chips():
-        found.append("TPU")
-    return list({name.lower(): name for name in reversed(found)}.values())[::-1]
+        kinds.append("TPU")
+    return list({name.lower(): name for name in reversed(kinds)}.values())[::-1]
 
 
 def give_to_jax(name: str) -> None:
     """Has JAX find its plugins, and know the chosen one, whose client is about to be started; RuntimeError if unfit."""
     from torch_xla import _jax_internals
 
-    own, platform = name.upper() in OWN, platform_of(name)
-    library, module = (None, None) if own else (libraries().get(platform), _of_jax().get(platform))
+    is_builtin, platform = name.upper() in OWN, platform_of(name)
+    library, module = (None, None) if is_builtin else (libraries().get(platform), _of_jax().get(platform))
     if library is not None and not os.path.isfile(library):
         raise RuntimeError(
             message(
@@ -213,7 +213,7 @@ def give_to_jax(name: str) -> None:
         _check_module(platform, module)
     plugin = find(name)
     started = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
-    if not own and started != [""] and platform.lower() not in started:
+    if not is_builtin and started != [""] and platform.lower() not in started:
         raise RuntimeError(
             message(
                 "device",
@@ -231,22 +231,22 @@ def give_to_jax(name: str) -> None:
         raise RuntimeError(_unusable(name, where, one_line(raised))) from raised
     if plugin is not None:
         where = _register_with_jax(platform, plugin)
-    for known, address in _jax_internals.plugin_apis().items():  # JAX starts the clients of all
+    for kind, address in _jax_internals.plugin_apis().items():  # JAX starts the clients of all
         problem = _problem(_Api.from_address(address))
         if problem is not None:
-            refusal = RuntimeError(_unusable(known, where if known == platform else "one that JAX found", problem))
-            _jax_internals.refuse_plugin(known, refusal)
-            if known == platform:
+            refusal = RuntimeError(_unusable(kind, where if kind == platform else "one that JAX found", problem))
+            _jax_internals.refuse_plugin(kind, refusal)
+            if kind == platform:
                 raise refusal
 
 
 def _check_module(name: str, module: str) -> None:
     _only(name, [point for point in _points()[1] if point.name == name])
     try:
-        found = importlib.import_module(module)  # JAX would log what this raises, and go on
+        plugin_module = importlib.import_module(module)  # JAX would log what this raises, and go on
     except Exception as error:
         raise RuntimeError(_unusable(name, module, f"{type(error).__name__}: {one_line(error)}")) from error
-    if not callable(getattr(found, "initialize", None)):
+    if not callable(getattr(plugin_module, "initialize", None)):
         raise RuntimeError(_unusable(name, module, "it has no function initialize(), by which JAX registers it"))
 
 
@@ -261,8 +261,8 @@ def _register_with_jax(platform: str, plugin: DevicePlugin) -> str:
         path = os.fspath(plugin.library_path())
         options = plugin.client_create_options()
     except Exception as error:
-        what = "it does not override library_path()" if isinstance(error, NotImplementedError) else one_line(error)
-        raise RuntimeError(_unusable(platform, name, f"{type(error).__name__}: {what}")) from error
+        reason = "it does not override library_path()" if isinstance(error, NotImplementedError) else one_line(error)
+        raise RuntimeError(_unusable(platform, name, f"{type(error).__name__}: {reason}")) from error
     if not isinstance(options, dict) or not all(isinstance(key, str) and _is_option(options[key]) for key in options):
         raise RuntimeError(
             message(
@@ -330,22 +330,22 @@ def _library_at(address: int) -> str | None:
     class Found(ctypes.Structure):
         _fields_ = (("file", ctypes.c_char_p), *((n, ctypes.c_void_p) for n in ("base", "symbol", "at")))
 
-    found = Found()
-    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.file:
+    symbol_info = Found()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(symbol_info)) or not symbol_info.file:
         return None
-    path = os.fsdecode(found.file)
+    path = os.fsdecode(symbol_info.file)
     return path if os.path.isfile(path) else None
 
 
 def _problem(api: Any) -> str | None:
     """What keeps XLA from using a library, of which it takes the size and the functions for granted."""
-    found = f"version {api.major}.{api.minor} of PJRT's interface"
+    api_version = f"version {api.major}.{api.minor} of PJRT's interface"
     if api.major != 0:
-        return f"it has {found}"
+        return f"it has {api_version}"
     if api.size < ctypes.sizeof(_Api):
-        return f"it has {found} in {api.size} bytes, where version 0.29 had {ctypes.sizeof(_Api)}"
+        return f"it has {api_version} in {api.size} bytes, where version 0.29 had {ctypes.sizeof(_Api)}"
     if not all(api.functions[:_TO_CLIENT_CREATE]):
-        return f"it has {found} without functions up to PJRT_Client_Create"
+        return f"it has {api_version} without functions up to PJRT_Client_Create"
     return None
 
 

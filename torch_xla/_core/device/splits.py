@@ -67,20 +67,20 @@ class Split:
 
         Parts are of equal size but for the last ones, which may have less, or nothing.
         """
-        found = []
+        entries = []
         for at, device in enumerate(self.order):
             tile, copy = divmod(at, self.copies)
-            found.append((device, _slices(tile, self.tiles, shape), copy))
-        return sorted(found)
+            entries.append((device, _slices(tile, self.tiles, shape), copy))
+        return sorted(entries)
 
 
 def _slices(tile: int, tiles: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    found = []
+    slices = []
     for size, count in zip(reversed(shape), reversed(tiles), strict=True):
         tile, place = divmod(tile, count)
         length = -(-size // count)
-        found.append(slice(min(place * length, size), min((place + 1) * length, size), 1))
-    return tuple(reversed(found))
+        slices.append(slice(min(place * length, size), min((place + 1) * length, size), 1))
+    return tuple(reversed(slices))
 
 
 def split(tiles: Sequence[int], order: Sequence[int]) -> Split:
@@ -133,32 +133,32 @@ def text_of(number: int) -> str:
         return ""
     if number == PARTS:
         return "{manual}"
-    found = by_number(number)
-    return "{replicated}" if found is None else str(found)
+    tiling = by_number(number)
+    return "{replicated}" if tiling is None else str(tiling)
 
 
 def of_xla(proto: Any, rank: int) -> int:
     """The number of a split that XLA chose, in the form that an executable has of it, of what has `rank` dimensions."""
     from torch_xla._jax_internals import xla_client
 
-    found = xla_client.HloSharding.from_proto(proto)
-    if not found.is_tiled():
+    hlo_sharding = xla_client.HloSharding.from_proto(proto)
+    if not hlo_sharding.is_tiled():
         return KNOWN_WHOLE
-    if any(kind != xla_client.OpSharding.Type.REPLICATED for kind in found.subgroup_types()):
-        raise RuntimeError(message("spmd", f"XLA gives a result as {found}", do="report it"))
-    tiles = list(found.tile_assignment_dimensions())[:rank]
-    chosen = split(tiles, list(found.tile_assignment_devices()))
+    if any(kind != xla_client.OpSharding.Type.REPLICATED for kind in hlo_sharding.subgroup_types()):
+        raise RuntimeError(message("spmd", f"XLA gives a result as {hlo_sharding}", do="report it"))
+    tiles = list(hlo_sharding.tile_assignment_dimensions())[:rank]
+    chosen = split(tiles, list(hlo_sharding.tile_assignment_devices()))
     return KNOWN_WHOLE if chosen.whole else number_of(chosen)
 
 
 def _factors(count: int) -> list[int]:
-    found, divisor = [], 2
+    factors, divisor = [], 2
     while count > 1:
         while count % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             count //= divisor
         divisor += 1
-    return found
+    return factors
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,15 +178,15 @@ def axes_of(wanted: Split) -> tuple[tuple[int, ...], ...] | None:
         step *= primes[axes[0]]
     if not np.array_equal(np.arange(len(wanted.order)).reshape(primes).transpose(axes).reshape(-1), wanted.order):
         return None
-    given: list[tuple[int, ...]] = []
+    mesh_axes: list[tuple[int, ...]] = []
     for tiles in wanted.tiles:
-        own: list[int] = []
-        while math.prod(primes[axis] for axis in own) < tiles:
-            own.append(axes.pop(0))
-        if math.prod(primes[axis] for axis in own) != tiles:
+        dimension_axes: list[int] = []
+        while math.prod(primes[axis] for axis in dimension_axes) < tiles:
+            dimension_axes.append(axes.pop(0))
+        if math.prod(primes[axis] for axis in dimension_axes) != tiles:
             return None
-        given.append(tuple(own))
-    return tuple(given)
+        mesh_axes.append(tuple(dimension_axes))
+    return tuple(mesh_axes)
 
 
 def all_parts(devices: tuple[jax.Device, ...]) -> jax.sharding.NamedSharding:
@@ -213,7 +213,7 @@ def _sharding(wanted: Split | None, devices: tuple[jax.Device, ...]) -> Any:
         primes = _factors(len(devices)) or [1]
         names = [f"m{i}" for i in range(len(primes))]
         mesh = jax.sharding.Mesh(array.reshape(primes), names)
-        spec = [tuple(names[axis] for axis in own) or None for own in axes]
+        spec = [tuple(names[axis] for axis in dimension_axes) or None for dimension_axes in axes]
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     assert wanted is not None
     shape = [*wanted.tiles, wanted.copies]

@@ -65,10 +65,10 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
         # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
-        made = _jax_internals.batched_device_put(
+        buffer = _jax_internals.batched_device_put(
             aval, place.at(number, array.shape), parts, list(place.local), enable_x64=True
         )
-        return _with_origin(made) if number else made
+        return _with_origin(buffer) if number else buffer
 
 
 def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: int) -> jax.Array:
@@ -155,9 +155,9 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     buffer, start = location
     if start >= 0 and buffer.ndim > 1 and not client.is_own_cpu():
         buffer, start = copy(location, shape), -1  # not all of what travels with it
-    asked = time.perf_counter()
+    wait_start = time.perf_counter()
     finish_to_read(buffer)
-    _metrics.waited(asked)
+    _metrics.waited(wait_start)
     with _events.timed("TransferFromDeviceTime"):
         values = np.asarray(_gathered(buffer))
         if values.ndim > len(shape) and start < 0:  # all parts of manual sharding, of which this process sees the first
@@ -209,8 +209,8 @@ def _gathered(buffer: Any) -> Any:
 def _whole(split: Any) -> Any:
     import jax
 
-    whole = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec())
-    return jax.jit(lambda x: x, out_shardings=whole)
+    replicated = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=replicated)
 
 
 def finish(started: Any, index: int | None = None) -> None:
@@ -270,6 +270,6 @@ def _copied_parts(buffer: Any) -> Any:
 
     with client.x64():
         parts = jax.device_put([shard.data for shard in buffer.addressable_shards], may_alias=False)
-    made = _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
-    made.origin = origin_of(buffer)
-    return made
+    copied_array = _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
+    copied_array.origin = origin_of(buffer)
+    return copied_array

@@ -37,14 +37,14 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
     if not _bindings.is_looping(device):
         growing = False
         with _events.span("look for a loop"):
-            found = _bindings.find_loop(device)
-            if found is None and not compiles(device):
+            loop = _bindings.find_loop(device)
+            if loop is None and not compiles(device):
                 growing = True
-                found = _bindings.find_loop(device, growing)
-        if found is None:
+                loop = _bindings.find_loop(device, growing)
+        if loop is None:
             _tell_of_no_loop(device)
             return
-        _tell_of_loop(*found, growing)
+        _tell_of_loop(*loop, growing)
     for end in _bindings.piece_ends(device)[:-1]:
         _cut(device, end, run)
 
@@ -97,11 +97,11 @@ def _tell_of_no_loop(device: int) -> None:
 
 def _tell_growth(device: int) -> None:
     """Tells of a loop that stays whole, and again where it has become twice as long."""
-    found = _bindings.find_loop(device, follow=False)
-    if found is None:
+    loop = _bindings.find_loop(device, follow=False)
+    if loop is None:
         _tell_of_no_loop(device)
         return
-    calls, _, line = found
+    calls, _, line = loop
     recorded = _bindings.calls_since_barrier(device)
     if recorded >= 2 * _grown.get(line, 0):
         _grown[line] = recorded

@@ -146,9 +146,9 @@ def location(tensor: torch.Tensor) -> tuple[Any, int]:
 
 def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
     """What `find` gives once the tensor is computed; another thread may have written it again by then."""
-    while (found := find(tensor)) is None:
+    while (result := find(tensor)) is None:
         compute()
-    return found
+    return result
 
 
 def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
@@ -163,8 +163,8 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
     region.refuse_captured("a read")
     with _events.span("read", _bindings.user_frame):
         with _lock:
-            found: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
-        return found if isinstance(found, torch.Tensor) else transfer.download(found, tensor.shape, tensor.dtype)
+            source: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
+        return source if isinstance(source, torch.Tensor) else transfer.download(source, tensor.shape, tensor.dtype)
 
 
 def wait(index: int | None = None) -> None:

@@ -136,11 +136,11 @@ def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -
     numbers: list[Any] = [np.asarray(number.value, _NUMBERS[type(number.value)]) for number in node.numbers()]
     try:
         with nullcontext() if host is None else jax.default_device(host):
-            found = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
+            results = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
     except lowering.LoweringError as error:
         error.nodes = lowering.alike(graph.describe(cut), node)
         raise
     return [
         None if meta is None or array is None else from_numpy(np.asarray(array), meta.dtype)
-        for array, meta in zip(found, node.outs, strict=True)
+        for array, meta in zip(results, node.outs, strict=True)
     ]

@@ -71,9 +71,9 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
     from torch_xla._core.lower import lowering
 
     def lower() -> Program:
-        what = _bindings.Cut.of_tensors(list(tensors))
-        barrier.stages().finish(what.device)
-        cut = what.preview()
+        pending_cut = _bindings.Cut.of_tensors(list(tensors))
+        barrier.stages().finish(pending_cut.device)
+        cut = pending_cut.preview()
         barrier.stages().fills.provide(cut)
         described = graph.describe(cut)
         stage = lowering.lower(described, name, platform=platform).stage

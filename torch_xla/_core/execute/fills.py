@@ -16,12 +16,12 @@ def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
     `places` are the placement numbers of its leaves, where its program is known. Raises OutOfMemoryError.
     """
     buffers: list[Any] = []
-    found: list[int] = []
+    placements: list[int] = []
     errors: dict[int, OutOfMemoryError] = {}
     for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
         if where == splits.ANYWHERE:
             where = places[slot] if places and slot >= 0 else splits.WHOLE
-        found.append(where)
+        placements.append(where)
         try:
             buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))
         except OutOfMemoryError as error:
@@ -35,4 +35,4 @@ def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
             raise first
         finally:
             del first, others, errors  # they would hold themselves, with the caller's variables
-    cut.provide_fills(buffers, found)
+    cut.provide_fills(buffers, placements)

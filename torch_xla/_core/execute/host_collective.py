@@ -46,7 +46,7 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
             return [np.asarray(array) for array in _program(call, rank, number)(*arrays)]
 
     try:
-        *found, mark = interruptible.call(run, str(call))
+        *results, mark = interruptible.call(run, str(call))
     except Exception as error:
         reason = failures.explained(error)
         if reason is None:
@@ -56,7 +56,7 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
         connection.break_off(f"[job] rank {rank} was interrupted in {sequence.meaning(number)[0]}")
         raise
     dtypes = [*(x.dtype for x in inputs), torch.uint8]
-    return [from_numpy(array, dtype) for array, dtype in zip((*found, mark), dtypes, strict=True)]
+    return [from_numpy(array, dtype) for array, dtype in zip((*results, mark), dtypes, strict=True)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -75,5 +75,5 @@ def _host() -> jax.Device:
         lacking = "built without jaxlib's headers"
     except RuntimeError as error:
         lacking = str(error)
-    what = f"programs of {client.device_type()} do not span the processes of a job, and the host has no collectives"
-    raise RuntimeError(message("job", f"{what} ({lacking})", do="start one process, or let JAX have its CPU client"))
+    problem = f"programs of {client.device_type()} do not span the processes of a job, and the host has no collectives"
+    raise RuntimeError(message("job", f"{problem} ({lacking})", do="start one process, or let JAX have its CPU client"))

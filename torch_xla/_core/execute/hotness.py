@@ -70,31 +70,31 @@ def knows(cut: _bindings.Graph) -> bool:
 def is_due(cut: _bindings.Graph) -> bool:
     """Whether a graph without a program is to be compiled now."""
     key = key_of(cut)
-    found = _graphs.get(key)
-    if found is None:
+    entry = _graphs.get(key)
+    if entry is None:
         return False
-    return found.runs >= found.line.graphs or (found.line.latest == key and found.line.row >= _IN_A_ROW)
+    return entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
 
 
 def note(cut: _bindings.Graph) -> None:
     """Counts a run without a program that is about to start; GraphLimitError where it is new and that is forbidden."""
     key = key_of(cut)
-    found = _graphs.get(key)
-    if found is None:
+    entry = _graphs.get(key)
+    if entry is None:
         place = _bindings.user_frame(), cut.device
         line = _lines.setdefault(place, _Line())
         retrace.note_uncompiled(*place, line.graphs + 1, lambda: graph.describe(cut))
         line.graphs += 1
-        found = _graphs[key] = _Graph(line)
+        entry = _graphs[key] = _Graph(line)
         _lines.move_to_end(place)
-    found.runs += 1
-    line = found.line
+    entry.runs += 1
+    line = entry.line
     line.row = line.row + 1 if line.latest == key else 1
     line.latest = key
     _graphs.move_to_end(key)
-    for kept in (_graphs, _lines):
-        while len(kept) > _REMEMBERED:
-            kept.popitem(last=False)
+    for table in (_graphs, _lines):
+        while len(table) > _REMEMBERED:
+            table.popitem(last=False)
 
 
 def clear() -> None:

@@ -39,8 +39,8 @@ def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
 
 def number_of(tensor: torch.Tensor) -> int:
     """The placement number of a tensor, or the one it is to have."""
-    found: int = _bindings.placement_of(tensor)
-    return found
+    number: int = _bindings.placement_of(tensor)
+    return number
 
 
 def of_tensor(tensor: torch.Tensor) -> list[Part]:
@@ -49,20 +49,20 @@ def of_tensor(tensor: torch.Tensor) -> list[Part]:
 
     (buffer,) = barrier.buffers([tensor])
     place = placement.of(tensor.device.index)
-    wanted = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
+    target_split = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
     shape = tuple(tensor.shape)
     local = {place.devices.index(device): device for device in place.local}
     transfer.finish_to_read(buffer)
     here = {shard.device: shard.data for shard in buffer.addressable_shards}
-    whole = None if wanted.fits(shape) else transfer.download((buffer, -1), shape, tensor.dtype)
+    full_tensor = None if target_split.fits(shape) else transfer.download((buffer, -1), shape, tensor.dtype)
     parts = []
-    for device, where, copy in wanted.indices(shape):
+    for device, where, copy in target_split.indices(shape):
         if device not in local:
             continue
-        if whole is None:
+        if full_tensor is None:
             values = from_numpy(_numpy(here[local[device]]), tensor.dtype)
         else:
-            values = _padded(whole[where], [-(-n // t) for n, t in zip(shape, wanted.tiles, strict=True)])
+            values = _padded(full_tensor[where], [-(-n // t) for n, t in zip(shape, target_split.tiles, strict=True)])
         parts.append(Part(device, where, copy, values))
     return parts
 
@@ -89,8 +89,8 @@ def buffer_of(parts: Sequence[torch.Tensor], wanted: splits.Split | None, shape:
     number = splits.WHOLE if wanted is None else splits.number_of(wanted)
     if wanted is None or wanted.fits(shape):
         return transfer.put_parts([transfer.own_values(part) for part in parts], shape, index, number)
-    whole = torch.zeros(tuple(shape), dtype=parts[0].dtype)
+    full_tensor = torch.zeros(tuple(shape), dtype=parts[0].dtype)
     local = [place.devices.index(device) for device in place.local]
     for device, where, _ in wanted.indices(shape):
-        whole[where] = parts[local.index(device)][tuple(slice(0, s.stop - s.start) for s in where)]
-    return transfer.upload(whole, index, number)
+        full_tensor[where] = parts[local.index(device)][tuple(slice(0, s.stop - s.start) for s in where)]
+    return transfer.upload(full_tensor, index, number)

@@ -147,8 +147,8 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         if step.way is Way.HOST and (cut.fits_host or cut.is_small_part) and _run_on_host(cut, request):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
-        known = not (watched or cut.has_fills) and cache.run(cut)
-        if not known and not _run_by_stages(cut, request, step.ahead and not watched):
+        ran_cached = not (watched or cut.has_fills) and cache.run(cut)
+        if not ran_cached and not _run_by_stages(cut, request, step.ahead and not watched):
             step.cut.again = True
             cut.clear()
             return [replace(step, graph=None)]
@@ -301,8 +301,8 @@ def program_of(cut: _bindings.Graph) -> compiler.Executable:
     if isinstance(outcome, StaticNumbers):
         raise outcome
     if isinstance(outcome, fallback.NeedsHost):
-        what = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
-        raise RuntimeError(message("graph", what, do="leave it out of the capture"))
+        problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
+        raise RuntimeError(message("graph", problem, do="leave it out of the capture"))
     assert outcome is not None, "what rules want as constants is known since the cut"
     if client.spmd():
         same_program.compare(cut)
@@ -335,9 +335,9 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Requ
         fills.provide(cut)
     key = hotness.key_of(cut)
     if session.connected() is not None or by_operator.run(cut, request) is not None:
-        what = f"got {needed.op}, which runs on the host ({needed.reason})"
+        problem = f"got {needed.op}, which runs on the host ({needed.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
-        failure: Any = RuntimeError(message("run", what, expected=where, do="compute it with .cpu()"))
+        failure: Any = RuntimeError(message("run", problem, expected=where, do="compute it with .cpu()"))
         failure.nodes = () if needed.node is None else lowering.alike(graph.describe(cut), needed.node)
         raise failure from None
     _metrics.count("HostGraph")

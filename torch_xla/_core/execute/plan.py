@@ -50,26 +50,26 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     For a barrier that is its graph. Where a value is read a read should cost a read: a very small graph runs on the
     host, and in the place of a new one comes a graph that has a program, or one whose growing parts run on the host.
     """
-    what = request.cut
+    pending_cut = request.cut
     if not request.reading:
-        return [Step(what, Way.PROGRAM, graph)]
+        return [Step(pending_cut, Way.PROGRAM, graph)]
     if by_operator.on() and graph.fits_host and not graph.has_fills:
-        return [Step(what, Way.HOST, graph)]
+        return [Step(pending_cut, Way.HOST, graph)]
     if region.stack() or knows(graph):
-        return [Step(what, Way.PROGRAM, graph)]
+        return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
-    what.again = True
-    other = _instead(what)
+    pending_cut.again = True
+    other = _instead(pending_cut)
     if other is not None:
         return [Step(other, Way.PROGRAM, ahead=False)]
     if client.spmd():
-        return [Step(what, Way.PROGRAM)]
-    graph = what.graph()
-    parts = by_operator.divide(graph, what)
+        return [Step(pending_cut, Way.PROGRAM)]
+    graph = pending_cut.graph()
+    parts = by_operator.divide(graph, pending_cut)
     if not parts:
-        return [Step(what, Way.PROGRAM, graph)]
+        return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()
-    return [Step(part, Way.HOST, ahead=False) for part in (*parts, what)]
+    return [Step(part, Way.HOST, ahead=False) for part in (*parts, pending_cut)]
 
 
 def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
@@ -80,14 +80,14 @@ def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
     body gets a graph of its own. After the end of a loop without barriers again all that is pending: other values are
     read next.
     """
-    whole = _bindings.Cut.of_device(what.device)
-    known = is_known(whole)
-    if known:
-        return whole
-    needed = what.needed()
-    if needed is not None and _bindings.whole_comes(what.device):
-        return needed
-    return whole if known is not None and _bindings.was_cut(what.device) else None
+    full_cut = _bindings.Cut.of_device(what.device)
+    has_program = is_known(full_cut)
+    if has_program:
+        return full_cut
+    value_cut = what.needed()
+    if value_cut is not None and _bindings.whole_comes(what.device):
+        return value_cut
+    return full_cut if has_program is not None and _bindings.was_cut(what.device) else None
 
 
 def knows(graph: _bindings.Graph) -> bool:
@@ -105,6 +105,6 @@ def is_known(what: _bindings.Cut) -> bool | None:
         return None
     if graph.has_fills:
         fills.provide(graph)
-    known = knows(graph)
+    has_program = knows(graph)
     graph.clear()
-    return known
+    return has_program

@@ -124,7 +124,7 @@ def before_run(key: str, line: Callable[[], str | None], describe: Callable[[], 
                     "compile",
                     f"Unexpected execution happens inside the compiled function, exiting: full_graph=True was asked of "
                     f"{region.name or 'the region'}, but a value was read or a barrier issued inside it"
-                    + (f" at {asked}" if (asked := line()) else ""),
+                    + (f" at {user_line}" if (user_line := line()) else ""),
                     do="move the read after the region, or leave full_graph out",
                 )
             )
@@ -158,12 +158,12 @@ def _common(left: Sequence[str], right: Sequence[str]) -> int:
 def _limit_exceeded(graph: Graph, accepted: list[Graph], limit: int) -> str:
     """Says how the accepted graphs that agree longest go on where this one differs, and why it is a new one."""
     got = [_node_text(node) for node in graph.nodes]
-    known = [[_node_text(node) for node in other.nodes] for other in accepted]
-    lengths = [_common(got, graph) for graph in known]
+    accepted_texts = [[_node_text(node) for node in other.nodes] for other in accepted]
+    lengths = [_common(got, graph) for graph in accepted_texts]
     depth = max(lengths, default=0)
     ways = [
         graph[depth] if depth < len(graph) else "the end of the function"
-        for graph, length in zip(known, lengths, strict=True)
+        for graph, length in zip(accepted_texts, lengths, strict=True)
         if length == depth
     ]
     ways = list(dict.fromkeys(ways))

@@ -36,7 +36,7 @@ def before_run(cut: _bindings.Graph) -> None:
         for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
     ]
     key = cut.key, described.numbers
-    split, whole = _compiled.get(key) or _compiled.setdefault(key, _programs(described, places))
+    split, unsplit = _compiled.get(key) or _compiled.setdefault(key, _programs(described, places))
     numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
     with client.x64():
         inputs = [
@@ -44,7 +44,7 @@ def before_run(cut: _bindings.Graph) -> None:
             for leaf, number in zip(leaves, described.leaf_places, strict=True)
         ]
         results = split(*inputs, *numbers)
-        expected = whole(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
+        expected = unsplit(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
     for (slot, result), value, other in zip(places, results, expected, strict=True):
         _compare(described.nodes[slot], result, value, other)
 
@@ -57,23 +57,23 @@ def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any,
         replace(node, args=(node.args[0], splits.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
         for node in described.nodes
     )
-    whole = (splits.WHOLE,) * len(described.leaves)
-    unsplit = replace(all_values, nodes=nodes, leaf_places=whole, wanted_places=(splits.WHOLE,) * len(places))
+    whole_places = (splits.WHOLE,) * len(described.leaves)
+    unsplit = replace(all_values, nodes=nodes, leaf_places=whole_places, wanted_places=(splits.WHOLE,) * len(places))
     with client.x64():
         return tuple(lowering.lower(g, "split_check").stage.compile() for g in (all_values, unsplit))  # type: ignore[return-value]
 
 
 def _compare(node: Node, result: int, value: Any, other: Any) -> None:
-    found, expected = np.asarray(value), np.asarray(other)
-    if found.size == 0:
+    actual, expected = np.asarray(value), np.asarray(other)
+    if actual.size == 0:
         return
-    if not _is_inexact(found):
-        same = bool(np.array_equal(found, expected))
+    if not _is_inexact(actual):
+        same = bool(np.array_equal(actual, expected))
     else:
-        found, expected = (x.astype(np.complex128) for x in (found, expected))
+        actual, expected = (x.astype(np.complex128) for x in (actual, expected))
         scale = float(np.max(np.abs(np.nan_to_num(expected, posinf=0, neginf=0))))
         tolerance = _TOLERANCES[min(max(np.asarray(other).dtype.itemsize, 2), 8)]
-        same = bool(np.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+        same = bool(np.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
     if not same:
         where = f", recorded at {node.frame}" if node.frame else ""
         got = f"result {result} of {node.op} differs between the split program and the whole one{where}"

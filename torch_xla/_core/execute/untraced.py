@@ -22,8 +22,8 @@ R = TypeVar("R")
 
 def skip(function: Callable[..., object], around: Callable[..., object]) -> None:
     """Has the compiler leave alone a function, one around it, and all that they call."""
-    for own in (function, around):
-        set_code_exec_strategy(own.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    for target in (function, around):
+        set_code_exec_strategy(target.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     around._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would inline it
 
 

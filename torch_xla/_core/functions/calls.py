@@ -25,12 +25,12 @@ def calls_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
         translation = _Translation(module)
     except _Other:
         return module
-    calls, constants, made = translation.calls, translation.constants, translation.made
+    calls, constants, output_builder = translation.calls, translation.constants, translation.made
 
     def run(*args: Any) -> Any:
-        given = (*args, *(constant(module) for constant in constants))
-        found = None if has_torch_function(given) else calls.run(given)
-        return module(*args) if found is None else made(found)
+        operands = (*args, *(constant(module) for constant in constants))
+        results = None if has_torch_function(operands) else calls.run(operands)
+        return module(*args) if results is None else output_builder(results)
 
     return run
 

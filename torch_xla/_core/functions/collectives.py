@@ -77,6 +77,6 @@ _call._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def partition(groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Groups of which each process is in one: who is in none of those given is alone."""
-    given = [tuple(int(rank) for rank in group) for group in groups]
-    named = set(itertools.chain.from_iterable(given))
-    return (*given, *((rank,) for rank in range(session.rank_info().world) if rank not in named))
+    replica_groups = [tuple(int(rank) for rank in group) for group in groups]
+    named = set(itertools.chain.from_iterable(replica_groups))
+    return (*replica_groups, *((rank,) for rank in range(session.rank_info().world) if rank not in named))

@@ -23,10 +23,10 @@ _registered: list[torch.library.Library] = []
 
 def install() -> None:
     """Registers the operators and this way to the loss; called once, at import."""
-    given = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
-    XLA_LIB.define(f"ctc_loss({given}, int blank) -> (Tensor, Tensor)")
+    arguments = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
+    XLA_LIB.define(f"ctc_loss({arguments}, int blank) -> (Tensor, Tensor)")
     XLA_LIB.define(
-        f"ctc_loss_backward(Tensor grad, {given}, Tensor loss, Tensor log_alpha, int blank, bool zero_infinity)"
+        f"ctc_loss_backward(Tensor grad, {arguments}, Tensor loss, Tensor log_alpha, int blank, bool zero_infinity)"
         " -> Tensor"
     )
     XLA_LIB.impl("ctc_loss", _promise, "Meta")
@@ -133,19 +133,19 @@ def _refuse(
     Of lengths on the device that is their number alone: their values are not waited for.
     """
     flat = targets.dim() == 1
-    known_inputs, known = (x.tolist() if x.device.type == "cpu" else [0] * x.numel() for x in (inputs, lengths))
+    known_inputs, label_lengths = (x.tolist() if x.device.type == "cpu" else [0] * x.numel() for x in (inputs, lengths))
     if log_probs.dim() == 3 and targets.dim() in (1, 2) and log_probs.is_floating_point() and log_probs.numel():
         steps, batch, labels = log_probs.shape
-        fits = sum(known) == targets.numel() if flat else targets.shape[0] == batch
+        fits = sum(label_lengths) == targets.numel() if flat else targets.shape[0] == batch
         most = targets.numel() if flat else targets.shape[1]
         if (
             fits
             and 0 <= blank < labels
-            and len(known_inputs) == len(known) == batch
+            and len(known_inputs) == len(label_lengths) == batch
             and all(0 <= n <= steps for n in known_inputs)
-            and all(0 <= n <= most for n in known)
+            and all(0 <= n <= most for n in label_lengths)
         ):
             return
     zeros = torch.zeros(log_probs.shape, dtype=log_probs.dtype, device="cpu")
     labels_of_zero = torch.zeros(targets.shape, dtype=torch.long, device="cpu")
-    torch.ops.aten._ctc_loss.default(zeros, labels_of_zero, known_inputs, known, blank)
+    torch.ops.aten._ctc_loss.default(zeros, labels_of_zero, known_inputs, label_lengths, blank)

@@ -30,13 +30,13 @@ def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
             )
         results = [described(value.shape, value.dtype) for value in values]
         with graph.inserting_before(node):
-            made = graph.call_function(
+            call_node = graph.call_function(
                 torch.ops.xla.custom_call.default, (list(node.args), str(node.target), results, False, "", 0, [])
             )
-            made.meta["val"] = values
-            replacement = made
+            call_node.meta["val"] = values
+            replacement = call_node
             if isinstance(node.meta["val"], torch.Tensor):
-                replacement = graph.call_function(operator.getitem, (made, 0))
+                replacement = graph.call_function(operator.getitem, (call_node, 0))
                 replacement.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(replacement)
         graph.erase_node(node)
@@ -59,11 +59,11 @@ def install() -> None:
 
 
 def _promise(inputs: list[torch.Tensor], call_target: str, results: list[str], *rest: object) -> list[torch.Tensor]:
-    found = []
+    meta_tensors = []
     for text in results:
         dtype, *sizes = text.split()
-        found.append(torch.empty([int(size) for size in sizes], dtype=getattr(torch, dtype), device="meta"))
-    return found
+        meta_tensors.append(torch.empty([int(size) for size in sizes], dtype=getattr(torch, dtype), device="meta"))
+    return meta_tensors
 
 
 def described(shape: Sequence[int], dtype: torch.dtype) -> str:

@@ -46,12 +46,12 @@ class Function:
         leaves = {leaf: _array(value) for leaf, value in self.constants.items()}
         leaves |= {leaf: x for leaf, x in zip(self.inputs, inputs, strict=False) if leaf is not None}
         rest = iter(numbers)
-        given: list[lowering.Numbers] = []
+        numbers_by_node: list[lowering.Numbers] = []
         for position, (node, sizes) in enumerate(zip(self.graph.nodes, self.sizes, strict=True)):
-            own = [next(rest) if size is None else jax.numpy.asarray(size, "int64") for size in sizes]
-            given.append((own, _seed(position, seed) if node.seeded else None))
+            scalars = [next(rest) if size is None else jax.numpy.asarray(size, "int64") for size in sizes]
+            numbers_by_node.append((scalars, _seed(position, seed) if node.seeded else None))
         with jax.default_matmul_precision(precision.current().products):
-            results = lowering.compute(self.graph, leaves, given)
+            results = lowering.compute(self.graph, leaves, numbers_by_node)
 
         def value(x: Any) -> Any:
             if not isinstance(x, Wire):
@@ -71,9 +71,9 @@ class Function:
         nodes, sizes = list(self.graph.nodes), list(self.sizes)
         for i, node in enumerate(nodes):
             if i not in inside and node.op not in static and node.op != lowering.FUNCTION:
-                own = list(sizes[i])
-                nodes[i] = replace(node, args=tuple(_lift(node, own, arrays)))
-                sizes[i] = tuple(own)
+                node_sizes = list(sizes[i])
+                nodes[i] = replace(node, args=tuple(_lift(node, node_sizes, arrays)))
+                sizes[i] = tuple(node_sizes)
         return replace(self, graph=replace(self.graph, nodes=tuple(nodes)), sizes=tuple(sizes)), arrays
 
 
@@ -123,16 +123,16 @@ class _Translation:
                 continue
             value = node.meta.get("val")
             if node.op == "placeholder":
-                found = self._leaf(value) if isinstance(value, torch.Tensor) else None
-                inputs.append(found.slot if found else None)
+                translated = self._leaf(value) if isinstance(value, torch.Tensor) else None
+                inputs.append(translated.slot if translated else None)
             elif node.op == "get_attr":
-                found = _attribute(self._module, node.target)
-                if isinstance(found, torch.Tensor):
-                    constant, found = found, self._leaf(found)
-                    self._constants[found.slot] = constant
+                translated = _attribute(self._module, node.target)
+                if isinstance(translated, torch.Tensor):
+                    constant, translated = translated, self._leaf(translated)
+                    self._constants[translated.slot] = constant
             else:
-                found = self._called(node, value)
-            self._values[node] = found
+                translated = self._called(node, value)
+            self._values[node] = translated
         graph = Graph("", _bindings.current_device(), tuple(self._nodes), tuple(self._leaves), _outputs(output), ())
         return Function(graph, tuple(inputs), self._constants, tuple(self._open), output)
 
@@ -178,10 +178,10 @@ class _Translation:
         return self._add(str(op), arguments, asked(op, positional, value), draws(node), sizes)
 
     def _higher_order(self, node: torch.fx.Node, kind: Callable[..., Any], value: Any) -> Any:
-        given = self._filled(node.args)
-        modules = [x for x in given if isinstance(x, torch.fx.GraphModule)]
+        arguments = self._filled(node.args)
+        modules = [x for x in arguments if isinstance(x, torch.fx.GraphModule)]
         functions = [function_of(module, self._sizes) for module in modules]
-        operands, spec = pytree.tree_flatten([x for x in given if not isinstance(x, torch.fx.GraphModule)])
+        operands, spec = pytree.tree_flatten([x for x in arguments if not isinstance(x, torch.fx.GraphModule)])
 
         def compute(*arrays: Any) -> Any:
             return kind(*functions, *pytree.tree_unflatten(arrays, spec))

@@ -26,10 +26,10 @@ def install() -> None:
 
 
 def _part(whole: torch.Tensor, number: int) -> torch.Tensor:
-    found = splits.by_number(number)
-    if found is None:
+    split = splits.by_number(number)
+    if split is None:
         return torch.empty_like(whole)
-    return whole.new_empty([size // tiles for size, tiles in zip(whole.shape, found.tiles, strict=True)])
+    return whole.new_empty([size // tiles for size, tiles in zip(whole.shape, split.tiles, strict=True)])
 
 
 def _scattered(

@@ -90,9 +90,9 @@ def _host_functions(stage: Any, jaxpr: Any, digest: str) -> str:
     count = lowering.count_callbacks(stage)
     if not count:
         return ""
-    known = dict(_known_callbacks(jaxpr))
-    if len(known) == count:
-        return "+" + hashlib.sha256(str(list(known.values())).encode()).hexdigest()[:16]
+    callbacks = dict(_known_callbacks(jaxpr))
+    if len(callbacks) == count:
+        return "+" + hashlib.sha256(str(list(callbacks.values())).encode()).hexdigest()[:16]
     _unknown[digest] = number = _unknown.get(digest, 0) + 1
     return f"+{number}"
 
@@ -182,16 +182,16 @@ def export_module(
     fx.check_exportable(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     used = [isinstance(node.meta.get("val"), torch.Tensor) and bool(node.users) for node in placeholders]
-    values = [node.meta["val"] for node, taken in zip(placeholders, used, strict=True) if taken]
+    values = [node.meta["val"] for node, is_used in zip(placeholders, used, strict=True) if is_used]
     sizes = Sizes(ranges)
     constant = fx.function_of(module, sizes)
     lower = lowered_open if any(map(is_open, values)) else _lowered
 
     def computing(function: fx.Function) -> Callable[..., Any]:
         def forward(*inputs: Any) -> tuple[Any, ...]:
-            given = iter(inputs)
-            arrays = [next(given) if taken else None for taken in used]
-            results = function(*arrays, numbers=list(given))
+            remaining_inputs = iter(inputs)
+            arrays = [next(remaining_inputs) if is_used else None for is_used in used]
+            results = function(*arrays, numbers=list(remaining_inputs))
             return tuple(jax.numpy.asarray(results[i]) for i in outputs if results[i] is not None)
 
         return forward

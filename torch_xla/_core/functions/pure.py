@@ -47,10 +47,10 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = programs.call(operator.forward, inputs)
+        results = programs.call(operator.forward, inputs)
         ctx.operator = operator
-        ctx.save_for_backward(*((inputs if kind == "input" else found)[i] for kind, i in operator.saved))
-        outs = found[: operator.count]
+        ctx.save_for_backward(*((inputs if kind == "input" else results)[i] for kind, i in operator.saved))
+        outs = results[: operator.count]
         ctx.mark_non_differentiable(*(out for i, out in enumerate(outs) if i not in operator.tangents))
         return tuple(outs)
 
@@ -58,8 +58,8 @@ class _Call(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operator = ctx.operator
-        given = [*ctx.saved_tensors, *(grads[i] for i in operator.tangents)]
-        of_inputs = dict(zip(operator.wanted, programs.call(operator.backward, given), strict=True))
+        operands = [*ctx.saved_tensors, *(grads[i] for i in operator.tangents)]
+        of_inputs = dict(zip(operator.wanted, programs.call(operator.backward, operands), strict=True))
         return None, *(of_inputs.get(i) for i in range(len(ctx.needs_input_grad) - 1))
 
 
@@ -98,14 +98,16 @@ def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
         (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else programs.constant(x)
         for x in leaves
     )
-    wanted = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) if torch.is_grad_enabled() else None
+    grad_mask = (
+        tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves) if torch.is_grad_enabled() else None
+    )
     types = (torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla"))
     try:
         hash(fixed)
     except TypeError as error:
         got = f"an argument cannot be told from others: {error}"
         raise TypeError(message(area, got, expected="tensors and hashable values")) from error
-    return fixed, spec, wanted, types, process_settings()
+    return fixed, spec, grad_mask, types, process_settings()
 
 
 class Pure:
@@ -126,10 +128,10 @@ class Pure:
         if tracing.is_tracing() or not any(x.device.type == "xla" for x in tensors):
             return self._function(*args, **kwargs)
         key = (signature(leaves, spec, self._area), state)
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._compiled[key] = self._compile(leaves, spec, tensors)
-        operator, structure, constants = found
+        entry = self._compiled.get(key)
+        if entry is None:
+            entry = self._compiled[key] = self._compile(leaves, spec, tensors)
+        operator, structure, constants = entry
         flat: list[Any] = operator(tensors, seed)
         for position, value in sorted(constants.items()):
             flat.insert(position, value)
@@ -146,15 +148,15 @@ class Pure:
 
         def function(*values: torch.Tensor) -> list[torch.Tensor]:
             nonlocal structure
-            given = iter(values)
-            filled = [next(given) if isinstance(x, torch.Tensor) else x for x in leaves]
+            arguments = iter(values)
+            filled = [next(arguments) if isinstance(x, torch.Tensor) else x for x in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
             flat, structure = pytree.tree_flatten(self._function(*args, **kwargs))
             constants.update({i: x for i, x in enumerate(flat) if not isinstance(x, torch.Tensor)})
             return [x for x in flat if isinstance(x, torch.Tensor)]
 
-        wanted = [i for i, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
-        halves = tracing.split(function, tensors, wanted, self._area)
+        grad_positions = [i for i, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
+        halves = tracing.split(function, tensors, grad_positions, self._area)
         seeded = draws(halves)
 
         def forward(*arrays: Any) -> list[Any]:
@@ -164,12 +166,12 @@ class Pure:
         def gradients(*arrays: Any) -> list[Any]:
             return [x for x in fx.function_of(halves.backward)(*arrays) if x is not None]  # type: ignore[arg-type]
 
-        given: list[torch.Tensor] = []
+        arguments: list[torch.Tensor] = []
         reached: list[int] = []
         if halves.backward is not None:
-            given = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
-            found = tracing.results(halves.backward)
-            reached = [i for i, grad in zip(halves.wanted, found, strict=True) if grad is not None]
+            arguments = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
+            grad_nodes = tracing.results(halves.backward)
+            reached = [i for i, grad in zip(halves.wanted, grad_nodes, strict=True) if grad is not None]
         label = getattr(self._function, "__name__", self._area)
-        operator = operator_of(halves, label, (forward, tensors), (gradients, given), halves.saved, reached)
+        operator = operator_of(halves, label, (forward, tensors), (gradients, arguments), halves.saved, reached)
         return operator, structure, constants

@@ -31,21 +31,21 @@ def operator(
     """
     slices = [x.new_empty(x.shape[1:]) for x in xs]
     inputs = [*carry, *slices, *fixed]
-    wanted = []
+    grad_positions = []
     if gradients:
         # What a turn gives the next needs a gradient although what it was first given may need none.
-        wanted = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
-        wanted += [len(carry) + i for i, x in enumerate(xs) if x.requires_grad]
-    halves = tracing.split(function, inputs, wanted, area, partition)
+        grad_positions = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
+        grad_positions += [len(carry) + i for i, x in enumerate(xs) if x.requires_grad]
+    halves = tracing.split(function, inputs, grad_positions, area, partition)
     length = xs[0].shape[0]
     loop = _Loop(halves, len(carry), len(xs), length, draws(halves))
-    given: list[torch.Tensor] = []
+    operands: list[torch.Tensor] = []
     if halves.backward is not None:
         alone = [*map(loop.is_fixed, halves.saved), *(position < len(carry) for position in halves.tangents)]
         nodes = tracing.placeholders(halves.backward)
-        given = [_stacked(node, length, whole) for node, whole in zip(nodes, alone, strict=True)]
+        operands = [_stacked(node, length, whole) for node, whole in zip(nodes, alone, strict=True)]
     tensors = [*carry, *xs, *fixed]
-    return operator_of(halves, area, (loop.forward, tensors), (loop.backward, given), loop.sources(), loop.reached)
+    return operator_of(halves, area, (loop.forward, tensors), (loop.backward, operands), loop.sources(), loop.reached)
 
 
 def _stacked(node: torch.fx.Node, length: int, alone: bool) -> torch.Tensor:
@@ -66,8 +66,8 @@ class _Loop:
         # Carried values that the gradients need are stacked too, after the results that are saved.
         self.kept = [i for kind, i in halves.saved if kind == "input" and i < carried]
         self.results = len(tracing.results(halves.forward))
-        found = [] if halves.backward is None else tracing.results(halves.backward)
-        self.grads = dict(zip(halves.wanted, found, strict=True))
+        grad_nodes = [] if halves.backward is None else tracing.results(halves.backward)
+        self.grads = dict(zip(halves.wanted, grad_nodes, strict=True))
         self.reached = [i for i in halves.wanted if i < carried or self.grads[i] is not None]
 
     def is_fixed(self, source: tuple[str, int]) -> bool:
@@ -98,14 +98,14 @@ class _Loop:
 
         def turn(state: Any, slices: Any) -> Any:
             number, values = state
-            own = None if seed is None else seed + number
-            found = fx.arrays_of(function(*values, *slices, *fixed, seed=own))
-            after = [a.astype(v.dtype) for a, v in zip(found, values, strict=False)]
-            return (number + 1, after), (found[self.carried :], [values[i] for i in self.kept])
+            turn_seed = None if seed is None else seed + number
+            outputs = fx.arrays_of(function(*values, *slices, *fixed, seed=turn_seed))
+            after = [a.astype(v.dtype) for a, v in zip(outputs, values, strict=False)]
+            return (number + 1, after), (outputs[self.carried :], [values[i] for i in self.kept])
 
         start = (jax.numpy.asarray(0, "int64"), list(carry))
-        (_, last), (stacked, kept) = jax.lax.scan(turn, start, list(xs), length=self.length)
-        return [*last, *stacked, *kept]
+        (_, last), (stacked, stacked_carry) = jax.lax.scan(turn, start, list(xs), length=self.length)
+        return [*last, *stacked, *stacked_carry]
 
     def backward(self, *arrays: Any) -> list[Any]:
         """Gradients of `reached`, from the saved values and the gradients of the results."""
@@ -132,11 +132,11 @@ class _Loop:
 
         def turn(state: Any, slices: Any) -> Any:
             values, of_y = slices
-            given = [fixed[k] if k in fixed else values[k] for k in range(len(sources))]
-            given += [state[p] if p < self.carried else of_y[p] for p in halves.tangents]
-            found = dict(zip(halves.wanted, function(*given), strict=True))
-            before = {i: zeros(i) if found[i] is None else found[i] for i in carried}
-            return before, [found[i] for i in self.reached if i >= self.carried]
+            operands = [fixed[k] if k in fixed else values[k] for k in range(len(sources))]
+            operands += [state[p] if p < self.carried else of_y[p] for p in halves.tangents]
+            grads = dict(zip(halves.wanted, function(*operands), strict=True))
+            before = {i: zeros(i) if grads[i] is None else grads[i] for i in carried}
+            return before, [grads[i] for i in self.reached if i >= self.carried]
 
         start = {i: of_carry.get(i, zeros(i)) for i in carried}
         first, of_slices = jax.lax.scan(turn, start, (sliced, of_stacks), length=self.length, reverse=True)

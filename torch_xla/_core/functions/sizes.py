@@ -27,8 +27,8 @@ class Sizes:
     """
 
     def __init__(self, ranges: Mapping[Any, Any] | None = None) -> None:
-        known = (ranges or {}).items()
-        self._ranges = {symbol: found for symbol, found in known if not symbol_is_type(symbol, SymT.UNBACKED_INT)}
+        items = (ranges or {}).items()
+        self._ranges = {symbol: bounds for symbol, bounds in items if not symbol_is_type(symbol, SymT.UNBACKED_INT)}
         self._variables: dict[str, Any] | None = None
 
     def shape(self, tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -47,11 +47,11 @@ class Sizes:
         if self._variables is None:
             names = [str(symbol) for symbol in self._ranges]
             limits = []
-            for symbol, found in self._ranges.items():
-                if 1 < found.lower < _INFINITE:
-                    limits.append(f"{symbol} >= {int(found.lower)}")
-                if found.upper < _INFINITE:
-                    limits.append(f"{symbol} <= {int(found.upper)}")
+            for symbol, bounds in self._ranges.items():
+                if 1 < bounds.lower < _INFINITE:
+                    limits.append(f"{symbol} >= {int(bounds.lower)}")
+                if bounds.upper < _INFINITE:
+                    limits.append(f"{symbol} <= {int(bounds.upper)}")
             scope = export.SymbolicScope(limits)
             dims = export.symbolic_shape(", ".join(names), scope=scope) if names else ()
             self._variables = dict(zip(names, dims, strict=True))
@@ -190,12 +190,12 @@ def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
                 for argument, kind in zip(outer.arguments, kinds, strict=True)
             ]
             func.ReturnOp(func.CallOp(results, ir.FlatSymbolRefAttr.get(_MAIN), opened).results)
-        whole = lowering.bytecode(module)
+        module_bytes = lowering.bytecode(module)
     try:
         return mlir.refine_polymorphic_shapes(
-            mlir_module=whole, enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
+            mlir_module=module_bytes, enable_shape_assertions=True, validate_static_shapes=True, enable_shardy=True
         )
     except Exception as error:
-        found = re.search(r"Input shapes do not match the \w+ shapes? \w+(?: [^.]*)?\.", str(error))
-        reason = found[0] if found else str(error).strip()
+        match = re.search(r"Input shapes do not match the \w+ shapes? \w+(?: [^.]*)?\.", str(error))
+        reason = match[0] if match else str(error).strip()
         raise ValueError(message("stablehlo", f"got sizes that the module does not take: {reason}")) from None

@@ -81,8 +81,8 @@ def results(module: torch.fx.GraphModule) -> list[Any]:
 
 def _lift(module: torch.fx.GraphModule, count: int) -> list[torch.Tensor]:
     """Makes inputs of the tensors that a graph has as attributes, and returns them."""
-    given = placeholders(module)
-    last = given[-1] if count else None
+    inputs = placeholders(module)
+    last = inputs[-1] if count else None
     outside: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
     for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
         value = getattr(module, node.target)
@@ -158,12 +158,12 @@ def split(
         count = len(outs)
         tangents = [i for i, out in enumerate(outs) if isinstance(out, torch.Tensor) and out.requires_grad]
         # Stand-ins, which become inputs: the gradients of results that are known only now.
-        given = [torch.empty_like(outs[i]) for i in tangents]
-        asked = [primals[i] for i in wanted]
-        found: Sequence[Any] = ()
+        tangent_inputs = [torch.empty_like(outs[i]) for i in tangents]
+        wanted_primals = [primals[i] for i in wanted]
+        grads: Sequence[Any] = ()
         if tangents:
-            found = torch.autograd.grad([outs[i] for i in tangents], asked, given, allow_unused=True)
-        return [*(o.detach() if isinstance(o, torch.Tensor) else o for o in outs), *given, *found]
+            grads = torch.autograd.grad([outs[i] for i in tangents], wanted_primals, tangent_inputs, allow_unused=True)
+        return [*(o.detach() if isinstance(o, torch.Tensor) else o for o in outs), *tangent_inputs, *grads]
 
     with torch.enable_grad():
         graph = trace(joint, inputs)
@@ -173,13 +173,13 @@ def split(
     if not tangents:
         _return(module, flat[:count])
         return Halves(module, None, graph.outside, count, [], [], [])
-    given = flat[count : count + len(tangents)]
+    tangent_inputs = flat[count : count + len(tangents)]
     order = list(module.graph.nodes)
-    first = min((order.index(node) for node in given), default=len(order))
+    first = min((order.index(node) for node in tangent_inputs), default=len(order))
     for position, node in enumerate(order):
         node.meta["partitioner_tag"] = "is_forward" if position < first else "is_backward"
     last = placeholders(module)[-1]
-    for number, node in enumerate(given):
+    for number, node in enumerate(tangent_inputs):
         with module.graph.inserting_after(last):
             last = module.graph.placeholder(f"tangents_{number}")
         last.meta["val"] = node.meta["val"]
@@ -205,7 +205,7 @@ def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count:
     flat = results(forward)
     extra: list[torch.fx.Node] = []
     saved: list[tuple[str, int]] = []
-    for node, taken in zip(flat[count:], placeholders(backward), strict=False):
+    for node, placeholder in zip(flat[count:], placeholders(backward), strict=False):
         views = []
         root = node
         while torch.Tag.view_copy in getattr(root.target, "tags", ()) and root.all_input_nodes == [root.args[0]]:
@@ -213,7 +213,7 @@ def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count:
             root = root.args[0]
         if root in inputs:
             saved.append(("input", inputs.index(root)))
-            _view_again(backward, taken, root, views)
+            _view_again(backward, placeholder, root, views)
         else:
             saved.append(("result", count + len(extra)))
             extra.append(node)

@@ -41,15 +41,15 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
 
 
 def _check(body: torch.fx.GraphModule, start: Sequence[torch.Tensor]) -> None:
-    given = [(tuple(t.shape), t.dtype) for t in start]
+    start_types = [(tuple(t.shape), t.dtype) for t in start]
     results = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in tracing.results(body)]
     returned = [(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else ((), type(t)) for t in results]
-    if given != returned:
+    if start_types != returned:
         raise RuntimeError(
             message(
                 "while_loop",
                 f"the body returned {_listed(returned)}",
-                expected=f"what it was given, {_listed(given)}",
+                expected=f"what it was given, {_listed(start_types)}",
                 do="convert its results, or start with values of their dtypes",
             )
         )

@@ -49,7 +49,7 @@ def find(graph: Graph, least: int, excluded: Container[int] = ()) -> tuple[Layer
     if len(graph.nodes) < 2 * least:
         return ()
     search = _Search(graph, least, excluded)
-    return tuple(search.layers(found) for found in search.runs())
+    return tuple(search.layers(run) for run in search.runs())
 
 
 class _Search:
@@ -68,11 +68,11 @@ class _Search:
 
     def _number_kinds(self, inside: Sequence[bool]) -> Any:
         """Per node a number, equal for those that do the same on inputs of the same types."""
-        known: dict[Any, int] = {}
+        kind_numbers: dict[Any, int] = {}
         kinds = []
         for slot, (node, ok) in enumerate(zip(self._graph.nodes, inside, strict=True)):
             kind = slot if not ok else (node.call, tuple(map(self._meta, node.inputs)), node.outs, node.seeded)
-            kinds.append(known.setdefault(kind, len(known)))
+            kinds.append(kind_numbers.setdefault(kind, len(kind_numbers)))
         return np.array(kinds, np.int64)
 
     def _meta(self, wire: Wire) -> Meta | None:
@@ -81,17 +81,17 @@ class _Search:
 
     def runs(self) -> list[_Found]:
         """Runs that do not overlap, in order; of several that do, the one that saves most nodes."""
-        found: list[_Found] = []
+        candidates: list[_Found] = []
         for period in self._periods():
             equal = (self._kinds[:-period] == self._kinds[period:]).astype(np.int8)
             edges = np.flatnonzero(np.diff(equal, prepend=0, append=0)).reshape(-1, 2)
             for start, end in edges[edges[:, 1] - edges[:, 0] >= (self._least - 1) * period].tolist():
-                known = any(f.base <= start and end <= f.end and period % f.period == 0 for f in found)
-                if not known:
-                    found += self._within(start, end + period, period)
-        found.sort(key=lambda f: (-f.saved, f.period))
+                is_covered = any(f.base <= start and end <= f.end and period % f.period == 0 for f in candidates)
+                if not is_covered:
+                    candidates += self._within(start, end + period, period)
+        candidates.sort(key=lambda f: (-f.saved, f.period))
         chosen: list[_Found] = []
-        for run in found:
+        for run in candidates:
             if all(run.end <= other.base or other.end <= run.base for other in chosen) and self._pays(run):
                 chosen.append(run)
         return sorted(chosen, key=lambda f: f.base)
@@ -111,7 +111,7 @@ class _Search:
 
     def _within(self, start: int, end: int, period: int) -> list[_Found]:
         """Runs within a stretch whose calls repeat: where wires do not, one ends and the next begins."""
-        found = []
+        candidates = []
         while end - start >= self._least * period:
             last = min(start + 2 * period, end - self._least * period)  # a first layer may have other wires
             tried = [self._run(base, period, (end - base) // period) for base in range(start, last + 1)]
@@ -120,9 +120,9 @@ class _Search:
                 start = last + 1
                 continue
             best = max(runs, key=lambda run: (run.saved, -run.carried))
-            found.append(best)
+            candidates.append(best)
             start = best.end
-        return found
+        return candidates
 
     def _wiring(self, base: int, period: int, count: int) -> Any:
         """Per layer and input a number: of the result of this layer or the one before that it is, or for another."""
@@ -163,15 +163,15 @@ class _Search:
         sources = []
         for offset, codes in enumerate(second):
             columns = zip(*(self._graph.nodes[slot].inputs for slot in slots[offset::period]), strict=True)
-            own: list[Source] = []
+            node_sources: list[Source] = []
             for code, wires in zip(codes, columns, strict=False):
                 if code >= 0:
-                    own.append(Inside(code >> 10, code & 1023))
+                    node_sources.append(Inside(code >> 10, code & 1023))
                 elif code != _FAR:
-                    own.append(Carried((code >> 10) + period, code & 1023, wires[0]))
+                    node_sources.append(Carried((code >> 10) + period, code & 1023, wires[0]))
                 else:
-                    own.append(wires[0] if len(set(wires)) == 1 else wires)
-            sources.append(tuple(own))
+                    node_sources.append(wires[0] if len(set(wires)) == 1 else wires)
+            sources.append(tuple(node_sources))
         return Layers(slots, period, tuple(sources))
 
 

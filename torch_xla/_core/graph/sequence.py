@@ -49,12 +49,12 @@ def numbered(text: str, line: str | None) -> int:
 
 def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
     """For each group of a process, the numbers of its collectives in a graph."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    numbers_by_group: dict[tuple[int, ...], list[int]] = {}
     for node in graph.nodes:
         if is_collective(node):
             number = numbered(_described(graph, node), node.frame)
-            found.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
-    return found
+            numbers_by_group.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
+    return numbers_by_group
 
 
 def said(what: Sequence[str]) -> str:

@@ -34,8 +34,8 @@ def prepare(graph: Graph) -> None:
         connection.check()
         numbers = sequence.numbers(graph, connection.rank_info.rank)
         if client.spans_job():
-            for group, own in numbers.items():
-                _compare(connection, group, own)
+            for group, group_numbers in numbers.items():
+                _compare(connection, group, group_numbers)
             return
         for call in calls:
             group = call.group_of(connection.rank_info.rank)
@@ -52,17 +52,17 @@ def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> Non
     Raises JobError where processes of a group differ.
     """
     meanings = [sequence.meaning(number) for number in own]
-    found = [json.loads(text) for text in connection.meet("program", group, json.dumps([own, meanings]).encode())]
-    first, said = found[0]
-    for rank, (other, told) in zip(group[1:], found[1:], strict=True):
+    replies = [json.loads(text) for text in connection.meet("program", group, json.dumps([own, meanings]).encode())]
+    first, said = replies[0]
+    for rank, (other, reported) in zip(group[1:], replies[1:], strict=True):
         if other == first:
             continue
         place = next(
             (i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other))
         )
         texts = [
-            f"rank {who} runs " + (sequence.said(what[place]) if place < len(what) else "no more")
-            for who, what in ((group[0], said), (rank, told))
+            f"rank {who} runs " + (sequence.said(operations[place]) if place < len(operations) else "no more")
+            for who, operations in ((group[0], said), (rank, reported))
         ]
         connection.fail(f"[job] the processes differ in what they do together: {texts[0]}, {texts[1]}")
 
@@ -80,4 +80,4 @@ def part_of(graph: Graph) -> str:
     if connection is None:
         return ""
     numbers = sequence.numbers(graph, connection.rank_info.rank)
-    return str([(len(group), found) for group, found in numbers.items()])
+    return str([(len(group), group_numbers) for group, group_numbers in numbers.items()])

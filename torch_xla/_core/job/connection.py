@@ -81,7 +81,7 @@ class Session:
 
     def _introduce(self) -> None:
         """Tells who this is, and looks whether all are of one job."""
-        own = {
+        identity = {
             "torch_xla": version("torch_xla"),
             "device": client.device_type(),
             "machine": _machine(),
@@ -100,12 +100,12 @@ class Session:
             )
         if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
             self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
-        found = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(own).encode())]
+        members = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(identity).encode())]
         for name in ("torch_xla", "device"):
-            for rank, other in enumerate(found):
-                if other[name] != found[0][name]:
-                    self.fail(f"[job] rank {rank} has {name}={other[name]}, rank 0 has {name}={found[0][name]}")
-        self.members = found
+            for rank, other in enumerate(members):
+                if other[name] != members[0][name]:
+                    self.fail(f"[job] rank {rank} has {name}={other[name]}, rank 0 has {name}={members[0][name]}")
+        self.members = members
         self.store.set("joined", "")
 
     # Meeting.
@@ -131,7 +131,7 @@ class Session:
                     self.check()
                     time.sleep(pause)
                     pause = min(1.5 * pause, most)
-            found = [self.store.get(f"{key}/{rank}") for rank in ranks]
+            payloads = [self.store.get(f"{key}/{rank}") for rank in ranks]
             if self.store.add(f"{key}/read", 1) == len(ranks):
                 for entry in (key, f"{key}/read", *(f"{key}/{rank}" for rank in ranks)):
                     self.store.delete_key(entry)
@@ -139,24 +139,26 @@ class Session:
             if isinstance(error, JobError):
                 raise
             raise self.lost(error) from error
-        return found
+        return payloads
 
     def group(self, ranks: Ranks) -> Any:
         """PyTorch's process group of some processes for values on the host, in the given order.
 
         Raises JobError where somebody cannot come.
         """
-        found = self._groups.get(ranks)
-        if found is None:
+        process_group = self._groups.get(ranks)
+        if process_group is None:
             from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
             name = "group/" + ".".join(map(str, ranks))
             self.meet(name, ranks)
             store = PrefixStore(name, self._group_store)
             timeout = timedelta(seconds=_config.XLA_COLLECTIVE_TIMEOUT.get() + 60)
-            found = self._groups[ranks] = host_group(store, ranks.index(self.rank_info.rank), len(ranks), timeout)
-            _bindings.add_collective_group(list(ranks), found)
-        return found
+            process_group = self._groups[ranks] = host_group(
+                store, ranks.index(self.rank_info.rank), len(ranks), timeout
+            )
+            _bindings.add_collective_group(list(ranks), process_group)
+        return process_group
 
     def new_store(self) -> Any:
         """A connection of its own to the store, for those who wait in it."""
@@ -184,8 +186,8 @@ class Session:
         """What this process waits for."""
         for wait, since in list(self._waits):
             return replace(wait, seconds=time.monotonic() - since)
-        found = _bindings.collective_wait()
-        return Wait(tuple(found[0]), found[1], found[2], found[3]) if found else programs.under_way()
+        state = _bindings.collective_wait()
+        return Wait(tuple(state[0]), state[1], state[2], state[3]) if state else programs.under_way()
 
     # Stopping.
 
@@ -278,11 +280,11 @@ class Session:
 def follows(error: BaseException) -> bool:
     """Whether an error comes from what another process did."""
     failure: BaseException | None = error
-    seen: set[int] = set()
-    while failure is not None and id(failure) not in seen:
+    visited: set[int] = set()
+    while failure is not None and id(failure) not in visited:
         if isinstance(failure, JobError):
             return True
-        seen.add(id(failure))
+        visited.add(id(failure))
         failure = failure.__cause__ or failure.__context__
     return False
 
@@ -396,12 +398,12 @@ def _limit_waits(port: int) -> None:
         try:
             if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(number))) as own:  # the options are of what both stand for
-                if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getpeername()[1] != port:
+            with socket.socket(fileno=os.dup(int(number))) as duplicate:  # the options are of what both stand for
+                if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or duplicate.getpeername()[1] != port:
                     continue
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in options.items():
-                    own.setsockopt(socket.IPPROTO_TCP, option, value)
+                    duplicate.setsockopt(socket.IPPROTO_TCP, option, value)
         except OSError:
             continue  # it listens, or was closed meanwhile
 

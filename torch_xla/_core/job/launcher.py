@@ -79,10 +79,10 @@ def run(
     entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
     try:
         with _preloading([_PRELOADED, *modules]):
-            found = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
+            workers = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
         raise _unsendable(fn, error) from error
-    context = started.Processes(found.processes, found.error_files, store, host)
+    context = started.Processes(workers.processes, workers.error_files, store, host)
     if not join:
         return context
     while not context.join():
@@ -93,12 +93,12 @@ def run(
 @contextmanager
 def _preloading(modules: list[str]) -> Iterator[None]:
     """A scope in which a fork server that starts imports these; outside, it imports what the program asked for."""
-    asked = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
+    previous_modules = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
     multiprocessing.set_forkserver_preload(modules)
     try:
         yield
     finally:
-        multiprocessing.set_forkserver_preload(asked)
+        multiprocessing.set_forkserver_preload(previous_modules)
 
 
 def _check_importable(fn: Callable[..., Any]) -> None:
@@ -181,7 +181,7 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
 
     `host` is this host among the others; each process has one device of a kind.
     """
-    found = {
+    settings = {
         "RANK": str(host.rank * count + index),
         "WORLD_SIZE": str(host.world * count),
         "LOCAL_RANK": str(index),
@@ -195,13 +195,13 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
         "PJRT_DEVICE": kind,
     }
     if kind == "CPU":
-        found["CPU_NUM_DEVICES"] = "1"
+        settings["CPU_NUM_DEVICES"] = "1"
     elif kind in ("CUDA", "GPU", "ROCM"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = [v for v in visible.split(",") if v] if visible is not None else list(map(str, range(count)))
-        found["CUDA_VISIBLE_DEVICES"] = devices[index]
+        settings["CUDA_VISIBLE_DEVICES"] = devices[index]
     elif kind == "TPU":
-        found |= {
+        settings |= {
             "TPU_VISIBLE_CHIPS": str(index),
             "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
             "TPU_PROCESS_BOUNDS": f"1,{count},1",
@@ -209,7 +209,7 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
             "TPU_PROCESS_PORT": str(8476 + index),
             "CLOUD_TPU_TASK_ID": str(index),
         }
-    return found
+    return settings
 
 
 def processes_of_host() -> int:

@@ -34,9 +34,9 @@ def any_on(device: int) -> bool:
 
 def take(device: int) -> list[torch.Tensor]:
     """Those of a device, which are forgotten here: they run now, or fail. They are in the graph while they are held."""
-    taken = [mark for mark in _marks if mark.device.index == device]
+    marks = [mark for mark in _marks if mark.device.index == device]
     _marks[:] = [mark for mark in _marks if mark.device.index != device]
-    return taken
+    return marks
 
 
 def add_runner(run: Callable[[int, bool], None]) -> None:

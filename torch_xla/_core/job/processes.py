@@ -48,8 +48,8 @@ class Processes(ProcessContext):
                 self._wait_for_hosts(None)
                 return True
             deadline = time.monotonic() + (_EXIT_TIMEOUT if grace_period is None else grace_period)
-            while self.sentinels and (left := deadline - time.monotonic()) > 0:
-                self._take_ended(left)
+            while self.sentinels and (seconds_left := deadline - time.monotonic()) > 0:
+                self._take_ended(seconds_left)
         except BaseException:  # an interrupt
             self._end_all()
             raise

@@ -86,11 +86,11 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
             _set(program, everyone, text, text, None)
         return
     numbers = sequence.numbers(graph, rank)
-    own = [number for found in numbers.values() for number in found]
-    if own:
+    flat_numbers = [number for group_numbers in numbers.values() for number in group_numbers]
+    if flat_numbers:
         ranks = tuple(sorted({member for group in numbers for member in group}))
-        text, where = sequence.meaning(own[0])
-        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        text, where = sequence.meaning(flat_numbers[0])
+        more = f" and {len(flat_numbers) - 1} more" if len(flat_numbers) > 1 else ""
         _set(program, ranks, str(sorted(numbers.items())), f"{text}{more}", where)
 
 
@@ -158,19 +158,19 @@ def under_way() -> Wait | None:
 def take_failure() -> Wait | None:
     """A program with others that failed since the last call, if any."""
     under_way()
-    found = _failed[0] if _failed else None
+    failure = _failed[0] if _failed else None
     _failed.clear()
-    return found
+    return failure
 
 
 def report() -> str:
     """What this process has started with others, for them to read."""
-    found = []
+    entries = []
     for ranks, links in list(_groups.items()):
         latest = [links[i] for i in range(-min(_TOLD, len(links)), 0)]
         count, chain = so_far(ranks)
-        found.append([ranks, count, chain, [(link.meaning, _words[link.meaning][0], link.where) for link in latest]])
-    return json.dumps(found)
+        entries.append([ranks, count, chain, [(link.meaning, _words[link.meaning][0], link.where) for link in latest]])
+    return json.dumps(entries)
 
 
 def started_by(told: str, ranks: Ranks) -> int:
@@ -196,10 +196,10 @@ def difference(told: str, other: int, rank: int) -> str | None:
         if not 0 <= at < len(links) or links[at].chain == their_chain:
             continue  # too far apart to compare, or alike
         both = zip(reversed(links[: at + 1]), reversed(latest), strict=False)
-        pair = next(((own, their) for own, their in reversed(list(both)) if own.meaning != their[0]), None)
+        pair = next(((link, their) for link, their in reversed(list(both)) if link.meaning != their[0]), None)
         if pair is None:
             return f"rank {other} and rank {rank} have not started the same programs, at {line()}"
-        (own, (_, *said)) = pair
-        ours = _words[own.meaning][0], own.where
+        (link, (_, *said)) = pair
+        ours = _words[link.meaning][0], link.where
         return f"rank {other} runs {sequence.said(said)}, rank {rank} runs {sequence.said(ours)}"
     return None

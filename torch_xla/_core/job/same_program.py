@@ -38,11 +38,11 @@ def compare(cut: _bindings.Graph) -> None:
     if connection is None:
         return
     graph = describe(cut)
-    what = "the first start of a program over all devices"
-    found = _exchanged(connection, what, list(_entries(graph, cut.packed_numbers())), dict(_copies(cut)))
-    for rank, other in enumerate(found):
-        for before, known in enumerate(found[:rank]):
-            differ = next((part for part in other if known.get(part, other[part]) != other[part]), None)
+    purpose = "the first start of a program over all devices"
+    copies = _exchanged(connection, purpose, list(_entries(graph, cut.packed_numbers())), dict(_copies(cut)))
+    for rank, other in enumerate(copies):
+        for before, earlier in enumerate(copies[:rank]):
+            differ = next((part for part in other if earlier.get(part, other[part]) != other[part]), None)
             if differ is not None:
                 leaf = int(differ.split(" ")[0])
                 connection.fail(
@@ -78,24 +78,24 @@ def settle() -> None:
     new = {ranks: count for ranks, count in programs.counts().items() if _settled.get(ranks) != count}
     if connection is None or not new:
         return
-    own, ranks = connection.rank_info.rank, next(iter(new))
+    own_rank, ranks = connection.rank_info.rank, next(iter(new))
     wait = Wait(ranks, "a read", new[ranks], place=programs.PLACE, started=new[ranks])
-    missing = {(ranks, rank) for ranks in new for rank in ranks if rank != own}
-    asked = time.monotonic()
+    missing = {(ranks, rank) for ranks in new for rank in ranks if rank != own_rank}
+    request_time = time.monotonic()
     try:
         connection.tell_programs()
         with connection.waiting(wait):
             while missing:
                 connection.check()
-                told = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
-                for rank, text in told.items():
-                    found = programs.difference(text, rank, own)
-                    if found is not None:
-                        connection.fail(f"[job] the processes differ in what they do together: {found}")
-                missing = {(by, rank) for by, rank in missing if programs.started_by(told[rank], by) < new[by]}
-                if missing and time.monotonic() - asked > _ASKED_EVERY:
+                reports = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
+                for rank, text in reports.items():
+                    difference = programs.difference(text, rank, own_rank)
+                    if difference is not None:
+                        connection.fail(f"[job] the processes differ in what they do together: {difference}")
+                missing = {(by, rank) for by, rank in missing if programs.started_by(reports[rank], by) < new[by]}
+                if missing and time.monotonic() - request_time > _ASKED_EVERY:
                     connection.store.add("news", 1)
-                    asked = time.monotonic()
+                    request_time = time.monotonic()
                 if missing:
                     time.sleep(_PAUSE)
     except RuntimeError as error:
@@ -107,13 +107,13 @@ def _exchanged(connection: Session, what: str, entries: list[_Entry], copies: di
     """The copies of all processes, by rank, once it is clear that their entries are the same."""
     digest = hashlib.sha256("\n".join(text for text, _ in entries).encode()).hexdigest()
     said = json.dumps([digest, copies]).encode()
-    found = [json.loads(text) for text in connection.meet("program", connection.everyone, said, what)]
-    if any(other != found[0][0] for other, _ in found):
-        asked = f"run at {_bindings.user_frame()}"
-        told = json.dumps([(text, f"recorded at {line}" if line else asked) for text, line in entries]).encode()
-        texts = connection.meet("text", connection.everyone, told)
+    replies = [json.loads(text) for text in connection.meet("program", connection.everyone, said, what)]
+    if any(other != replies[0][0] for other, _ in replies):
+        origin = f"run at {_bindings.user_frame()}"
+        encoded = json.dumps([(text, f"recorded at {line}" if line else origin) for text, line in entries]).encode()
+        texts = connection.meet("text", connection.everyone, encoded)
         connection.fail(_first_difference([json.loads(text) for text in texts]))
-    return [other for _, other in found]
+    return [other for _, other in replies]
 
 
 def _typed(meta: Meta) -> str:
@@ -130,8 +130,8 @@ def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[_Entry]:
         end = start + len(node.number_inputs())
         yield _node(node, graph.numbers[start:end], vectors), node.frame
         start = end
-    wanted = [splits.text_of(number) for number in graph.wanted_places]
-    yield f"the results {list(graph.outputs)} {wanted}, over inputs {list(graph.donated)}", None
+    result_places = [splits.text_of(number) for number in graph.wanted_places]
+    yield f"the results {list(graph.outputs)} {result_places}, over inputs {list(graph.donated)}", None
 
 
 def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
@@ -143,7 +143,7 @@ def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
 
 def _first_difference(found: Sequence[Sequence[tuple[str, str]]]) -> str:
     texts = [[text for text, _ in entries] for entries in found]
-    rank = next(rank for rank, own in enumerate(texts) if own != texts[0])
+    rank = next(rank for rank, own_texts in enumerate(texts) if own_texts != texts[0])
     pairs = enumerate(itertools.zip_longest(texts[0], texts[rank]))
     place = next(i for i, (one, other) in pairs if one != other)
     words = []
@@ -164,12 +164,12 @@ def _copies(cut: _bindings.Graph) -> Iterator[tuple[str, str]]:
         holders: dict[str, set[int]] = {}
         for device, where in buffer.sharding.devices_indices_map(shape).items():
             holders.setdefault(str(where), set()).add(device.process_index)
-        seen: set[str] = set()
+        hashed_parts: set[str] = set()
         for shard in buffer.addressable_shards:
             part = str(shard.index)
-            if part in seen or len(holders[part]) == 1:
+            if part in hashed_parts or len(holders[part]) == 1:
                 continue
-            seen.add(part)
+            hashed_parts.add(part)
             values = np.asarray(shard.data)
             if start >= 0:
                 values = values[start : start + int(np.prod(metas[leaf][0]))]

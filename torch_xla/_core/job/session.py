@@ -45,8 +45,8 @@ def rank_info() -> environment.RankInfo:
 
 def own_file(path: str) -> str:
     """The file of this process, where a setting names one for all of them: with its rank, in a job of several."""
-    own = rank_info()
-    return path if own.world == 1 else f"{path}.{own.rank}"
+    info = rank_info()
+    return path if info.world == 1 else f"{path}.{info.rank}"
 
 
 def session() -> Session | None:
@@ -59,11 +59,11 @@ def session() -> Session | None:
         return _session
     with _lock:
         if _session is None:
-            found = environment.rank_info()
-            if found.world == 1:
+            info = environment.rank_info()
+            if info.world == 1:
                 return None
             _show_where_ended()
-            connection = Session(found)
+            connection = Session(info)
             watching = watch.start(connection)
             failures.add_explanation(functools.partial(watch.explain, connection))
             atexit.register(_leave_at_exit, watching)
@@ -89,13 +89,13 @@ def _meeting_of_clients() -> client.Meeting | None:
     connection = session()
     if connection is None:
         return None
-    own = b""
+    endpoint = b""
     if connection.rank_info.rank == 0:
         address = own_address(connection.rank_info)
         with socket.create_server((address, 0)) as free:
-            own = f"{address}:{free.getsockname()[1]}".encode()
-    found = connection.meet("devices", connection.everyone, own)
-    return found[0].decode(), connection.rank_info.world, connection.rank_info.rank
+            endpoint = f"{address}:{free.getsockname()[1]}".encode()
+    endpoints = connection.meet("devices", connection.everyone, endpoint)
+    return endpoints[0].decode(), connection.rank_info.world, connection.rank_info.rank
 
 
 client.set_meeting(_meeting_of_clients)

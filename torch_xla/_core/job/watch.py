@@ -124,9 +124,9 @@ class _Watch:
         self._compared = time.monotonic()
         self._session.tell_programs()
         for rank in programs.first_of_groups(self._rank):
-            found = programs.difference(self._told_by(rank), rank, self._rank)
-            if found is not None:
-                self._session.break_off(f"[job] the processes differ in what they do together: {found}")
+            difference = programs.difference(self._told_by(rank), rank, self._rank)
+            if difference is not None:
+                self._session.break_off(f"[job] the processes differ in what they do together: {difference}")
 
     def _told_by(self, rank: int) -> str:
         return self._session.read(f"ran/{rank}")
@@ -147,7 +147,7 @@ class _Watch:
 
     def _inspect(self, wait: Wait) -> None:
         """Looks whether those that this process waits for can come."""
-        missing, seen = self._missing(wait)
+        missing, waits = self._missing(wait)
         for rank in missing:
             why = self._session.has_left(rank)
             if why is not None and not self._has_started(rank, wait):
@@ -156,9 +156,9 @@ class _Watch:
                     f"it in {wait.what}, at {self._line(self._rank)}"
                 )
                 return
-        blocked = self._reached(wait, seen) if missing else []
-        waiting = {rank: w for rank, w in seen.items() if w is not None}
-        if missing and all(rank in waiting and self._is_kept(rank, waiting[rank], wait, seen) for rank in blocked):
+        blocked = self._reached(wait, waits) if missing else []
+        waiting = {rank: w for rank, w in waits.items() if w is not None}
+        if missing and all(rank in waiting and self._is_kept(rank, waiting[rank], wait, waits) for rank in blocked):
             if self._suspected == (wait.key, waiting):
                 self._confirm(wait, {rank: waiting[rank] for rank in blocked})
             self._suspected = wait.key, waiting
@@ -183,8 +183,8 @@ class _Watch:
         text = self._session.read(f"wait/{rank}")
         if not text:
             return None
-        ranks, what, count, place, started = json.loads(text)
-        return Wait(tuple(ranks), what, count, place=place, started=started)
+        ranks, purpose, count, place, started = json.loads(text)
+        return Wait(tuple(ranks), purpose, count, place=place, started=started)
 
     def _has_started(self, rank: int, wait: Wait) -> bool:
         """Whether a process that waits for nothing has been where this one is: their programs take their time."""
@@ -197,24 +197,24 @@ class _Watch:
 
     def _missing(self, wait: Wait) -> tuple[list[int], dict[int, Wait | None]]:
         """Who has not come to a meeting, and what they wait for instead."""
-        seen = {rank: self._wait_of(rank) for rank in wait.ranks if rank != self._rank}
-        return [rank for rank, other in seen.items() if not _has_come(other, wait)], seen
+        waits = {rank: self._wait_of(rank) for rank in wait.ranks if rank != self._rank}
+        return [rank for rank, other in waits.items() if not _has_come(other, wait)], waits
 
     def _reached(self, wait: Wait, seen: dict[int, Wait | None]) -> list[int]:
         """All that this process waits for, and that those wait for; fills in what they wait for."""
-        found: list[int] = []
+        reached_ranks: list[int] = []
         todo = [(wait, rank) for rank in wait.ranks if rank != self._rank]
         while todo:
             whose, rank = todo.pop()
             if rank not in seen and rank != self._rank:
                 seen[rank] = self._wait_of(rank)
             other = seen.get(rank)
-            if rank == self._rank or rank in found or _has_come(other, whose):
+            if rank == self._rank or rank in reached_ranks or _has_come(other, whose):
                 continue
-            found.append(rank)
+            reached_ranks.append(rank)
             if other is not None:
                 todo += [(other, r) for r in other.ranks if r != rank]
-        return found
+        return reached_ranks
 
     def _confirm(self, wait: Wait, waiting: dict[int, Wait]) -> None:
         """Stops the job if all still wait for each other once they have answered: what they told may be old."""
@@ -246,7 +246,7 @@ class _Watch:
         """Where a process is now; None if it does not answer."""
         if rank == self._rank:
             return line()
-        asked = self._store.add("news", 1)
+        request_number = self._store.add("news", 1)
 
         def look() -> str | None:
             self._answer()  # all may ask all, and none would be told
@@ -254,8 +254,8 @@ class _Watch:
                 return ""  # the others have stopped too, and their watches with them
             if not self._store.check([f"at/{rank}"]):
                 return None
-            seen, where = json.loads(self._store.get(f"at/{rank}"))
-            return str(where) if seen >= asked else None
+            answer_number, where = json.loads(self._store.get(f"at/{rank}"))
+            return str(where) if answer_number >= request_number else None
 
         return _soon(look) or None
 
@@ -263,9 +263,9 @@ class _Watch:
 def _soon(look: Callable[[], str | None]) -> str | None:
     """What a look at the store finds, which others are about to write; None if it is not there in time."""
     deadline = time.monotonic() + _ANSWERS_WITHIN
-    while (found := look()) is None and time.monotonic() < deadline:
+    while (answer := look()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return answer
 
 
 def _run_pending() -> None:
@@ -303,10 +303,10 @@ def explain(session: Session, error: str) -> str | None:
             text = _difference(session, int(differing[1]), int(differing[2]), int(differing[3]))
         else:
             place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
-            what = place[1] if place else failed.what if failed is not None else "a collective"
-            own = f"rank {session.rank_info.rank} was in {what}"
-            own += f", at {line(threading.get_ident())}"
-            text = _who_left(session, own) or f"[job] {own}, which failed: {text}"
+            operation = place[1] if place else failed.what if failed is not None else "a collective"
+            position = f"rank {session.rank_info.rank} was in {operation}"
+            position += f", at {line(threading.get_ident())}"
+            text = _who_left(session, position) or f"[job] {position}, which failed: {text}"
     except RuntimeError as lost:
         session.lost(lost)
     session.break_off(text)
@@ -320,8 +320,8 @@ def _who_left(session: Session, own: str) -> str | None:
         own_rank = session.rank_info.rank
         for rank in session.everyone:
             if rank != own_rank and (why := session.has_left(rank)) is not None:
-                if (found := programs.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
-                    return f"[job] the processes differ in what they do together: {found}"
+                if (difference := programs.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
+                    return f"[job] the processes differ in what they do together: {difference}"
                 return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
         return None
 
@@ -333,9 +333,9 @@ def _difference(session: Session, own: int, other: int, theirs: int) -> str:
     rank = session.rank_info.rank
     session.store.set(f"about/{own}", json.dumps(sequence.meaning(own)))
     key = f"about/{theirs}"
-    told = _soon(lambda: session.store.get(key).decode() if session.store.check([key]) else None)
-    found = sequence.meaning(theirs) if told is None else json.loads(told)
-    (low, first), (high, second) = sorted([(rank, sequence.meaning(own)), (other, found)])
+    answer = _soon(lambda: session.store.get(key).decode() if session.store.check([key]) else None)
+    other_meaning = sequence.meaning(theirs) if answer is None else json.loads(answer)
+    (low, first), (high, second) = sorted([(rank, sequence.meaning(own)), (other, other_meaning)])
     return (
         f"[job] the processes differ in what they do together: rank {low} runs {sequence.said(first)}, "
         f"rank {high} runs {sequence.said(second)}"

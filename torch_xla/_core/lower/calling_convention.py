@@ -102,25 +102,25 @@ class Convention:
 
     def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
-        given = iter(inputs)
-        leaves = _Leaves(((leaf, next(given)) for leaf in self._singles), self.place)
+        remaining_inputs = iter(inputs)
+        leaves = _Leaves(((leaf, next(remaining_inputs)) for leaf in self._singles), self.place)
         for members in self._packs:
             if members in self._stacks:
-                leaves.unstack(next(given), members)
+                leaves.unstack(next(remaining_inputs), members)
             else:
-                leaves.unpack(next(given), members, [self._leaves[leaf].shape for leaf in members])
-        floats, ints, complexes = (next(given) if n else None for n in self._sizes)
+                leaves.unpack(next(remaining_inputs), members, [self._leaves[leaf].shape for leaf in members])
+        floats, ints, complexes = (next(remaining_inputs) if n else None for n in self._sizes)
         return leaves, (floats, ints, complexes)
 
     def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
         """Those of the inputs that are packs, by what is in them."""
-        given = dict(zip(self.given, inputs[len(self._singles) :], strict=False))
-        return {wires: pack.reshape(-1) for wires, pack in given.items()}
+        pack_arrays = dict(zip(self.given, inputs[len(self._singles) :], strict=False))
+        return {wires: pack.reshape(-1) for wires, pack in pack_arrays.items()}
 
     def stacks(self, inputs: Sequence[Any]) -> dict[int, tuple[Any, int]]:
         """For each leaf in a stack the array, and the leaf's index there."""
-        given = zip(self._packs, inputs[len(self._singles) :], strict=False)
-        stacks = [(leaves, array) for leaves, array in given if leaves in self._stacks]
+        pack_arrays = zip(self._packs, inputs[len(self._singles) :], strict=False)
+        stacks = [(leaves, array) for leaves, array in pack_arrays if leaves in self._stacks]
         return {leaf: (array, i) for leaves, array in stacks for i, leaf in enumerate(leaves)}
 
     def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
@@ -208,7 +208,7 @@ def number_places(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
     """Per node the vector and the index of each of its numbers, seed and offset included."""
     indices = iter(graph.numbers)
     kinds = [[int if number is None else type(number.value) for number in node.number_inputs()] for node in graph.nodes]
-    return [tuple((_VECTORS[kind], next(indices)) for kind in own) for own in kinds]
+    return [tuple((_VECTORS[kind], next(indices)) for kind in node_kinds) for node_kinds in kinds]
 
 
 def _vector_sizes(graph: Graph) -> list[int]:

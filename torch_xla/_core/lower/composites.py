@@ -69,12 +69,12 @@ def plan(
     inside = {node for region in regions for node in region.members}
     alone = {node for node in range(len(operands)) if node not in inside}
     reads = [{x for node in r.members for x in operands[node]}.difference(r.members).union(r.inputs) for r in regions]
-    needed = [x for node in alone for x in operands[node]] + list(wanted) + [x for group in reads for x in group]
-    while needed:
-        node = needed.pop()
+    worklist = [x for node in alone for x in operands[node]] + list(wanted) + [x for group in reads for x in group]
+    while worklist:
+        node = worklist.pop()
         if node not in alone and node not in of_result:
             alone.add(node)
-            needed += operands[node]
+            worklist += operands[node]
     sorter: graphlib.TopologicalSorter[Any] = graphlib.TopologicalSorter()
 
     def unit(node: int) -> Any:
@@ -95,7 +95,7 @@ def _regions(boundaries: Mapping[int, Boundary], operands: Sequence[Collection[i
     for node, mark in boundaries.items():
         groups.setdefault((mark.name, mark.instance), []).append(node)
     regions: list[Region] = []
-    taken: set[int] = set()
+    claimed_nodes: set[int] = set()
     for (name, _), marks in groups.items():
         marks.sort(key=lambda node: boundaries[node].position)
         inputs = [node for node in marks if boundaries[node].is_input]
@@ -105,16 +105,16 @@ def _regions(boundaries: Mapping[int, Boundary], operands: Sequence[Collection[i
             if any(x in below or x in inputs for x in reads):
                 below.add(node)
         above: set[int] = set()
-        needed = list(outputs)
-        while needed:
-            node = needed.pop()
+        worklist = list(outputs)
+        while worklist:
+            node = worklist.pop()
             if node not in above and node not in inputs:
                 above.add(node)
-                needed += operands[node]
+                worklist += operands[node]
         members = (below | free) & above
-        whole = inputs and outputs and members.issuperset(outputs) and below.isdisjoint(inputs)
-        if whole and taken.isdisjoint(members - free):
-            taken |= members - free
+        is_complete = inputs and outputs and members.issuperset(outputs) and below.isdisjoint(inputs)
+        if is_complete and claimed_nodes.isdisjoint(members - free):
+            claimed_nodes |= members - free
             attributes = {k: v for node in outputs for k, v in boundaries[node].attributes.items()}
             regions.append(Region(name, attributes, tuple(inputs), tuple(sorted(members)), tuple(outputs)))
     return regions

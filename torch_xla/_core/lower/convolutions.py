@@ -21,31 +21,31 @@ _MESH, _CONVOLUTION = "sdy.mesh", "stablehlo.convolution"
 
 def constrain(module: Any) -> None:
     """Says of each convolution's operands and result in which dimensions they are whole, in a program over a mesh."""
-    found = _find(module)
-    if not found[_MESH]:
+    operations = _find(module)
+    if not operations[_MESH]:
         return
-    mesh = ir.StringAttr(found[_MESH][0].attributes["sym_name"]).value
+    mesh = ir.StringAttr(operations[_MESH][0].attributes["sym_name"]).value
     with module.context:
-        for convolution in found[_CONVOLUTION]:
+        for convolution in operations[_CONVOLUTION]:
             image, kernel, result = _whole(convolution)
             with ir.InsertionPoint(convolution), convolution.location:
                 convolution.operands[0] = _constrained(convolution.operands[0], image, mesh)
                 convolution.operands[1] = _constrained(convolution.operands[1], kernel, mesh)
             with ir.InsertionPoint.after(convolution), convolution.location:
-                given = _constrained(convolution.results[0], result, mesh)
-                convolution.results[0].replace_all_uses_except(given, given.owner.operation)
+                constrained_result = _constrained(convolution.results[0], result, mesh)
+                convolution.results[0].replace_all_uses_except(constrained_result, constrained_result.owner.operation)
 
 
 def _find(module: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {_MESH: [], _CONVOLUTION: []}
+    operations: dict[str, list[Any]] = {_MESH: [], _CONVOLUTION: []}
 
     def take(operation: Any) -> Any:
-        if operation.name in found:
-            found[operation.name].append(operation)
+        if operation.name in operations:
+            operations[operation.name].append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(take)
-    return found
+    return operations
 
 
 def _whole(convolution: Any) -> tuple[Container[int], Container[int], Container[int]]:

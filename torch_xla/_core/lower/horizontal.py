@@ -100,8 +100,8 @@ class Plan:
                     together.append(piece)
                     continue
                 if together:
-                    own = flat(tuple(together))
-                    parts, alone, together = parts + own, alone + len(own), []
+                    flat_parts = flat(tuple(together))
+                    parts, alone, together = parts + flat_parts, alone + len(flat_parts), []
                 if piece is not None:
                     parts.append(part(piece))
             # Else XLA computes what is single here, each in a branch of one kernel that takes long to compile.
@@ -133,14 +133,14 @@ class Plan:
         pieces: list[_Stretch | Wire | Wires] = []
         start = 0
         while start < len(wires):
-            known = self._found.get(wires[start])
-            follows = self._follows if known else self._alike
+            location = self._found.get(wires[start])
+            follows = self._follows if location else self._alike
             end = start + 1
             while end < len(wires) and follows(wires[end - 1], wires[end]):
                 end += 1
-            if known:
-                whole, _, first = known
-                pieces.append(_Stretch(whole, first, sum(map(self._size, wires[start:end]))))
+            if location:
+                flat_wires, _, first = location
+                pieces.append(_Stretch(flat_wires, first, sum(map(self._size, wires[start:end]))))
             elif end - start >= _LEAST and depth:
                 pieces.append(wires[start:end])
             else:
@@ -165,9 +165,9 @@ class Plan:
 
     def _follows(self, before: Wire, wire: Wire) -> bool:
         """Whether both are neighbours in a flat array."""
-        whole, index, _ = self._found[before]
-        found = self._found.get(wire)
-        return found is not None and found[0] == whole and found[1] == index + 1
+        flat_wires, index, _ = self._found[before]
+        location = self._found.get(wire)
+        return location is not None and location[0] == flat_wires and location[1] == index + 1
 
     def _alike(self, a: Wire, b: Wire) -> bool:
         """Whether these are results of one elementwise operator on operands of one kind."""

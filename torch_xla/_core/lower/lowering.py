@@ -118,27 +118,27 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     parts = manual.find(graph)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
-        taken = placing.spread(inputs, convention.places, place)
-        values, vectors = convention.arguments(taken)
+        placed_inputs = placing.spread(inputs, convention.places, place)
+        values, vectors = convention.arguments(placed_inputs)
         results: Results = {}
         turns = collective.Order(dict(to_come), not place.spans_job)
         numbers = {
             (vector, index): jax.lax.index_in_dim(vectors[vector], index, keepdims=False)
             for vector, index in dict.fromkeys(itertools.chain.from_iterable(places))
         }
-        given: list[Numbers] = []
-        for node, own in zip(graph.nodes, places, strict=True):
-            found = [numbers[place] for place in own]
-            given.append((found[:-2], (found[-2], found[-1])) if node.seeded else (found, None))
+        numbers_by_node: list[Numbers] = []
+        for node, node_places in zip(graph.nodes, places, strict=True):
+            scalars = [numbers[place] for place in node_places]
+            numbers_by_node.append((scalars[:-2], (scalars[-2], scalars[-1])) if node.seeded else (scalars, None))
 
         def value(wire: Wire) -> Any:
             return values[wire.slot] if wire.leaf else results[wire.slot][wire.result]
 
-        stacks = convention.stacks(taken)
+        stacks = convention.stacks(placed_inputs)
         loops = rolling.Loops(rolled, places, vectors, stacks, convention.place, value, _compute_on)
         for step in order:
             if not isinstance(step, int):
-                results.update(_composite(graph, step, values, results, given))
+                results.update(_composite(graph, step, values, results, numbers_by_node))
             elif step in rolled.owner:
                 if step not in results:
                     results.update(loops.run(rolled.owner[step][0]))
@@ -146,11 +146,11 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
                 node = graph.nodes[step]
                 results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, turns)
             elif step in parts or graph.nodes[step].op == manual.LEAVE:
-                results[step] = _on_parts(graph, graph.nodes[step], values, results, given[step], parts)
-            elif step in needed:
-                results[step] = _compute(graph.nodes[step], values, results, given[step])
+                results[step] = _on_parts(graph, graph.nodes[step], values, results, numbers_by_node[step], parts)
+            elif step in live_nodes:
+                results[step] = _compute(graph.nodes[step], values, results, numbers_by_node[step])
 
-        given_packs = convention.packs(taken)
+        given_packs = convention.packs(placed_inputs)
         packs = together.compute(given_packs, value, numbers.__getitem__, _compute_on, loops.flat)
         return convention.results(value, packs)
 
@@ -162,10 +162,10 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         convention = Convention(graph, to_run, platform or place.platform)
         together = Plan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
-        wanted = {*convention.singles, *together.singles, *shared}
+        root_wires = {*convention.singles, *together.singles, *shared}
         looped = {wire for run in graph.layers for slot in run.slots for wire in graph.nodes[slot].inputs}
-        needed = _needed(graph, wanted | looped)
-        rolled = rolling.Plan(graph, needed, wanted)
+        live_nodes = _needed(graph, root_wires | looped)
+        rolled = rolling.Plan(graph, live_nodes, root_wires)
         to = tuple(place.in_module(number, shape) for shape, number in convention.given_back)
         jitted = jax.jit(program, keep_unused=True, out_shardings=to)
         types = [
@@ -235,14 +235,14 @@ def _say_aliases(module: Any, aliases: dict[int, int | None]) -> None:
     with module.context:
         name = ir.StringAttr.get("main")
         main = next(f for f in module.body.operations if f.attributes["sym_name"] == name)
-        attributes = [_items(ir.DictAttr(given)) for given in main.arg_attrs]
+        attributes = [_items(ir.DictAttr(entry)) for entry in main.arg_attrs]
         for slot, result in aliases.items():
             if result is None:
                 attributes[slot]["jax.buffer_donor"] = ir.BoolAttr.get(True)
             else:
                 index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
                 attributes[slot]["tf.aliasing_output"] = index
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(given) for given in attributes])
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(entry) for entry in attributes])
 
 
 def _items(attributes: Any) -> dict[str, Any]:
@@ -277,11 +277,11 @@ def _needed(graph: Graph, wires: set[Wire]) -> set[int]:
     """The nodes that these wires need; all of a graph with composites."""
     if any(node.op in MARKS for node in graph.nodes):
         return set(range(len(graph.nodes)))
-    needed = {wire.slot for wire in wires if not wire.leaf}
+    live_nodes = {wire.slot for wire in wires if not wire.leaf}
     for slot in reversed(range(len(graph.nodes))):
-        if slot in needed:
-            needed.update(wire.slot for wire in graph.nodes[slot].inputs if not wire.leaf)
-    return needed
+        if slot in live_nodes:
+            live_nodes.update(wire.slot for wire in graph.nodes[slot].inputs if not wire.leaf)
+    return live_nodes
 
 
 def _composite(
@@ -300,8 +300,8 @@ def _composite(
         return [inner[mark][0] for mark in region.outputs]
 
     marked = [results[mark][0] for mark in region.inputs]
-    found = composite(meaning, region.name, region.attributes, (marked, own, outer, numbers))
-    return {mark: (value,) for mark, value in zip(region.outputs, found, strict=True)}
+    outputs = composite(meaning, region.name, region.attributes, (marked, own, outer, numbers))
+    return {mark: (value,) for mark, value in zip(region.outputs, outputs, strict=True)}
 
 
 def alike(graph: Graph, node: Node) -> tuple[int, ...]:
@@ -310,8 +310,8 @@ def alike(graph: Graph, node: Node) -> tuple[int, ...]:
     def types(node: Node) -> list[Meta | None]:
         return [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
 
-    wanted = node.call, types(node)
-    return tuple(i for i, other in enumerate(graph.nodes) if (other.call, types(other)) == wanted)
+    signature = node.call, types(node)
+    return tuple(i for i, other in enumerate(graph.nodes) if (other.call, types(other)) == signature)
 
 
 def _operands(node: Node, leaves: Mapping[int, Any], results: Results) -> list[Any]:
@@ -375,15 +375,15 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     avals = tuple((t.shape, t.dtype) for t in tensors)
     host = host_kernel.in_use(), fallback.asked()
     key = (node.call, avals, node.outs, precision.current(), host, conv.over_mesh.get())
-    found = _rules.get(key)
-    if found is not None:
-        return found
+    cached_rule = _rules.get(key)
+    if cached_rule is not None:
+        return cached_rule
     rule = _unjitted(node)
     if len(_rules) >= _CAPACITY:
         _rules.clear()
     rule.__name__ = node.op.replace(".", "_")
-    found = _rules[key] = rule if node.op in _INLINED else jax.jit(rule)
-    return found
+    cached_rule = _rules[key] = rule if node.op in _INLINED else jax.jit(rule)
+    return cached_rule
 
 
 def _unjitted(node: Node) -> Callable[..., tuple[Any, ...]]:

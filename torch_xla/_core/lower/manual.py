@@ -24,14 +24,14 @@ _REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 def find(graph: Graph) -> frozenset[int]:
     """The nodes whose results are parts."""
-    found: set[int] = set()
+    part_nodes: set[int] = set()
     if splits.PARTS not in graph.leaf_places and not any(node.op == ENTER for node in graph.nodes):
         return frozenset()
     for slot, node in enumerate(graph.nodes):
-        inside = any(is_part(graph, wire, found) for wire in node.inputs)
+        inside = any(is_part(graph, wire, part_nodes) for wire in node.inputs)
         if node.op == ENTER or (inside and node.op != LEAVE):
-            found.add(slot)
-    return frozenset(found)
+            part_nodes.add(slot)
+    return frozenset(part_nodes)
 
 
 def is_part(graph: Graph, wire: Wire, parts: Container[int]) -> bool:
@@ -61,16 +61,16 @@ def compute(
         return (_mapped(lambda x: x[0], (_parts(),), spec)(tensors[0]),)
 
     def one(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
-        own = [x[0] if split else x for x, split in zip(tensors, inside, strict=True)]
+        local_tensors = [x[0] if split else x for x, split in zip(tensors, inside, strict=True)]
         if node.op == REDUCE:
-            return (_reduce(node, own[0])[None],)
+            return (_reduce(node, local_tensors[0])[None],)
         if node.op == SCATTER:
-            return (_scatter(node, own[0])[None],)
-        return tuple(x if x is None else x[None] for x in rule(own, numbers, seed))
+            return (_scatter(node, local_tensors[0])[None],)
+        return tuple(x if x is None else x[None] for x in rule(local_tensors, numbers, seed))
 
-    given = [_parts() if split else PartitionSpec() for split in inside]
-    whole = jax.tree.map(lambda _: PartitionSpec(), (list(numbers), seed))
-    return _mapped(one, (given, *whole), _parts())(list(tensors), list(numbers), seed)
+    operand_specs = [_parts() if split else PartitionSpec() for split in inside]
+    replicated_specs = jax.tree.map(lambda _: PartitionSpec(), (list(numbers), seed))
+    return _mapped(one, (operand_specs, *replicated_specs), _parts())(list(tensors), list(numbers), seed)
 
 
 def _mesh() -> Any:
@@ -88,13 +88,13 @@ def _mapped(function: Callable[..., Any], given: Any, to: Any) -> Callable[..., 
 def _axes(groups: Sequence[int], size: int) -> tuple[str, ...]:
     """The axes of the mesh along which these groups of devices, end to end, lie."""
     names, lengths = _mesh().axis_names, _mesh().devices.shape
-    wanted = {frozenset(groups[i : i + size]) for i in range(0, len(groups), size)}
+    device_groups = {frozenset(groups[i : i + size]) for i in range(0, len(groups), size)}
     strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
-    first = next(group for group in wanted if 0 in group)
+    first = next(group for group in device_groups if 0 in group)
     along = [i for i, stride in enumerate(strides) if stride in first]
     others = [i for i in range(len(names)) if i not in along]
-    if wanted != {frozenset(fiber) for fiber in _fibers(lengths, others, along)}:
-        got = f"got groups {sorted(map(sorted, wanted))}"
+    if device_groups != {frozenset(fiber) for fiber in _fibers(lengths, others, along)}:
+        got = f"got groups {sorted(map(sorted, device_groups))}"
         raise NotImplementedError(message("spmd", got, expected="groups along axes of a mesh of all devices"))
     return tuple(names[i] for i in along)
 

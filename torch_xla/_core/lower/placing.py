@@ -26,7 +26,7 @@ def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placem
         return inputs
 
     def one(value: Any, number: int) -> Any:
-        wanted = splits.by_number(number)
-        return value if wanted is None or wanted.fits(value.shape) else constrained(value, number)
+        split = splits.by_number(number)
+        return value if split is None or split.fits(value.shape) else constrained(value, number)
 
     return [one(value, number) for value, number in zip(inputs, places, strict=True)]

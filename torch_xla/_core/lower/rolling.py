@@ -36,10 +36,10 @@ Place = tuple[int, int]  # of a number: vector and index
 
 def least(platform: str, mesh: bool) -> int | None:
     """How many layers at least become a loop in programs for a platform, or a mesh there; None where none do."""
-    asked = _config.XLA_ROLL_LAYERS.get()
-    if asked is None:
-        asked = int(platform in _BY_DEFAULT and not mesh)  # weights that are split are put together in each run
-    return None if asked == 0 else _LEAST if asked == 1 else asked
+    setting = _config.XLA_ROLL_LAYERS.get()
+    if setting is None:
+        setting = int(platform in _BY_DEFAULT and not mesh)  # weights that are split are put together in each run
+    return None if setting == 0 else _LEAST if setting == 1 else setting
 
 
 def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
@@ -122,10 +122,10 @@ class Plan:
         for slot in needed - self.owner.keys():
             self._note(graph.nodes[slot].inputs)
         self._note(singles)
-        given = {(self.owner[w.slot][0], (self.owner[w.slot][2], w.result)) for w in singles if self._is_ours(w)}
+        outputs = {(self.owner[w.slot][0], (self.owner[w.slot][2], w.result)) for w in singles if self._is_ours(w)}
         self._again: set[tuple[Layers, Key]] = set()
         for run in runs:
-            self._spare(run, in_columns[run], {key for of, key in given if of is run})
+            self._spare(run, in_columns[run], {key for of, key in outputs if of is run})
 
     def _note(self, wires: Iterable[Wire]) -> None:
         for wire in wires:
@@ -140,10 +140,10 @@ class Plan:
         """What these wires are together, if they are results of one run."""
         if not all(map(self._is_ours, wires)):
             return None
-        found = [(*self.owner[wire.slot], wire.result) for wire in wires]
-        run, start, offset, result = found[0]
-        steps = {b[1] - a[1] for a, b in zip(found, found[1:], strict=False)}
-        if len(steps) != 1 or any((f[0], f[2], f[3]) != (run, offset, result) for f in found):
+        positions = [(*self.owner[wire.slot], wire.result) for wire in wires]
+        run, start, offset, result = positions[0]
+        steps = {b[1] - a[1] for a, b in zip(positions, positions[1:], strict=False)}
+        if len(steps) != 1 or any((f[0], f[2], f[3]) != (run, offset, result) for f in positions):
             return None
         return _Column(run, (offset, result), start, steps.pop())
 
@@ -164,13 +164,13 @@ class Plan:
         `keys` are results that other runs read, `given` those that the program gives.
         """
         last = {run.count - 1}
-        kept = keys | {key for (of, key), wanted in self._layers.items() if of is run and wanted != last}
+        stored_keys = keys | {key for (of, key), indices in self._layers.items() if of is run and indices != last}
         for key in sorted(keys - given, reverse=True):
-            if self._follows(run, key, kept - {key}):
-                kept.remove(key)
+            if self._follows(run, key, stored_keys - {key}):
+                stored_keys.remove(key)
                 self._again.add((run, key))
                 self._layers.pop((run, key), None)
-        for key in keys & kept:
+        for key in keys & stored_keys:
             self._layers[run, key].update(range(run.count))
 
     def _follows(self, run: Layers, key: Key, kept: set[Key]) -> bool:
@@ -195,9 +195,9 @@ class Plan:
         """Results that are wanted of several layers, of the last alone, and carried values that are."""
         several: list[Key] = []
         last: list[Key] = []
-        for (of, key), wanted in self._layers.items():
+        for (of, key), indices in self._layers.items():
             if of is run:
-                (last if wanted == {run.count - 1} else several).append(key)
+                (last if indices == {run.count - 1} else several).append(key)
         before = [carried for of, carried in self._before if of is run]
         return sorted(several), sorted(last), sorted(before, key=_order)
 
@@ -207,7 +207,7 @@ def common(nodes: Sequence[Node]) -> Node:
     paths = [node.scope.split("/") for node in nodes if node.scope]
     if len(paths) < len(nodes) or len({*map(len, paths)}) > 1:
         return nodes[0]
-    names = [own[0] if len({*own}) == 1 else "*" for own in zip(*paths, strict=True)]
+    names = [components[0] if len({*components}) == 1 else "*" for components in zip(*paths, strict=True)]
     return replace(nodes[0], scope="/".join(names))
 
 
@@ -242,31 +242,31 @@ class Loops:
         columns = _sources(run, tuple)
         aligned = ((wires, self._plan.column(wires)) for wires in columns)
         again = {wires: column for wires, column in aligned if column and self._plan.again(column.run, column.key)}
-        taken = {wires: self.stack(wires) for wires in columns if wires not in again}
-        given = self._given[run] = taken | {wire: self._value(wire) for wire in _sources(run, Wire)}
+        column_stacks = {wires: self.stack(wires) for wires in columns if wires not in again}
+        loop_inputs = self._given[run] = column_stacks | {wire: self._value(wire) for wire in _sources(run, Wire)}
         carried = sorted(_sources(run, Carried), key=_order)
         several, last, before = self._plan.wanted(run)
         last_alone = [key for key in last if key not in {(c.offset, c.result) for c in carried}]
         for offset in range(run.period):
-            given[offset] = self._numbers(run, offset)
+            loop_inputs[offset] = self._numbers(run, offset)
 
         def layer(state: list[Any], i: Any) -> tuple[list[Any], list[Any]]:
-            values = {source: _at(given[source], i) for source in given if not isinstance(source, int)}
+            values = {source: _at(loop_inputs[source], i) for source in loop_inputs if not isinstance(source, int)}
             values |= zip(carried, state, strict=False)
-            known: dict[Any, Any] = {}
+            recomputed: dict[Any, Any] = {}
             for wires, column in again.items():
-                of_layer = known.setdefault((column.run, column.start, column.step), {})
+                of_layer = recomputed.setdefault((column.run, column.start, column.step), {})
                 index = column.start + i * column.step
                 values[wires] = self._computed_again(column.run, column.key, index, of_layer)
-            found: list[tuple[Any, ...]] = []
+            results: list[tuple[Any, ...]] = []
             for offset, sources in enumerate(run.sources):
-                tensors = [found[s.offset][s.result] if isinstance(s, Inside) else values[s] for s in sources]
-                found.append(self._results_of(run, offset, tensors, i))
-            after = [found[c.offset][c.result] for c in carried] + [found[o][r] for o, r in last_alone]
-            return after, [found[o][r] for o, r in several] + [values[c] for c in before]
+                tensors = [results[s.offset][s.result] if isinstance(s, Inside) else values[s] for s in sources]
+                results.append(self._results_of(run, offset, tensors, i))
+            after = [results[c.offset][c.result] for c in carried] + [results[o][r] for o, r in last_alone]
+            return after, [results[o][r] for o, r in several] + [values[c] for c in before]
 
         # Arrays are in the order of those that are read, so that a gradient is where its parameter is.
-        backwards = sum(stack.step for stack in taken.values()) < 0
+        backwards = sum(stack.step for stack in column_stacks.values()) < 0
         start = [self._value(c.first) for c in carried] + [self._zeros(run, key) for key in last_alone]
         indices = np.arange(run.count, dtype=np.int32)
         end, arrays = jax.lax.scan(layer, start, indices[::-1] if backwards else indices, reverse=backwards)
@@ -291,9 +291,9 @@ class Loops:
             tensors = []
             for source in run.sources[key[0]]:
                 if isinstance(source, Inside):
-                    own = source.offset, source.result
-                    there = self._results.get((run, own))
-                    tensors.append(self._computed_again(run, own, layer, known) if there is None else there[layer])
+                    inner = source.offset, source.result
+                    there = self._results.get((run, inner))
+                    tensors.append(self._computed_again(run, inner, layer, known) if there is None else there[layer])
                 elif isinstance(source, Carried):
                     tensors.append(self._before[run, source][layer])
                 else:
@@ -309,11 +309,11 @@ class Loops:
             return _part(self._before[run, source], *((run.count - 1, -1) if turned else (0, 1)))
         if column is not None:
             return _part(self._results[column.run, column.key], column.start, column.step)
-        found = [self._leaves.get(wire.slot) if wire.leaf else None for wire in wires]
-        known = [place for place in found if place is not None]
-        steps = {b - a for (_, a), (_, b) in zip(known, known[1:], strict=False)}
-        if len(known) == len(wires) and len(steps) == 1 and all(array is known[0][0] for array, _ in known):
-            return Stack(known[0][0], known[0][1], steps.pop())
+        locations = [self._leaves.get(wire.slot) if wire.leaf else None for wire in wires]
+        present = [place for place in locations if place is not None]
+        steps = {b - a for (_, a), (_, b) in zip(present, present[1:], strict=False)}
+        if len(present) == len(wires) and len(steps) == 1 and all(array is present[0][0] for array, _ in present):
+            return Stack(present[0][0], present[0][1], steps.pop())
         for ordered, start, step in ((wires, 0, 1), (wires[::-1], len(wires) - 1, -1)):
             if ordered in self._stacked:
                 return Stack(self._stacked[ordered], start, step)
@@ -354,13 +354,13 @@ class Loops:
     def _numbers(self, run: Layers, offset: int) -> list[Any]:
         """The numbers of a node of all layers, where they differ one per layer."""
         columns = zip(*(self._places[slot] for slot in run.slots[offset :: run.period]), strict=True)
-        found: list[Any] = []
+        numbers: list[Any] = []
         for places in columns:
             vector, index = self._vectors[places[0][0]], np.array([index for _, index in places], np.int32)
             same = (index == index[0]).all()
             one = functools.partial(jax.lax.index_in_dim, vector, int(index[0]), keepdims=False)
-            found.append(one() if same else Stack(vector[index], 0, 1))
-        return found
+            numbers.append(one() if same else Stack(vector[index], 0, 1))
+        return numbers
 
     def _zeros(self, run: Layers, key: Key) -> Any:
         meta = self._plan.graph.nodes[run.slots[key[0]]].outs[key[1]]
@@ -399,7 +399,7 @@ def _part(stack: Stack, start: int, step: int) -> Stack:
 
 def _sources(run: Layers, kind: Any) -> list[Any]:
     """Those sources of its inputs that are of a kind, each once."""
-    return list(dict.fromkeys(s for own in run.sources for s in own if isinstance(s, kind)))
+    return list(dict.fromkeys(s for sources in run.sources for s in sources if isinstance(s, kind)))
 
 
 def _order(source: Carried) -> tuple[int, ...]:

@@ -24,14 +24,14 @@ class ModulePaths:
 
     def find(self, module: torch.nn.Module, around: str | None) -> str:
         """The path of a module that is being called, of that of the module around it that calls it, if one does."""
-        known = self._paths.get(module)
-        if known is None:
+        path = self._paths.get(module)
+        if path is None:
             root = type(module).__name__
-            known = f"{around}/{root}" if around else root
+            path = f"{around}/{root}" if around else root
             # What was called by itself before belongs to the larger module from now on.
             for name, child in module.named_modules():
-                self._paths[child] = "/".join([known, *filter(None, name.split("."))])
-        return known
+                self._paths[child] = "/".join([path, *filter(None, name.split("."))])
+        return path
 
 
 _mine = threading.local()

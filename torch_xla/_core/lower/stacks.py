@@ -27,7 +27,7 @@ def find(graph: Graph, resting: Collection[Sequence[int]]) -> list[Stack]:
     search = _Search(graph)
     for leaves in resting:
         search.visit(tuple(Wire(True, leaf, 0) for leaf in leaves))
-    columns = {source for run in runs for own in run.sources for source in own if isinstance(source, tuple)}
+    columns = {source for run in runs for sources in run.sources for source in sources if isinstance(source, tuple)}
     ordered = sorted(columns, key=lambda column: (-len(column), [(w.leaf, w.slot, w.result) for w in column]))
     for column in ordered:
         search.visit(column)
@@ -76,8 +76,8 @@ class _Search:
     def forwards(self, run: Layers, offset: int) -> tuple[int, ...]:
         """A run's nodes at an offset, in the order in which its weights are in their stacks."""
         slots = run.slots[offset :: run.period]
-        for own in run.sources:
-            for source in own:
+        for sources in run.sources:
+            for source in sources:
                 if isinstance(source, tuple) and source[0] in self._order and source[-1] in self._order:
                     return slots if self._order[source[0]] < self._order[source[-1]] else slots[::-1]
         return slots
@@ -90,8 +90,8 @@ class _Search:
         if meta is None or not math.prod(meta.shape):
             return False
         leaves, outputs = self._as_stack(column)
-        known = self._leaves.isdisjoint(leaves) and self._outputs.isdisjoint(outputs)
-        if not (leaves or outputs) or not known or not self._are_whole(leaves, outputs):
+        is_new = self._leaves.isdisjoint(leaves) and self._outputs.isdisjoint(outputs)
+        if not (leaves or outputs) or not is_new or not self._are_whole(leaves, outputs):
             return False
         self._leaves.update(leaves)
         self._outputs.update(outputs)
@@ -130,13 +130,13 @@ class _Search:
     def _read_alike(self, column: Wires) -> list[Wires]:
         """What is computed of each member by the same operator."""
         readers = [self._readers.get(wire, []) for wire in column]
-        found = []
-        if len({len(own) for own in readers}) == 1:
+        columns = []
+        if len({len(wire_readers) for wire_readers in readers}) == 1:
             for places in zip(*readers, strict=True):
                 alike = len({position for _, position in places}) == 1
                 if alike and self._are_alike([slot for slot, _ in places]):
-                    found.append(tuple(Wire(False, slot, 0) for slot, _ in places))
-        return found
+                    columns.append(tuple(Wire(False, slot, 0) for slot, _ in places))
+        return columns
 
     def _are_alike(self, slots: Sequence[int]) -> bool:
         """Whether nodes are one elementwise operator."""

@@ -94,28 +94,28 @@ def after_compile(executable: Executable) -> None:
 
 def at_exit() -> None:
     """Tells which metrics of the whole run stand out, if there is something to tell."""
-    found = findings() if level() > 0 else []
-    if found:
-        _emit("".join(f"pt-xla-profiler: {line}\n" for line in found))
+    lines = findings() if level() > 0 else []
+    if lines:
+        _emit("".join(f"pt-xla-profiler: {line}\n" for line in lines))
 
 
 def findings() -> list[str]:
     """What the metrics of this process say of its speed, one line each."""
     steps = _metrics.counter("MarkStep") or 0
-    found = []
+    lines = []
     for name, warm_up, remedy in _FREQUENT:
         metric = _metrics.metric(name)
         if metric is not None and steps > warm_up and metric.count > _OFTEN * steps:
-            found.append(f"{name} too frequent: {metric.count} counts during {steps} steps; {remedy}")
+            lines.append(f"{name} too frequent: {metric.count} counts during {steps} steps; {remedy}")
     for name, limit, remedy in _SLOW:
         metric = _metrics.metric(name)
         longest = max((value for _, value in metric.samples), default=0.0) if metric is not None else 0.0
         if longest > limit:
-            found.append(f"{name} too slow: longest instance took {longest:.0f} s; {remedy}")
+            lines.append(f"{name} too slow: longest instance took {longest:.0f} s; {remedy}")
     on_host = [name for name in _metrics.host_ops() if name != "aten::_local_scalar_dense"]
     if on_host:
-        found.append(f"Op(s) not lowered: {', '.join(on_host)}; they ran on the host, at the lines told when they did")
-    return found
+        lines.append(f"Op(s) not lowered: {', '.join(on_host)}; they ran on the host, at the lines told when they did")
+    return lines
 
 
 def _graph(kind: str, graph: Graph, cause: str, name: str | None) -> None:

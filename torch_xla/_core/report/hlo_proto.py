@@ -61,20 +61,20 @@ Message = list[tuple[_Field, Any]]
 def parse(data: bytes, kind: str = "module") -> Message:
     """The known fields of a serialized message, in their order; nested messages are parsed too."""
     fields = _FIELDS[kind]
-    found: Message = []
+    entries: Message = []
     for number, value in _wire(data):
         field = fields.get(number)
         if field is None:
             continue
         if isinstance(value, int):
-            found.append((field, _element_type(value) if field.kind == "element_type" else value))
+            entries.append((field, _element_type(value) if field.kind == "element_type" else value))
         elif field.kind == "string":
-            found.append((field, value.decode()))
+            entries.append((field, value.decode()))
         elif field.kind == "id":  # packed
-            found += [(field, number) for number in _varints(value)]
+            entries += [(field, number) for number in _varints(value)]
         else:
-            found.append((field, parse(value, field.kind)))
-    return found
+            entries.append((field, parse(value, field.kind)))
+    return entries
 
 
 def _element_type(number: int) -> str:
@@ -135,13 +135,13 @@ def to_json(message: Message) -> str:
 
 
 def _jsonable(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    json_object: dict[str, Any] = {}
     for field, value in message:
         head, *rest = field.name.split("_")
         name = head + "".join(part.capitalize() for part in rest)
         shown = _jsonable(value) if isinstance(value, list) else str(value)  # 64-bit numbers are strings in it
         if field.many:
-            found.setdefault(name, []).append(shown)
+            json_object.setdefault(name, []).append(shown)
         else:
-            found[name] = shown
-    return found
+            json_object[name] = shown
+    return json_object

@@ -90,10 +90,10 @@ class Retrace:
         return str(self.differences[0]) if self.differences else _NOTHING
 
     def __str__(self) -> str:
-        what = f"graph {self.name}" if self.name else "a graph"
+        subject = f"graph {self.name}" if self.name else "a graph"
         more = len(self.differences) - 1
         rest = f"; and {more} more" if more > 0 else ""
-        return f"compiling {what} again at {self.line} (number {self.count} there): {self.reason}{rest}"
+        return f"compiling {subject} again at {self.line} (number {self.count} there): {self.reason}{rest}"
 
 
 @dataclass(slots=True)
@@ -122,14 +122,14 @@ def note_uncompiled(line: str | None, device: int, count: int, describe: Callabl
         return
     graph = describe()
     line = line or _NO_LINE
-    known = _lines.setdefault((line, device), _Line())
-    others = [*known.graphs, known.uncompiled] if known.uncompiled is not None else [*known.graphs]
+    history = _lines.setdefault((line, device), _Line())
+    others = [*history.graphs, history.uncompiled] if history.uncompiled is not None else [*history.graphs]
     nearest = nearest_of(graph, others)
     differences = compare(graph, nearest) if nearest is not None else []
     reason = str(differences[0]) if differences else "they are unlike each other"
     if _guards:
         _refuse(f"a graph at {line} is new: {reason}")
-    known.uncompiled = graph
+    history.uncompiled = graph
     if count == _CHANGING and not expected.get() and _config.XLA_RETRACE_REPORT.get():
         text = f"graphs at {line} keep changing: {reason}; they run operator by operator until one repeats"
         _notices.tell("retrace", None, text)
@@ -151,23 +151,23 @@ def note(graph: Graph, line: str | None, name: str | None, known_before: bool = 
         return None
     line = line or _NO_LINE
     place = line, graph.device
-    known = _lines.setdefault(place, _Line())
-    nearest = nearest_of(graph, known.graphs)
-    found = None
+    history = _lines.setdefault(place, _Line())
+    nearest = nearest_of(graph, history.graphs)
+    record = None
     if nearest is not None:
-        found = Retrace(line, name, graph.key, nearest.key, known.count + 1, tuple(compare(graph, nearest)))
+        record = Retrace(line, name, graph.key, nearest.key, history.count + 1, tuple(compare(graph, nearest)))
     if _guards and not known_before:
-        _refuse(str(found) if found else f"compiling a graph at {line}, which is like none that ran from there")
+        _refuse(str(record) if record else f"compiling a graph at {line}, which is like none that ran from there")
     loops = tuple((run.count, run.period) for run in graph.layers)
-    _events.mark("compile", graph.key, len(graph.nodes), line, name, found, known.count, loops)
-    known.count += 1
-    known.graphs.append(graph)
+    _events.mark("compile", graph.key, len(graph.nodes), line, name, record, history.count, loops)
+    history.count += 1
+    history.graphs.append(graph)
     _lines.move_to_end(place)
     _forget()
-    if found is not None:
-        _records.append(found)
-        _tell(found, known, nearest)
-    return found
+    if record is not None:
+        _records.append(record)
+        _tell(record, history, nearest)
+    return record
 
 
 def _forget() -> None:
@@ -182,8 +182,8 @@ def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
         return
     line.told += 1
     # The first three of a line, then the tenth, the hundredth, …
-    told = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
-    if told and _config.XLA_RETRACE_REPORT.get():
+    is_due = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
+    if is_due and _config.XLA_RETRACE_REPORT.get():
         more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
         _notices.tell("retrace", None, f"{found}{_remedy(line, nearest)}{more}")
 
@@ -214,8 +214,8 @@ def _remedy(line: _Line, nearest: Graph | None) -> str:
         line.advised = True
         return f"; input {leaf} is one longer each time: {_GROWS}"
     sizes = sorted({1 << max(length - 1, 0).bit_length() for length in lengths})
-    wanted = sizes if dim == 1 else f"Buckets({sizes}, dim={dim})"
-    return f"; lengths {', '.join(map(str, lengths))} came: MpDeviceLoader(…, pad_to={wanted}) makes them {len(sizes)}"
+    buckets = sizes if dim == 1 else f"Buckets({sizes}, dim={dim})"
+    return f"; lengths {', '.join(map(str, lengths))} came: MpDeviceLoader(…, pad_to={buckets}) makes them {len(sizes)}"
 
 
 def records() -> list[Retrace]:
@@ -277,30 +277,30 @@ def compare(graph: Graph, known: Graph) -> list[Difference]:
     start, end = _common(graph.nodes, known.nodes)
     if start + end < max(len(graph.nodes), len(known.nodes)):
         return _operators(graph, known, start, end)[:_SHOWN]
-    found = (
+    differences = (
         [*_inputs(graph, known), *_constants(graph, known)]
         or [*_results(graph, known), *_wiring(graph, known)]
         or _outputs(graph, known)
         or _donation(graph, known)
         or (_numbers(graph, known) if graph.numbers != known.numbers else [])
     )
-    return found[:_SHOWN]
+    return differences[:_SHOWN]
 
 
 def _operators(graph: Graph, known: Graph, start: int, end: int) -> list[Difference]:
     new, old = graph.nodes[start : len(graph.nodes) - end], known.nodes[start : len(known.nodes) - end]
     if len(new) + len(old) > _ALIGNED:
         new, old = new[: _ALIGNED // 2], old[: _ALIGNED // 2]
-    found = []
+    differences = []
     matcher = SequenceMatcher(a=[n.op for n in old], b=[n.op for n in new], autojunk=False)
     for kind, i1, i2, j1, j2 in matcher.get_opcodes():
         if kind == "equal":
             continue
         if i2 > i1:
-            found.append(Difference("removed", f"{_ops(old[i1:i2])} no longer recorded", _frame(old[i1:i2])))
+            differences.append(Difference("removed", f"{_ops(old[i1:i2])} no longer recorded", _frame(old[i1:i2])))
         if j2 > j1:
-            found.append(Difference("inserted", f"{_ops(new[j1:j2])} recorded anew", _frame(new[j1:j2])))
-    return found
+            differences.append(Difference("inserted", f"{_ops(new[j1:j2])} recorded anew", _frame(new[j1:j2])))
+    return differences
 
 
 def _ops(nodes: Sequence[Node]) -> str:
@@ -323,35 +323,35 @@ def _show(meta: Meta | None) -> str:
 
 
 def _inputs(graph: Graph, known: Graph) -> list[Difference]:
-    found = []
+    differences = []
     for i, (new, old) in enumerate(zip(graph.leaves, known.leaves, strict=False)):
         if new != old:
             frame, before = _leaf_frame(graph, i), _leaf_frame(known, i)
             user = next((n for n in graph.nodes if any(w.leaf and w.slot == i for w in n.inputs)), None)
             used = f", read by {_ops([user])}" if user is not None else ""
-            made = f" (made at {before})" if frame and before and frame != before else ""
-            text = f"input {i} went from {_show(old)}{made} to {_show(new)}{used}"
-            found.append(Difference("input", text, frame or (user.frame if user is not None else None)))
-    if not found and len(graph.leaves) != len(known.leaves):
+            origin = f" (made at {before})" if frame and before and frame != before else ""
+            text = f"input {i} went from {_show(old)}{origin} to {_show(new)}{used}"
+            differences.append(Difference("input", text, frame or (user.frame if user is not None else None)))
+    if not differences and len(graph.leaves) != len(known.leaves):
         more = len(graph.leaves) > len(known.leaves)
         change = (
             "what was one tensor in two places is two tensors now" if more else "two tensors are one and the same now"
         )
         text = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: {change}"
-        found.append(Difference("input", text))
-    return found
+        differences.append(Difference("input", text))
+    return differences
 
 
 def _constants(graph: Graph, known: Graph) -> list[Difference]:
-    found = []
+    differences = []
     for new, old in zip(graph.nodes, known.nodes, strict=True):
         for position, (a, b) in enumerate(zip(new.args, old.args, strict=False)):
             if _as_key(a) != _as_key(b):
                 kinds = _kinds(b, a)
                 change = f"from {_in_words(b)}{kinds[0]} to {_in_words(a)}{kinds[1]}"
                 text = f"argument {position} of {_ops([new])} went {change}"
-                found.append(Difference("constant", text + _outlook(a, b), new.frame))
-    return found
+                differences.append(Difference("constant", text + _outlook(a, b), new.frame))
+    return differences
 
 
 def _outlook(new: Any, old: Any) -> str:
@@ -367,8 +367,8 @@ def _value(arg: Any) -> Any:
 def _kinds(*args: Any) -> list[str]:
     """What to say of the types of numbers, which is nothing where they are the same."""
     types = [type(_value(arg)) for arg in args]
-    told = len(set(types)) > 1 and all(kind in (bool, int, float, complex) for kind in types)
-    return [f" ({kind.__name__})" if told else "" for kind in types]
+    has_mixed_types = len(set(types)) > 1 and all(kind in (bool, int, float, complex) for kind in types)
+    return [f" ({kind.__name__})" if has_mixed_types else "" for kind in types]
 
 
 def _as_key(arg: Any) -> str:
@@ -380,8 +380,8 @@ def _in_words(arg: Any) -> str:
     if isinstance(arg, Input):
         return "a tensor"
     if isinstance(arg, list) and any(isinstance(each, Input) for each in arg):
-        whole = len(arg) > 1 and all(isinstance(each, Input) for each in arg)
-        return f"{len(arg)} tensors" if whole else f"[{', '.join(map(_in_words, arg))}]"
+        is_tensor_list = len(arg) > 1 and all(isinstance(each, Input) for each in arg)
+        return f"{len(arg)} tensors" if is_tensor_list else f"[{', '.join(map(_in_words, arg))}]"
     return str(arg).removeprefix("torch.") if isinstance(arg, torch.dtype) else repr(_value(arg))
 
 
@@ -407,16 +407,16 @@ def _wiring(graph: Graph, known: Graph) -> list[Difference]:
 
 def _outputs(graph: Graph, known: Graph) -> list[Difference]:
     new, old = set(graph.outputs), set(known.outputs)
-    found = []
+    differences = []
     for slot, _ in sorted(new - old):
         text = f"the result of {_ops([graph.nodes[slot]])} is kept over the barrier"
-        found.append(Difference("outputs", f"{text}, before it was not", graph.nodes[slot].frame))
+        differences.append(Difference("outputs", f"{text}, before it was not", graph.nodes[slot].frame))
     for slot, _ in sorted(old - new):
         text = f"the result of {_ops([known.nodes[slot]])} is no longer kept over the barrier"
-        found.append(Difference("outputs", text, known.nodes[slot].frame))
-    if not found and graph.outputs != known.outputs:
-        found = [Difference("outputs", "results are needed in another order")]
-    return found
+        differences.append(Difference("outputs", text, known.nodes[slot].frame))
+    if not differences and graph.outputs != known.outputs:
+        differences = [Difference("outputs", "results are needed in another order")]
+    return differences
 
 
 def _numbers(graph: Graph, known: Graph) -> list[Difference]:
@@ -434,11 +434,11 @@ def _numbers(graph: Graph, known: Graph) -> list[Difference]:
 
 
 def _donation(graph: Graph, known: Graph) -> list[Difference]:
-    kept = sorted(set(known.donated) - set(graph.donated))
+    retained = sorted(set(known.donated) - set(graph.donated))
     freed = sorted(set(graph.donated) - set(known.donated))
-    if not kept and not freed:
+    if not retained and not freed:
         return []
-    leaf = (kept or freed)[0]
-    what = "is still held by another tensor, before it was not" if kept else "is no longer held by another tensor"
-    text = f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {what}"
+    leaf = (retained or freed)[0]
+    change = "is still held by another tensor, before it was not" if retained else "is no longer held by another tensor"
+    text = f"the old value of input {leaf}, {_show(graph.leaves[leaf])}, {change}"
     return [Difference("donation", text, _leaf_frame(graph, leaf))]

@@ -97,9 +97,9 @@ def install() -> None:
         _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
     )
     # A user's line is one outside PyTorch, JAX, this package and the standard library.
-    torch_folder, own = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
+    torch_folder, xla_folder = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
     packages = os.path.dirname(torch_folder)
-    for folder in (torch_folder, own, os.path.dirname(os.__file__), f"{packages}/jax", f"{packages}/jaxlib"):
+    for folder in (torch_folder, xla_folder, os.path.dirname(os.__file__), f"{packages}/jax", f"{packages}/jaxlib"):
         _bindings.add_skipped_prefix(folder + os.sep)
     _metrics.provide_group(lambda: {f"xla::{name}": calls for name, calls in _bindings.op_counts().items()})
     scopes.install()

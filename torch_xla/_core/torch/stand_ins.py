@@ -103,5 +103,5 @@ _STAND_INS = {
 def install() -> None:
     """From now on PyTorch's functions get the stand-ins."""
     torch._dynamo = _STAND_INS["torch._dynamo"]  # for `import torch._dynamo`, which gives `torch`
-    given = {"torch._dynamo": torch, "sympy": _STAND_INS["sympy"]}
-    _bindings.stand_in_for_torch({name: (given.get(name), stand_in) for name, stand_in in _STAND_INS.items()})
+    modules = {"torch._dynamo": torch, "sympy": _STAND_INS["sympy"]}
+    _bindings.stand_in_for_torch({name: (modules.get(name), stand_in) for name, stand_in in _STAND_INS.items()})

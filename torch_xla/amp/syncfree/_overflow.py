@@ -18,12 +18,12 @@ def flag(optimizer: object, found_inf: torch.Tensor | None) -> torch.Tensor | No
     Raises:
         ValueError: It has dimensions.
     """
-    found = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
-    if found is None:
+    overflow = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
+    if overflow is None:
         return None
-    if found.shape:
+    if overflow.shape:
         raise ValueError("The found_inf tensor has to be scalar type")
-    return (found != 0).to(torch.float32)
+    return (overflow != 0).to(torch.float32)
 
 
 class Skipping:

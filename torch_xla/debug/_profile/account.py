@@ -193,7 +193,7 @@ class _Account:
     def _host(self) -> list[Segment]:
         busy = sorted((run.start + self.zero, run.end + self.zero) for run in self.runs)
         starts = [start for start, _ in busy]
-        found: list[Segment] = []
+        segments: list[Segment] = []
         at = self.zero
 
         def put(stage: str, start: float, end: float, line: str | None, why: str | None) -> None:
@@ -201,14 +201,14 @@ class _Account:
             start = max(start, at)
             if end <= start:
                 return
-            last = found[-1] if found else None
+            last = segments[-1] if segments else None
             if start > at:
-                found.append(Segment(data.RECORD, at - self.zero, start - at))
+                segments.append(Segment(data.RECORD, at - self.zero, start - at))
                 last = None
             if last is not None and (last.stage, last.line, last.why) == (stage, line, why):
-                found[-1] = Segment(stage, last.start, end - self.zero - last.start, line, why)
+                segments[-1] = Segment(stage, last.start, end - self.zero - last.start, line, why)
             else:
-                found.append(Segment(stage, start - self.zero, end - start, line, why))
+                segments.append(Segment(stage, start - self.zero, end - start, line, why))
             at = end
 
         for start, end, cover in innermost(self.main):
@@ -226,12 +226,12 @@ class _Account:
             put(stage, start, min(end, self.collected.end), line, why)
         if self.collected.end > at:
             put(data.RECORD, at, self.collected.end, None, None)
-        return found
+        return segments
 
     # Devices
 
     def _runs(self) -> list[Run]:
-        found = []
+        runs = []
         free: dict[int, float] = {}
         starting = {s.start: s.end for s in self.main if s.stage.endswith("ExecuteTime")}
         packing = [s for s in self.main if s.stage == "packing"]
@@ -249,12 +249,12 @@ class _Account:
             end = max(min(ends), start)
             free[done.launch.device] = end
             line = None if ask is None else ask.detail[1] if ask.stage == "barrier" else ask.detail
-            found.append(Run(done.launch.device, start - self.zero, end - start, done.launch.key, line))
+            runs.append(Run(done.launch.device, start - self.zero, end - start, done.launch.key, line))
         for s in self.main:
             if s.stage == data.OPERATORS:
                 device, line = s.detail
-                found.append(Run(device, s.start - self.zero, s.end - s.start, data.UNCOMPILED, line))
-        return sorted(found, key=lambda run: run.start)
+                runs.append(Run(device, s.start - self.zero, s.end - s.start, data.UNCOMPILED, line))
+        return sorted(runs, key=lambda run: run.start)
 
     def _steps(self) -> tuple[data.Step, ...]:
         length = self.collected.end - self.zero
@@ -288,7 +288,7 @@ class _Account:
         )
 
     def _gaps(self) -> tuple[data.Gap, ...]:
-        found: list[data.Gap] = []
+        gaps: list[data.Gap] = []
         samples = self._territories()
         for device in sorted({run.device for run in self.runs}):
             at = 0.0
@@ -309,8 +309,8 @@ class _Account:
                 lines[hole.value][sample.value] = lines[hole.value].get(sample.value, 0.0) + both
             for hole in holes:
                 last = hole.value == len(holes) - 1 and hole.end == length
-                found.append(self._gap(device, hole, during[hole.value], lines[hole.value], last))
-        return tuple(sorted(found, key=lambda gap: gap.start))
+                gaps.append(self._gap(device, hole, during[hole.value], lines[hole.value], last))
+        return tuple(sorted(gaps, key=lambda gap: gap.start))
 
     def _gap(
         self,
@@ -361,8 +361,8 @@ class _Account:
         for span in reversed(self.asks[max(at - 3, 0) : at]):
             if span.end >= time + self.zero - _LATE and span.stage == "read":
                 line, why = self.why[id(span)]
-                what = "a value was read" if why == _READ else why
-                return f" after {what} at {line or 'an unknown line'}"
+                cause = "a value was read" if why == _READ else why
+                return f" after {cause} at {line or 'an unknown line'}"
         return ""
 
     # Modules and lines
@@ -388,9 +388,9 @@ class _Account:
         ]
 
     def _lines(self) -> tuple[data.Share, ...]:
-        known = [_Piece(s.start, s.end, (s.line, s.stage)) for s in self.host if s.line]
+        pieces = [_Piece(s.start, s.end, (s.line, s.stage)) for s in self.host if s.line]
         rest = [s for s in self.host if not s.line and s.stage != data.PROFILE]
-        shares: list[tuple[str, str, float]] = [(p.value[0], p.value[1], p.end - p.start) for p in known]
+        shares: list[tuple[str, str, float]] = [(p.value[0], p.value[1], p.end - p.start) for p in pieces]
         for segment, sample, both in overlaps(rest, self._territories()):
             loading = sample.value[1] and segment.stage == data.RECORD
             line = sample.value[0] or "not in the user's code"
@@ -400,7 +400,7 @@ class _Account:
     # Tables
 
     def _compiles(self) -> tuple[data.Compile, ...]:
-        found = []
+        compiles = []
         stages = [s for s in self.main if s.stage.endswith(("LoweringTime", "CompileTime"))]
         for mark in (m for m in self.collected.marks if m.kind == "compile"):
             key, operators, line, name, retrace, count, loops = mark.detail
@@ -410,7 +410,7 @@ class _Account:
             compiled = next((s for s in mine[at:] if s.stage.endswith("CompileTime")), None)
             ask = self._ask_at(mark.time, mark.thread)
             reason = "the first graph of this line" if count == 0 else "unlike the graphs known from this line"
-            found.append(
+            compiles.append(
                 data.Compile(
                     start=(lowered.start if lowered else mark.time) - self.zero,
                     lower=lowered.end - lowered.start if lowered else 0.0,
@@ -426,7 +426,7 @@ class _Account:
                     loops=loops,
                 )
             )
-        return tuple(found)
+        return tuple(compiles)
 
     def _stood(self, line: str | None, why: str) -> float:
         """How long the host stood at a line for a reason, compiling not counted."""
@@ -453,7 +453,7 @@ class _Account:
         for run in self.runs:
             seconds[run.key] += run.seconds  # type: ignore[assignment]
         lines = {run.key: run.line for run in reversed(self.runs)}
-        found = []
+        programs = []
         for key, loaded in self.collected.stats.items():
             stats = memory.compiled_stats(loaded)
             if stats is None:
@@ -462,8 +462,10 @@ class _Account:
             arguments, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
             line, took = lines.get(key), float(seconds[key])
             peak = arguments + results + temporary
-            found.append(data.Program(key, names.get(key), line, runs[key], took, arguments, results, temporary, peak))
-        return tuple(sorted(found, key=lambda program: -program.peak))
+            programs.append(
+                data.Program(key, names.get(key), line, runs[key], took, arguments, results, temporary, peak)
+            )
+        return tuple(sorted(programs, key=lambda program: -program.peak))
 
     def _memory(self) -> data.Memory:
         counts = self.collected.counts
@@ -485,17 +487,17 @@ class _Account:
         return data.Memory(live, tuple(sorted(grown, key=lambda g: (not g.growing, -g.nbytes))))
 
     def _others(self) -> dict[str, tuple[Segment, ...]]:
-        found = {}
+        thread_segments = {}
         for thread in dict.fromkeys(s.thread for s in self.aside):
             mine = [s for s in self.aside if s.thread == thread and s.stage != "module"]
             name = self.collected.names[thread].removeprefix("torch_xla-")
-            while name in found:
+            while name in thread_segments:
                 name += "'"
-            found[name] = tuple(
+            thread_segments[name] = tuple(
                 Segment(stage_of(cover[-1].stage), start - self.zero, end - start)
                 for start, end, cover in innermost(mine)
             )
-        return found
+        return thread_segments
 
 
 def _on_host(op: str) -> str:
@@ -511,6 +513,8 @@ def _shares(
         mine[stage] = mine.get(stage, 0.0) + seconds
     rows = []
     for name, mine in stages.items():
-        own = sum(mine.values())
-        rows.append(data.Share(name, own, mine, float(total[name]) if total is not None else own, calls[name]))
+        self_seconds = sum(mine.values())
+        rows.append(
+            data.Share(name, self_seconds, mine, float(total[name]) if total is not None else self_seconds, calls[name])
+        )
     return tuple(sorted(rows, key=lambda row: -row.seconds))

@@ -114,8 +114,8 @@ class Collector(_events.Sink):
         thread = threading.get_ident()
         self.keep(Span(stage, start, end, thread, detail))
         if thread not in self.names:
-            known = {t.ident: t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
-            self.names[thread] = known.get(thread, "")  # PyTorch's own threads, which work for the one that waits
+            names = {t.ident: t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+            self.names[thread] = names.get(thread, "")  # PyTorch's own threads, which work for the one that waits
         if stage == "barrier":
             self._barriers += 1
             if self._barriers & (self._barriers - 1) == 0 or end - self._counted > _COUNT_SECONDS:

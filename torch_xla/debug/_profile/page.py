@@ -62,7 +62,7 @@ def html(report: Report, trace: str) -> str:
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(seconds=words.seconds, size=in_bytes, short=words.short)
-    busy, whole = words.busy(report)
+    busy, total = words.busy(report)
     return environment.get_template("report.html").render(
         report=report,
         trace=trace,
@@ -72,7 +72,7 @@ def html(report: Report, trace: str) -> str:
         # "<" would end the script element.
         data=json.dumps(_data(report), separators=(",", ":")).replace("<", "\\u003c"),
         findings=words.findings(report),
-        busy=busy / whole if whole else 0.0,
+        busy=busy / total if total else 0.0,
         step=words.step_seconds(report),
         steps=sum(s.ended for s in report.steps),
         again=sum(c.again for c in report.compiles),
@@ -86,12 +86,12 @@ def html(report: Report, trace: str) -> str:
 
 def _waits(report: Report) -> list[tuple[str, int, float, float, str, float]]:
     """(name, gaps, seconds, start of the longest, stage, its length) of what the devices waited for."""
-    found = []
+    rows = []
     for name, count, seconds in report.waits():
         longest = max((gap for gap in report.gaps if gap.name == name), key=lambda gap: gap.seconds)
         shown = words.short(name) + words.mostly(report, name)
-        found.append((shown, count, seconds, longest.start, longest.stage, longest.seconds))
-    return found[:_ROWS]
+        rows.append((shown, count, seconds, longest.start, longest.stage, longest.seconds))
+    return rows[:_ROWS]
 
 
 def _causes(report: Report) -> list[tuple[str, float, list[tuple[str, str, float, float]]]]:

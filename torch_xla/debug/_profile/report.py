@@ -210,8 +210,8 @@ class Report:
 
     def waits(self) -> list[tuple[str, int, float]]:
         """What the devices waited for: (name of the gap, how many, seconds), the most first."""
-        found: dict[str, tuple[int, float]] = {}
+        totals: dict[str, tuple[int, float]] = {}
         for gap in self.gaps:
-            count, seconds = found.get(gap.name, (0, 0.0))
-            found[gap.name] = count + 1, seconds + gap.seconds
-        return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[2])
+            count, seconds = totals.get(gap.name, (0, 0.0))
+            totals[gap.name] = count + 1, seconds + gap.seconds
+        return sorted(((name, *both) for name, both in totals.items()), key=lambda row: -row[2])

@@ -76,10 +76,10 @@ def summary(report: Report) -> str:
     """Length, steps and the device's share of them in a sentence."""
     step = words.step_seconds(report)
     ended = sum(s.ended for s in report.steps)
-    busy, whole = words.busy(report)
+    busy, total = words.busy(report)
     parts = [words.seconds(report.seconds), words.count(ended, "step")]
     if step is not None and ended:
-        parts.append(f"{words.seconds(step)} each, the device busy for {busy / whole if whole else 0:.0%} of it")
+        parts.append(f"{words.seconds(step)} each, the device busy for {busy / total if total else 0:.0%} of it")
     return ", ".join([*parts, words.count(len(report.compiles), "compile")])
 
 
@@ -87,10 +87,10 @@ def _chosen(steps: Sequence[Step]) -> list[Step]:
     """All steps, or of many the first ones, those that compiled, the slowest and the last."""
     if len(steps) <= _STEPS:
         return list(steps)
-    wanted = {s.number for s in [*steps[:2], steps[-1]]}
+    numbers = {s.number for s in [*steps[:2], steps[-1]]}
     rest = sorted(steps, key=lambda s: (-s.compiles, -s.seconds))
-    wanted |= {s.number for s in rest[: _STEPS - len(wanted)]}
-    return [s for s in steps if s.number in wanted]
+    numbers |= {s.number for s in rest[: _STEPS - len(numbers)]}
+    return [s for s in steps if s.number in numbers]
 
 
 def _sum(steps: Sequence[Step]) -> Step:

@@ -50,13 +50,13 @@ def busy(report: Report) -> tuple[float, float]:
 def waits(report: Report, spans: Sequence[tuple[float, float]]) -> list[tuple[str, str, float]]:
     """What the devices waited for within spans of time, which are in order: (name, stage, seconds), the most first."""
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    found: dict[tuple[str, str], float] = {}
+    durations: dict[tuple[str, str], float] = {}
     for gap in report.gaps:
         first, last = bisect_right(ends, gap.start), bisect_left(starts, gap.end)
         inside = sum(min(gap.end, b) - max(gap.start, a) for a, b in spans[first:last])
         if inside:
-            found[gap.name, gap.stage] = found.get((gap.name, gap.stage), 0.0) + inside
-    return sorted(((*key, spent) for key, spent in found.items()), key=lambda row: -row[2])
+            durations[gap.name, gap.stage] = durations.get((gap.name, gap.stage), 0.0) + inside
+    return sorted(((*key, spent) for key, spent in durations.items()), key=lambda row: -row[2])
 
 
 def mostly(report: Report, name: str) -> str:
@@ -75,7 +75,7 @@ def step_seconds(report: Report) -> float | None:
 
 def findings(report: Report) -> list[tuple[str, str]]:
     """What to look at first, the most expensive first: (kind, sentence)."""
-    found: list[tuple[float, str, str]] = []
+    entries: list[tuple[float, str, str]] = []
     total = report.seconds or 1.0
     again = [c for c in report.compiles if c.again]
     if again:
@@ -83,32 +83,32 @@ def findings(report: Report) -> list[tuple[str, str]]:
         reasons = dict.fromkeys(short(c.reason) for c in again)
         more = f", and {count(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
         text = f"{count(len(again), 'graph')} compiled again, {seconds(spent)}: {next(iter(reasons))}{more}"
-        found.append((spent, "compile", text))
+        entries.append((spent, "compile", text))
     uncompiled: dict[str | None, list[float]] = {}
     for run in report.runs:
         if run.key == UNCOMPILED:
             uncompiled.setdefault(run.line, []).append(run.seconds)
     for line, runs in uncompiled.items():
         text = f"{count(len(runs), 'new graph')} ran operator by operator at {short(line or 'an unknown line')}"
-        found.append((sum(runs), "operators", f"{text}, {seconds(sum(runs))}"))
+        entries.append((sum(runs), "operators", f"{text}, {seconds(sum(runs))}"))
     steps = usual(report)
     devices = max(len({run.device for run in report.runs}), 1)
     length = sum(s.seconds for s in steps) * devices or 1.0
     for name, stage, spent in waits(report, [(s.start, s.end) for s in steps]):
         if spent > 0.05 * length and stage not in (COMPILE, PROFILE) and name != END:
             share = f"{spent / length:.0%} of the steps that compiled nothing, {seconds(spent)}"
-            found.append((spent, "gap", f"the device waited for {short(name)}{mostly(report, name)}: {share}"))
+            entries.append((spent, "gap", f"the device waited for {short(name)}{mostly(report, name)}: {share}"))
     for fallback in report.fallbacks:
         waited = f", its inputs were waited for {seconds(fallback.seconds)}" if fallback.seconds else ""
         often = "once" if fallback.count == 1 else f"{fallback.count} times"
         text = f"{fallback.op} ran on the host {often} at {short(fallback.line or 'an unknown line')}{waited}"
-        found.append((fallback.seconds, "fallback", text))
+        entries.append((fallback.seconds, "fallback", text))
     for read in report.reads:
         # A value read once per step after the barrier is how losses are shown; it still stops the host.
         text = f"{count(read.count, 'value')} read at {short(read.line or 'an unknown line')}, {seconds(read.seconds)}"
         if read.divided:
             text += f"; small parts of {count(read.divided, 'graph')} were computed on the host"
-        found.append((read.seconds, "read", text))
+        entries.append((read.seconds, "read", text))
     growing = [g for g in report.memory.growth if g.growing]
     if growing:
         kinds = [
@@ -116,10 +116,12 @@ def findings(report: Report) -> list[tuple[str, str]]:
             for g in growing
         ]
         more = f" and {count(len(kinds) - 3, 'other kind')}" if len(kinds) > 3 else ""
-        found.append((0.0, "memory", f"more tensors are kept with every step: {'; '.join(kinds[:3])}{more}"))
+        entries.append((0.0, "memory", f"more tensors are kept with every step: {'; '.join(kinds[:3])}{more}"))
     if report.looked_up:
         text = f"{report.loaded} of {count(report.looked_up, 'new graph')} came from the persistent cache"
-        found.append((0.0, "cache", text))
+        entries.append((0.0, "cache", text))
     if report.dropped:
-        found.append((total, "profile", f"{report.dropped:,} events came after the profile was full and are left out"))
-    return [(kind, text) for _, kind, text in sorted(found, key=lambda row: -row[0])]
+        entries.append(
+            (total, "profile", f"{report.dropped:,} events came after the profile was full and are left out")
+        )
+    return [(kind, text) for _, kind, text in sorted(entries, key=lambda row: -row[0])]

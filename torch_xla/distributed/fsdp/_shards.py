@@ -110,13 +110,13 @@ class Shard:
 
     def gather(self) -> torch.Tensor:
         """The shards of all processes, without a gradient."""
-        own = self.param.detach()
-        if own.is_floating_point():
-            own = own.to(self.layout.dtype)
+        local_shard = self.param.detach()
+        if local_shard.is_floating_point():
+            local_shard = local_shard.to(self.layout.dtype)
         if self.after is not None:
             # Not before what the wrapped module is called with is there: XLA would gather all modules at the start.
-            own, _ = torch.ops.xla.optimization_barrier([own, self.after])
-        return collectives.record("all_gather", [own], self.layout.groups)[0]
+            local_shard, _ = torch.ops.xla.optimization_barrier([local_shard, self.after])
+        return collectives.record("all_gather", [local_shard], self.layout.groups)[0]
 
     def whole(self) -> torch.Tensor:
         """The value, gathered unless it is here."""
@@ -140,16 +140,20 @@ class Shard:
 
     def again(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
         """What makes a tensor that is a part of the value anew; None for other tensors."""
-        whole = self._whole
-        if whole is None or tensor.dtype != whole.dtype or _bindings.tensor_id(tensor) != _bindings.tensor_id(whole):
+        full_value = self._whole
+        if (
+            full_value is None
+            or tensor.dtype != full_value.dtype
+            or _bindings.tensor_id(tensor) != _bindings.tensor_id(full_value)
+        ):
             return None
         geometry = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        same = geometry == (tuple(whole.shape), whole.stride(), whole.storage_offset())
+        same = geometry == (tuple(full_value.shape), full_value.stride(), full_value.storage_offset())
 
         def make() -> torch.Tensor:
             with torch.no_grad():
-                found = self.layout.join(self.gather(), self.shape)
-                return found if same else found.as_strided(*geometry)
+                gathered = self.layout.join(self.gather(), self.shape)
+                return gathered if same else gathered.as_strided(*geometry)
 
         return make
 
@@ -167,17 +171,17 @@ class Shard:
             return None
         if self.ending is not None:
             self.ending.arrange()
-        own = self.param.dtype
+        param_dtype = self.param.dtype
         value = (gradient.to(self.layout.reduce_dtype or gradient.dtype) / self.layout.size).contiguous()
-        return collectives.record("reduce_scatter", [value], self.layout.groups, "sum")[0].to(own)
+        return collectives.record("reduce_scatter", [value], self.layout.groups, "sum")[0].to(param_dtype)
 
     def reduce_rest(self) -> None:
         """Adds to the gradient what was added up and not in the backward pass that is over."""
         if self._added is None or not self.reduces:
             return
-        found = self.reduce(torch.zeros_like(self._added))
-        if found is not None:
-            self.param.grad = found if self.param.grad is None else self.param.grad + found
+        gradient = self.reduce(torch.zeros_like(self._added))
+        if gradient is not None:
+            self.param.grad = gradient if self.param.grad is None else self.param.grad + gradient
 
 
 class _Gather(torch.autograd.Function):
@@ -202,8 +206,8 @@ class _Parameters(dict[str, Any]):
         return name in self.split or super().__contains__(name)
 
     def __getitem__(self, name: str) -> Any:
-        found = self.split.get(name)
-        return found[0].piece(found[1]) if found is not None else super().__getitem__(name)
+        entry = self.split.get(name)
+        return entry[0].piece(entry[1]) if entry is not None else super().__getitem__(name)
 
 
 # Parameters that were split, as modules outside of the wrapped one may still have them: their shard, and place in it.
@@ -230,7 +234,7 @@ def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Para
 
     Those that a module inside shares, and that were split with it, are from then on read from its shard.
     """
-    found: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
+    occurrences: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for prefix, owner in owners:
         for name, param in list(owner._parameters.items()):
             if param is None:
@@ -239,10 +243,10 @@ def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Para
                 shard, number = _split[param]
                 _read_from(shard, number, owner, name)
             else:
-                found.setdefault(param, []).append((f"{prefix}.{name}", owner, name))
+                occurrences.setdefault(param, []).append((f"{prefix}.{name}", owner, name))
     return [
         (param, Piece(places[0][0], param.shape, tuple((owner, name) for _, owner, name in places)))
-        for param, places in found.items()
+        for param, places in occurrences.items()
     ]
 
 
@@ -263,9 +267,9 @@ def make_shards(
         for param, piece in found:
             kinds.setdefault((param.dtype, param.requires_grad), []).append((param, piece))
         for number, ((_, trains), members) in enumerate(kinds.items()):
-            whole = torch.cat([param.detach().flatten() for param, _ in members]).requires_grad_(trains)
+            flat_param = torch.cat([param.detach().flatten() for param, _ in members]).requires_grad_(trains)
             pieces = [piece for _, piece in members]
-            shards.append(Shard(f"{flat_name}{number}", pieces, whole, layout, device, True))
+            shards.append(Shard(f"{flat_name}{number}", pieces, flat_param, layout, device, True))
             _take_over(shards[-1], [param for param, _ in members])
     return shards
 
@@ -324,7 +328,7 @@ def total_norm(gradients: list[torch.Tensor], norm_type: float, reduce: Callable
 
     `reduce` is over processes, with ``"sum"`` or ``"max"``.
     """
-    own = torch.nn.utils.get_total_norm(gradients, norm_type)
+    local_norm = torch.nn.utils.get_total_norm(gradients, norm_type)
     if math.isinf(norm_type):
-        return reduce("max", own)
-    return reduce("sum", own**norm_type) ** (1.0 / norm_type)
+        return reduce("max", local_norm)
+    return reduce("sum", local_norm**norm_type) ** (1.0 / norm_type)

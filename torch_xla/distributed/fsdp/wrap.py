@@ -99,10 +99,10 @@ def recursive_wrap(
     wrapped = 0
     for name, child in module.named_children():
         if child not in ignored_modules:
-            made, inside = recursive_wrap(
+            wrapped_child, inside = recursive_wrap(
                 child, auto_wrap_policy, wrapper_cls, ignored_modules, ignored_params, **kwargs
             )
-            setattr(module, name, made)
+            setattr(module, name, wrapped_child)
             wrapped += inside
     if only_wrap_children or not auto_wrap_policy(module, False, count - wrapped):
         return module, wrapped

@@ -115,11 +115,11 @@ class XlaFullyShardedDataParallel(nn.Module):
                 message("fsdp", "sharding_groups alone", expected="sharding_rank and sharding_world_size too")
             )
         groups = check_groups("fsdp", sharding_groups)
-        own = own_group(groups)
-        place, size = own.index(runtime.global_ordinal()), len(own)
+        group = own_group(groups)
+        place, size = group.index(runtime.global_ordinal()), len(group)
         if sharding_rank not in (None, place) or sharding_world_size not in (None, size):
-            given = f"sharding_rank={sharding_rank}, sharding_world_size={sharding_world_size}"
-            raise ValueError(message("fsdp", given, expected=f"{place} and {size}, as this process is in {own}"))
+            got = f"sharding_rank={sharding_rank}, sharding_world_size={sharding_world_size}"
+            raise ValueError(message("fsdp", got, expected=f"{place} and {size}, as this process is in {group}"))
         super().__init__()
         if auto_wrap_policy is not None:
             wrap.wrap_inside(module, auto_wrap_policy, auto_wrapper_callable, XlaFullyShardedDataParallel, options)
@@ -223,9 +223,9 @@ class XlaFullyShardedDataParallel(nn.Module):
         for owner in _outside_wrappers(module):
             for name, buffer in owner.named_buffers(recurse=False):
                 if buffer.is_floating_point() and buffer.dtype != self.buffer_dtype:
-                    made = buffer.to(self.buffer_dtype)
-                    made._orig_dtype = buffer.dtype  # type: ignore[attr-defined]
-                    setattr(owner, name, made)
+                    cast_buffer = buffer.to(self.buffer_dtype)
+                    cast_buffer._orig_dtype = buffer.dtype  # type: ignore[attr-defined]
+                    setattr(owner, name, cast_buffer)
 
     @property
     def params_with_grad(self) -> list[nn.Parameter]:
@@ -251,8 +251,8 @@ class XlaFullyShardedDataParallel(nn.Module):
             return xm.all_reduce(kind, value, groups=groups or self.sharding_groups)
 
         # A process without a gradient takes part as well.
-        given = gradients or [torch.zeros((), device=self.xla_device)]
-        norm: torch.Tensor = _shards.total_norm(given, float(norm_type), reduce)
+        local_gradients = gradients or [torch.zeros((), device=self.xla_device)]
+        norm: torch.Tensor = _shards.total_norm(local_gradients, float(norm_type), reduce)
         if gradients:
             torch.nn.utils.clip_grads_with_norm_(self.params_with_grad, max_norm, norm)
         return norm
@@ -280,7 +280,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What `torch_xla.distributed.fsdp.consolidate_sharded_state_dicts` needs beside the state."""
-        kept = {name: getattr(buffer, "_orig_dtype", None) for name, buffer in self.named_buffers()}
+        buffer_dtypes = {name: getattr(buffer, "_orig_dtype", None) for name, buffer in self.named_buffers()}
         shard_info: dict[str, dict[str, Any]] = {}
         flatten_info: dict[str, Any] = {}
         for name, module in self.named_modules():
@@ -296,7 +296,9 @@ class XlaFullyShardedDataParallel(nn.Module):
                     shapes = [piece.shape for piece in shard.pieces]
                     flatten_info[full] = (inside, shapes, [shape.numel() for shape in shapes])
         buffers = {
-            name.replace(INSIDE, ""): {"_orig_dtype": dtype} for name, dtype in kept.items() if dtype is not None
+            name.replace(INSIDE, ""): {"_orig_dtype": dtype}
+            for name, dtype in buffer_dtypes.items()
+            if dtype is not None
         }
         return {
             "shard_info": shard_info,

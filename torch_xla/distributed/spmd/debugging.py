@@ -59,12 +59,12 @@ def _cells(sharding: str) -> list[list[str]]:
     """The devices of each part, by rows and columns."""
     if sharding in ("", "{replicated}"):
         return [[str(list(range(runtime.global_runtime_device_count())))]]
-    found = re.fullmatch(r"\{devices=\[([\d,]+)\]([\d,]+)( last_tile_dim_replicate)?\}", sharding)
-    if found is None:
+    match = re.fullmatch(r"\{devices=\[([\d,]+)\]([\d,]+)( last_tile_dim_replicate)?\}", sharding)
+    if match is None:
         raise ValueError(message("spmd", f"got {sharding!r}", expected="a split such as '{devices=[2,2]0,1,2,3}'"))
-    dims = [int(n) for n in found[1].split(",")]
-    devices = [int(n) for n in found[2].split(",")]
-    copies = dims.pop() if found[3] else 1
+    dims = [int(n) for n in match[1].split(",")]
+    devices = [int(n) for n in match[2].split(",")]
+    copies = dims.pop() if match[3] else 1
     columns = dims[1] if len(dims) > 1 else 1
     depth = copies * max(len(devices) // (copies * dims[0] * columns), 1)
     parts = [devices[i : i + depth] for i in range(0, len(devices), depth)]

@@ -59,25 +59,25 @@ class ShardingSpec:
 def _send_rows(t: torch.Tensor, wanted: splits.Split, device: torch.device) -> torch.Tensor:
     """Sends a batch of which each process has those rows that its devices have, in their order."""
     place = placement.of(device.index or 0)
-    local = {place.devices.index(found) for found in place.local}
+    local = {place.devices.index(member) for member in place.local}
     below = math.prod(wanted.tiles[1:]) * wanted.copies  # devices of one tile of rows
-    own = sorted({at // below for at, found in enumerate(wanted.order) if found in local})
+    local_tiles = sorted({at // below for at, member in enumerate(wanted.order) if member in local})
     rest = all(size % tiles == 0 for size, tiles in zip(t.shape[1:], wanted.tiles[1:], strict=True))
-    if t.shape[0] % len(own) or not rest:
+    if t.shape[0] % len(local_tiles) or not rest:
         raise RuntimeError(
             message(
                 "spmd",
                 "When minibatch is configured, the per-host batch size must be divisible by local runtime device "
-                f"count. Per host input data shape {tuple(t.shape)} is split into {len(own)} of {wanted.tiles}",
+                f"count. Per host input data shape {tuple(t.shape)} is split into {len(local_tiles)} of {wanted.tiles}",
             )
         )
-    rows = t.shape[0] // len(own)
+    rows = t.shape[0] // len(local_tiles)
     shape = (rows * wanted.tiles[0], *t.shape[1:])
     values = transfer.own_values(t)
     parts = []
-    for found, where, _ in wanted.indices(shape):
-        if found in local:
-            start = own.index(where[0].start // rows) * rows
+    for member, where, _ in wanted.indices(shape):
+        if member in local:
+            start = local_tiles.index(where[0].start // rows) * rows
             parts.append(values[(slice(start, start + rows), *where[1:])])
     number = splits.number_of(wanted)
     buffer = transfer.put_parts(parts, shape, device.index or 0, number)

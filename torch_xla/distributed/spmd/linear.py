@@ -25,16 +25,16 @@ class XLAPatchedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradients of those that need one."""
         tensors: list[Any] = [
-            t if t is None else t.detach().requires_grad_(needed)
-            for t, needed in zip(ctx.saved_tensors, (*ctx.needs_input_grad, False), strict=False)
+            t if t is None else t.detach().requires_grad_(needs_grad)
+            for t, needs_grad in zip(ctx.saved_tensors, (*ctx.needs_input_grad, False), strict=False)
         ]
         input, weight, bias = tensors
         with torch.enable_grad(), torch.autocast("xla", enabled=False):
             product = torch.nn.functional.linear(input, weight, bias)
-        wanted = [t for t in tensors if t is not None and t.requires_grad]
-        grads = iter(torch.autograd.grad(product, wanted, grad_outputs))
-        given = [next(grads) if t is not None and t.requires_grad else None for t in tensors]
-        return tuple(given[: len(ctx.needs_input_grad)])
+        differentiable = [t for t in tensors if t is not None and t.requires_grad]
+        grads = iter(torch.autograd.grad(product, differentiable, grad_outputs))
+        gradients = [next(grads) if t is not None and t.requires_grad else None for t in tensors]
+        return tuple(gradients[: len(ctx.needs_input_grad)])
 
 
 def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:

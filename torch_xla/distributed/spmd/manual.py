@@ -18,18 +18,18 @@ from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 
 def given_or_global(mesh: Mesh | None) -> Mesh:
     """A mesh, or the one of `set_global_mesh`; AssertionError where there is neither."""
-    found = mesh or get_global_mesh()
-    if found is None:
+    active_mesh = mesh or get_global_mesh()
+    if active_mesh is None:
         raise AssertionError(message("spmd", "mesh is None", do="pass a mesh or call set_global_mesh"))
-    return found
+    return active_mesh
 
 
 def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
-    own = unwrapped(t)
-    if _bindings.location_of(own.detach()) is not None:
+    global_tensor = unwrapped(t)
+    if _bindings.location_of(global_tensor.detach()) is not None:
         raise RuntimeError(message("spmd", "got a tensor that has its values", expected="one that is to be computed"))
-    own.__dict__["_manual"] = True
-    return XLAShardedTensor(own)
+    global_tensor.__dict__["_manual"] = True
+    return XLAShardedTensor(global_tensor)
 
 
 def enable_manual_sharding(
@@ -48,11 +48,11 @@ def enable_manual_sharding(
     Raises:
         RuntimeError: A dimension does not divide.
     """
-    found = given_or_global(mesh)
-    marked = mark_sharding(t, found, partition_spec)
-    if found.size() == 1:
+    active_mesh = given_or_global(mesh)
+    marked = mark_sharding(t, active_mesh, partition_spec)
+    if active_mesh.size() == 1:
         return marked
-    return wrapped(full_to_shard(unwrapped(marked)), found, partition_spec)
+    return wrapped(full_to_shard(unwrapped(marked)), active_mesh, partition_spec)
 
 
 def full_to_shard(t: torch.Tensor) -> torch.Tensor:
@@ -60,9 +60,9 @@ def full_to_shard(t: torch.Tensor) -> torch.Tensor:
     number = parts.number_of(t.detach())
     if number in (splits.WHOLE, splits.ANYWHERE):
         raise RuntimeError(message("spmd", "got a tensor without a split", do="call mark_sharding first"))
-    wanted = splits.by_number(number)
-    if wanted is not None and not wanted.fits(t.shape):
-        got = f"got a tensor of shape {tuple(t.shape)} for manual sharding as {wanted.tiles}"
+    split = splits.by_number(number)
+    if split is not None and not split.fits(t.shape):
+        got = f"got a tensor of shape {tuple(t.shape)} for manual sharding as {split.tiles}"
         raise RuntimeError(message("spmd", got, expected="sizes that divide"))
     part = torch.ops.xla.full_to_shard(t, number)
     part.__dict__["_manual"] = True
@@ -84,17 +84,17 @@ def disable_manual_sharding(
     Raises:
         ValueError: The parts do not make such a whole.
     """
-    found = given_or_global(mesh)
-    wanted = found.split(tuple(partition_spec))
-    shape = OpSharding.of(splits.number_of(wanted)).shape_of(t.shape)
+    active_mesh = given_or_global(mesh)
+    split = active_mesh.split(tuple(partition_spec))
+    shape = OpSharding.of(splits.number_of(split)).shape_of(t.shape)
     if len(partition_spec) != t.dim() or tuple(full_shape) != shape:
         raise MeshError(
             message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{shape}, of parts {tuple(t.shape)}")
         )
-    if found.size() == 1:
-        return mark_sharding(t, found, partition_spec)
-    whole = torch.ops.xla.shard_to_full(unwrapped(t), splits.number_of(wanted), list(shape))
-    return wrapped(whole, found, partition_spec)
+    if active_mesh.size() == 1:
+        return mark_sharding(t, active_mesh, partition_spec)
+    full_tensor = torch.ops.xla.shard_to_full(unwrapped(t), splits.number_of(split), list(shape))
+    return wrapped(full_tensor, active_mesh, partition_spec)
 
 
 def shard_to_full(t: torch.Tensor, sharding: OpSharding, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -72,18 +72,18 @@ def mark(t: torch.Tensor, number: int) -> None:
 
     RuntimeError if split otherwise already.
     """
-    own = unwrapped(t).detach()
-    known = parts.number_of(own)
-    if splits.by_number(known) is not None and known != number:
+    global_tensor = unwrapped(t).detach()
+    current = parts.number_of(global_tensor)
+    if splits.by_number(current) is not None and current != number:
         raise RuntimeError(
             message(
                 "spmd",
-                f"got a tensor that is split as {splits.text_of(known)}, to be split as {splits.text_of(number)}",
+                f"got a tensor that is split as {splits.text_of(current)}, to be split as {splits.text_of(number)}",
                 expected="one that is not split otherwise",
                 do="call clear_sharding first, or annotate_custom_sharding",
             )
         )
-    parts.place(own, number)
+    parts.place(global_tensor, number)
     _mark_gradients(t, number)
 
 
@@ -120,11 +120,11 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Partit
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Has each device keep the whole of a tensor again; gives the tensor."""
-    own = unwrapped(t)
-    if own.device.type == "xla":
-        parts.place(own.detach(), splits.WHOLE)
+    global_tensor = unwrapped(t)
+    if global_tensor.device.type == "xla":
+        parts.place(global_tensor.detach(), splits.WHOLE)
     _mark_gradients(t, splits.WHOLE)
-    return own
+    return global_tensor
 
 
 class MarkShardingFunction(torch.autograd.Function):

@@ -97,8 +97,8 @@ class Mesh:
         """The same mesh as a `jax.sharding.Mesh`; unnamed axes are called by their index."""
         import jax
 
-        found = placement.of(0).devices
-        devices = np.array([found[int(index)] for index in self.device_ids], dtype=object)
+        all_devices = placement.of(0).devices
+        devices = np.array([all_devices[int(index)] for index in self.device_ids], dtype=object)
         names = self.axis_names or tuple(map(str, range(len(self.mesh_shape))))
         return jax.sharding.Mesh(devices.reshape(self.mesh_shape), names)
 
@@ -138,11 +138,11 @@ class Mesh:
     def _axis(self, name: Any, partition_spec: PartitionSpec) -> int:
         if isinstance(name, tuple):
             raise _refuse(f"partition_spec={partition_spec} with nested tuples", "axes or flat tuples of axes")
-        found = self.get_axis_name_idx(name) if isinstance(name, str) else name
-        if not isinstance(found, (int, np.integer)) or not 0 <= found < len(self.mesh_shape):
-            known = list(self.axis_names or ()) + list(range(len(self.mesh_shape)))
-            raise _refuse(f"axis {name!r} in partition_spec={partition_spec}", f"one of {known}")
-        return int(found)
+        index = self.get_axis_name_idx(name) if isinstance(name, str) else name
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < len(self.mesh_shape):
+            known_axes = list(self.axis_names or ()) + list(range(len(self.mesh_shape)))
+            raise _refuse(f"axis {name!r} in partition_spec={partition_spec}", f"one of {known_axes}")
+        return int(index)
 
     def __str__(self) -> str:
         return str(
@@ -181,8 +181,8 @@ class HybridMesh(Mesh):
         slices = dcn_mesh_shape or (1,) * len(ici_mesh_shape)
         if len(slices) != len(ici_mesh_shape):
             raise _refuse(f"dcn_mesh_shape={slices}", f"{len(ici_mesh_shape)} entries as ici_mesh_shape")
-        found = runtime.global_runtime_device_attributes()
-        attributes = sorted(found, key=lambda device: int(str(device["name"]).rsplit(":", 1)[1]))
+        device_attributes = runtime.global_runtime_device_attributes()
+        attributes = sorted(device_attributes, key=lambda device: int(str(device["name"]).rsplit(":", 1)[1]))
         several = len({device.get("slice_index", 0) for device in attributes}) > 1
         if several and math.prod(slices) == 1:
             raise ValueError(message("mesh", "Provide dcn_mesh_shape to create a mesh for multislice"))
@@ -255,4 +255,4 @@ def spec_of(rank: int, placements: Sequence[Placement]) -> PartitionSpec:
             axes[kind.dim].append(axis)  # type: ignore[attr-defined]
         elif not kind.is_replicate():
             raise ValueError(f"Unsupported placement type: {type(kind).__name__}")
-    return tuple(None if not found else found[0] if len(found) == 1 else tuple(found) for found in axes)
+    return tuple(None if not dim_axes else dim_axes[0] if len(dim_axes) == 1 else tuple(dim_axes) for dim_axes in axes)

@@ -59,11 +59,11 @@ class OpSharding:
     @classmethod
     def of(cls, number: int) -> OpSharding:
         """The form of a placement."""
-        made = cls([], [], [], ShardingType.REPLICATED)
-        made.split = splits.by_number(number)
-        if made.split is not None:
-            made.type = ShardingType.PARTIAL if made.split.copies > 1 else ShardingType.TILED
-        return made
+        sharding = cls([], [], [], ShardingType.REPLICATED)
+        sharding.split = splits.by_number(number)
+        if sharding.split is not None:
+            sharding.type = ShardingType.PARTIAL if sharding.split.copies > 1 else ShardingType.TILED
+        return sharding
 
     @property
     def number(self) -> int:

@@ -63,12 +63,12 @@ class XLAShardedTensor(torch.Tensor):
         partition_spec: PartitionSpec | None = None,
     ) -> XLAShardedTensor:
         """Views ``elem``."""
-        made = elem.as_subclass(cls)
-        made.mesh_shape = mesh_shape or getattr(elem, "mesh_shape", None)
-        made.partition_spec = partition_spec or getattr(elem, "partition_spec", None)
-        made._mesh = None
-        made._manual = getattr(elem, "_manual", False)
-        return made
+        sharded = elem.as_subclass(cls)
+        sharded.mesh_shape = mesh_shape or getattr(elem, "mesh_shape", None)
+        sharded.partition_spec = partition_spec or getattr(elem, "partition_spec", None)
+        sharded._mesh = None
+        sharded._manual = getattr(elem, "_manual", False)
+        return sharded
 
     @property
     def global_tensor(self) -> torch.Tensor:
@@ -81,16 +81,16 @@ class XLAShardedTensor(torch.Tensor):
     @property
     def local_shards(self) -> list[XLAShard]:
         """The parts on devices of this process."""
-        own = self.global_tensor.detach()
-        whole = splits.by_number(parts.number_of(own)) is None
+        global_tensor = self.global_tensor.detach()
+        is_replicated = splits.by_number(parts.number_of(global_tensor)) is None
         return [
             XLAShard(
                 part.values,
-                ... if whole else list(part.where),
+                ... if is_replicated else list(part.where),
                 f"{client.device_type()}:{part.device}",
-                part.device if whole else part.copy,
+                part.device if is_replicated else part.copy,
             )
-            for part in parts.of_tensor(own)
+            for part in parts.of_tensor(global_tensor)
         ]
 
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
@@ -151,20 +151,20 @@ class XLAShardedTensor(torch.Tensor):
         if self.mesh_shape is None or self.partition_spec is None:
             text = "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec to be set"
             raise ValueError(message("spmd", text, do="use mark_sharding"))
-        found: list[Any] = [Replicate() for _ in self.mesh_shape]
+        axis_placements: list[Any] = [Replicate() for _ in self.mesh_shape]
         names = self._mesh
         for dim, entry in enumerate(self.partition_spec):
             for axis in entry if isinstance(entry, tuple) else () if entry is None else (entry,):
                 index = names.get_axis_name_idx(axis) if isinstance(axis, str) and names is not None else axis
-                found[int(index)] = Shard(dim)  # type: ignore[arg-type]
-        return tuple(found)
+                axis_placements[int(index)] = Shard(dim)  # type: ignore[arg-type]
+        return tuple(axis_placements)
 
     @property
     def _spec(self) -> Any:
         from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-        own = self.global_tensor
-        meta = TensorMeta(own.shape, own.stride(), own.dtype)
+        global_tensor = self.global_tensor
+        meta = TensorMeta(global_tensor.shape, global_tensor.stride(), global_tensor.dtype)
         return DTensorSpec(mesh=self.device_mesh, placements=self.placements, tensor_meta=meta)
 
     def invalidate_spec_cache(self) -> None:
@@ -205,8 +205,8 @@ class XLAShardedTensor(torch.Tensor):
                 got = f"Shard dimension {placement.dim} is out of bounds for tensor with {self.dim()} dimensions"
                 raise IndexError(message("spmd", got))
         spec = spec_of(self.dim(), placements)
-        own = self.global_tensor
-        result = XLAShardedTensor(own.clone() if async_op else own, mesh.mesh_shape, spec)
+        global_tensor = self.global_tensor
+        result = XLAShardedTensor(global_tensor.clone() if async_op else global_tensor, mesh.mesh_shape, spec)
         parts.place(result.global_tensor.detach(), splits.number_of(mesh.split(spec)), recorded=True)
         result._mesh = mesh
         return result
@@ -219,8 +219,8 @@ def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Se
     """
     from torch_xla import _bindings
 
-    wanted = splits.by_number(parts.number_of(tensor))
-    if wanted is None:
+    split = splits.by_number(parts.number_of(tensor))
+    if split is None:
         raise RuntimeError(message("spmd", "got parts for a tensor that is not split", expected="a split tensor"))
     local = {f"{client.device_type()}:{part.device}": part.values.shape for part in parts.of_tensor(tensor)}
     if sorted(devices) != sorted(local):
@@ -229,7 +229,7 @@ def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Se
         if value.shape != local[device] or value.device.type != "cpu":
             got = f"got a part of shape {tuple(value.shape)} on {value.device} for {device}"
             raise RuntimeError(message("spmd", got, expected=f"{tuple(local[device])} on the host"))
-    found = dict(zip(devices, values, strict=True))
-    ordered = [found[device].to(tensor.dtype) for device in local]
-    buffer = parts.buffer_of(ordered, wanted, tuple(tensor.shape), tensor.device.index)
-    _bindings.replace_buffer(tensor, buffer, splits.number_of(wanted))
+    values_by_device = dict(zip(devices, values, strict=True))
+    ordered = [values_by_device[device].to(tensor.dtype) for device in local]
+    buffer = parts.buffer_of(ordered, split, tuple(tensor.shape), tensor.device.index)
+    _bindings.replace_buffer(tensor, buffer, splits.number_of(split))

@@ -114,8 +114,8 @@ def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:
     """
 
     def finish(gradient: torch.Tensor) -> None:
-        own = [param.grad for param in m.parameters() if param.grad is not None]
-        _barriers.optimization_barrier_([*own, gradient])
+        gradients = [param.grad for param in m.parameters() if param.grad is not None]
+        _barriers.optimization_barrier_([*gradients, gradient])
 
     def watch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for value in pytree.tree_leaves((args, kwargs)):

@@ -37,8 +37,8 @@ def _plain(x: Any) -> Any:
 def _sharded_cpu_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A copy of a state dict on the host: parts of what is split, and the rest as it is."""
     values, structure = pytree.tree_flatten(state_dict)
-    found = [wrap_if_sharded(x) for x in values]
-    whole = iter(xm._maybe_convert_to_cpu([_plain(x) for x in found if not _is_sharded_tensor(x)]))
-    copied = [_CpuShards(x.local_shards, x.shape) if _is_sharded_tensor(x) else next(whole) for x in found]
+    leaves = [wrap_if_sharded(x) for x in values]
+    cpu_values = iter(xm._maybe_convert_to_cpu([_plain(x) for x in leaves if not _is_sharded_tensor(x)]))
+    copied = [_CpuShards(x.local_shards, x.shape) if _is_sharded_tensor(x) else next(cpu_values) for x in leaves]
     copy: dict[str, Any] = pytree.tree_unflatten(copied, structure)
     return copy

@@ -75,12 +75,12 @@ class CheckpointManager:
             raise RuntimeError(
                 message("checkpoint", "A process group is required", do="call init_process_group('gloo', …)")
             )
-        kept, pending = max_to_keep or 0, 1 if max_pending_async is None else max_pending_async
-        if save_interval < 1 or pending < 1 or kept < 0:
-            got = f"save_interval={save_interval}, max_pending_async={pending}, max_to_keep={kept}"
+        keep_limit, pending = max_to_keep or 0, 1 if max_pending_async is None else max_pending_async
+        if save_interval < 1 or pending < 1 or keep_limit < 0:
+            got = f"save_interval={save_interval}, max_pending_async={pending}, max_to_keep={keep_limit}"
             raise ValueError(message("checkpoint", got, expected="positive numbers; max_to_keep may be 0"))
         self.base_path = os.path.join(path, "")
-        self.save_interval, self.max_to_keep = save_interval, kept
+        self.save_interval, self.max_to_keep = save_interval, keep_limit
         self.num_of_threads, self.chkpt_on_preemption = num_of_threads or 1, chkpt_on_preemption
         self.pg = process_group or dist.new_group()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch_xla-checkpoint")
@@ -96,16 +96,16 @@ class CheckpointManager:
         if not system.exists(root):
             system.mkdirs(root, exist_ok=True)
             return []
-        found, invalid = [], []
+        checkpoints, invalid = [], []
         for folder in system.ls(root, detail=False):
             try:
                 with system.open(os.path.join(folder, _FILE), "r") as file:
-                    found.append(_Checkpoint(**json.load(file)))
+                    checkpoints.append(_Checkpoint(**json.load(file)))
             except (OSError, ValueError, TypeError):
                 invalid.append(folder)
         if invalid:
             logging.warning(message("checkpoint", f"ignores {invalid}, which are not complete"))
-        return sorted(found, key=lambda checkpoint: checkpoint.taken)
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.taken)
 
     def _folder(self, step: int) -> str:
         return os.path.join(self.base_path, str(step))
@@ -121,12 +121,12 @@ class CheckpointManager:
             self._delete(step)
             writer = FsspecWriter(self._folder(step), thread_count=self.num_of_threads, per_thread_copy_ahead=0)
             save(state_dict, storage_writer=writer, planner=SPMDSavePlanner(), process_group=self.pg)
-            made = _Checkpoint(step, time.time())
-            self._tracked = [*(other for other in self._tracked if other.step != step), made]
+            checkpoint = _Checkpoint(step, time.time())
+            self._tracked = [*(other for other in self._tracked if other.step != step), checkpoint]
             if dist.get_rank(self.pg) == 0:
                 system, folder = url_to_fs(self._folder(step))
                 with system.open(os.path.join(folder, _FILE), "w") as file:
-                    json.dump(asdict(made), file)
+                    json.dump(asdict(checkpoint), file)
             while self.max_to_keep and len(self._tracked) > self.max_to_keep:
                 self._delete(self._tracked.pop(0).step)
 

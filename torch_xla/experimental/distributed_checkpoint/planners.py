@@ -43,9 +43,9 @@ from torch_xla.experimental.distributed_checkpoint._helpers import _CpuShards, _
 def _apart(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What is split, what is not, and where each was in the nested dict."""
     flat, mappings = flatten_state_dict(state_dict)
-    found = {name: wrap_if_sharded(value) for name, value in flat.items()}
-    split = {name: x for name, x in found.items() if _is_sharded_tensor(x) or isinstance(x, _CpuShards)}
-    return split, {name: _plain(x) for name, x in found.items() if name not in split}, mappings
+    leaves = {name: wrap_if_sharded(value) for name, value in flat.items()}
+    split = {name: x for name, x in leaves.items() if _is_sharded_tensor(x) or isinstance(x, _CpuShards)}
+    return split, {name: _plain(x) for name, x in leaves.items() if name not in split}, mappings
 
 
 def _indices(value: XLAShardedTensor | _CpuShards) -> list[list[slice]]:
@@ -97,8 +97,10 @@ class SPMDSavePlanner(SavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """What all processes write: of equal parts one."""
-        own = [dataclasses.replace(plan, items=_different(plan.items)) for plan in all_plans]
-        plans, metadata = defaults.create_default_global_save_plan(dedup_save_plans(own), rewrite_index_hints=False)
+        local_plans = [dataclasses.replace(plan, items=_different(plan.items)) for plan in all_plans]
+        plans, metadata = defaults.create_default_global_save_plan(
+            dedup_save_plans(local_plans), rewrite_index_hints=False
+        )
         merged = dict(ChainMap(*(plan.planner_data for plan in plans)))
         return plans, dataclasses.replace(metadata, planner_data=merged)
 
@@ -118,8 +120,8 @@ class SPMDSavePlanner(SavePlanner):
             torch.save(value, buffer)
             return buffer
         if index.fqn not in self._parts:
-            found = self.sharded_state_dict[index.fqn]
-            self._parts[index.fqn] = list(found.shards if isinstance(found, _CpuShards) else found.local_shards)
+            sharded = self.sharded_state_dict[index.fqn]
+            self._parts[index.fqn] = list(sharded.shards if isinstance(sharded, _CpuShards) else sharded.local_shards)
         assert index.index is not None
         part = self._parts[index.fqn][index.index]
         if part is None:
@@ -130,13 +132,13 @@ class SPMDSavePlanner(SavePlanner):
 
 def _different(items: list[WriteItem]) -> list[WriteItem]:
     """Of the copies of a part the first; parts without elements are left out."""
-    kept: dict[Any, WriteItem] = {}
+    unique_items: dict[Any, WriteItem] = {}
     for item in items:
         data = item.tensor_data
         if data is not None and item.type == WriteItemType.SHARD and not math.prod(data.chunk.sizes):
             continue
-        kept.setdefault((item.index.fqn, item.index.offset), item)
-    return list(kept.values())
+        unique_items.setdefault((item.index.fqn, item.index.offset), item)
+    return list(unique_items.values())
 
 
 class SPMDLoadPlanner(LoadPlanner):
@@ -197,8 +199,8 @@ class SPMDLoadPlanner(LoadPlanner):
             tensor = self._parts[index.fqn][index.index].data
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             tensor = tensor.narrow(dim, start, length)
-        found: torch.Tensor = tensor.detach()
-        return found
+        destination: torch.Tensor = tensor.detach()
+        return destination
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Takes notice that an item was read; the last one of a split tensor brings its parts to the devices."""
