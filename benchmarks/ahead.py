@@ -37,11 +37,11 @@ def chips(topology: str = "v5e:2x4") -> tuple[Any, ...]:
 @contextmanager
 def standing_in(devices: Sequence[Any]) -> Iterator[None]:
     """A scope in which programs are lowered and compiled for other devices than those that there are."""
-    from torch_xla._core.device import client, placement, splits
+    from torch_xla._core.device import client, placement, shardings
 
     own = placement.of(0)
     devices = tuple(devices) if own.mesh else tuple(devices[:1])
-    sharding = splits.sharding(None, devices) if own.mesh else _alone(devices[0])
+    sharding = shardings.sharding(None, devices) if own.mesh else _alone(devices[0])
     there = replace(own, devices=devices, local=devices, sharding=sharding)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(placement, "of", lambda index: there))

@@ -313,10 +313,10 @@ def when_hot() -> Iterator[None]:
     import torch_xla
     from torch_xla._core.compile import cache
     from torch_xla._core.execute import hotness
-    from torch_xla._core.report import retrace
+    from torch_xla._core.report import recompiles
 
     torch_xla.sync()
-    for known in (cache, hotness, retrace):
+    for known in (cache, hotness, recompiles):
         known.clear()
     yield
     hotness.clear()

@@ -17,7 +17,7 @@ from torch_xla._core.report import debug_level
 from torch_xla._errors import message
 
 # A function keeps its graphs over several calls of `compile`, as long as it lives.
-_sessions: weakref.WeakKeyDictionary[Callable[..., Any], region.Session] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[Callable[..., Any], region.AcceptedGraphs] = weakref.WeakKeyDictionary()
 
 _CAPTURE = (
     "write: graph = torch_xla.Graph(); with graph: loss = step(x, y); then for each batch x.copy_(inputs); "
@@ -25,13 +25,13 @@ _CAPTURE = (
 )
 
 
-def _session_of(function: Callable[..., Any] | None) -> region.Session:
+def _session_of(function: Callable[..., Any] | None) -> region.AcceptedGraphs:
     if function is None:
-        return region.Session()
+        return region.AcceptedGraphs()
     try:
-        return _sessions.setdefault(function, region.Session())
+        return _sessions.setdefault(function, region.AcceptedGraphs())
     except TypeError:  # not hashable, or no weak references to it
-        return region.Session()
+        return region.AcceptedGraphs()
 
 
 class _CompileContext:
@@ -42,7 +42,7 @@ class _CompileContext:
         full_graph: bool,
         name: str | None,
         max_different_graphs: int | None,
-        session: region.Session,
+        session: region.AcceptedGraphs,
     ) -> None:
         self._full_graph = full_graph
         self._name = name
@@ -147,9 +147,9 @@ def compile(
             message("compile", f"max_different_graphs={max_different_graphs}", expected="1 or more, or None")
         )
     if f is None:
-        return _CompileContext(bool(full_graph), name, max_different_graphs, region.Session())
+        return _CompileContext(bool(full_graph), name, max_different_graphs, region.AcceptedGraphs())
     label = name or getattr(f, "__name__", None) or type(f).__name__
-    session = _session_of(f) if max_different_graphs is not None else region.Session()
+    session = _session_of(f) if max_different_graphs is not None else region.AcceptedGraphs()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _CompileContext(bool(full_graph), label, max_different_graphs, session):

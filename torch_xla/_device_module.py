@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, memory
+from torch_xla._core.device import client, memory_stats
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._graph import Graph as Graph
 from torch_xla._graph import is_current_stream_capturing as is_current_stream_capturing
@@ -182,7 +182,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _memory(device: Any, key: str) -> int:
-    return memory.device_memory(_index(device))[key]
+    return memory_stats.device_memory(_index(device))[key]
 
 
 def memory_allocated(device: Any = None) -> int:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from torch_xla import _bindings, _events, _metrics
-from torch_xla._core.device import memory
+from torch_xla._core.device import memory_stats
 from torch_xla._core.execute import barrier, region
 from torch_xla._core.graph import graph
 from torch_xla._core.job import pending
@@ -156,8 +156,8 @@ class Graph:
             try:
                 token = self._run.replay()
             except RuntimeError as error:
-                if memory.ran_out(error):
-                    raise memory.explain_late(error, device) from error
+                if memory_stats.ran_out(error):
+                    raise memory_stats.explain_late(error, device) from error
                 raise
             _events.launched(device, self._key, start, self._executable, token)
         _metrics.count("Replay")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_xla._core.device import client, plugins
+from torch_xla._core.device import client, pjrt_plugins
 from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
@@ -91,7 +91,7 @@ def process_count() -> int:
 
 def host_index() -> int:
     """Index of this host in the job."""
-    plugin = plugins.find(client.device_type())
+    plugin = pjrt_plugins.find(client.device_type())
     return session.rank_info().host if plugin is None else plugin.host_index()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
-from torch_xla._core.functions import custom_calls, programs
+from torch_xla._core.functions import custom_calls, jax_functions
 from torch_xla._errors import message
 from torch_xla.ops import dtypes
 
@@ -180,7 +180,7 @@ class StableHLOGraphModule:
         self._bundle = bundle
         self._functions = {func.meta.name: func for func in bundle.stablehlo_funcs}
         self._default = bundle.stablehlo_funcs[0].meta.name
-        self._loaded: dict[str, programs.LoadedModule] = {}
+        self._loaded: dict[str, jax_functions.LoadedModule] = {}
         self._state: dict[tuple[VariableType, int, str], torch.Tensor] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +209,7 @@ class StableHLOGraphModule:
             _check(i, tensor, signature)
         module = self._loaded.get(method_name)
         if module is None:
-            module = self._loaded[method_name] = programs.load_module(self._functions[method_name].bytecode)
+            module = self._loaded[method_name] = jax_functions.load_module(self._functions[method_name].bytecode)
         results = iter(module(inputs))
         outs = [None if s.dtype == "NoneType" else next(results) for s in meta.output_signature]
         for location, value in zip(meta.mutations, results, strict=True):
@@ -234,7 +234,7 @@ class StableHLOGraphModule:
             else:
                 got = f"weight {location.name!r} is missing"
                 raise KeyError(message("stablehlo", got, do="export with export_weights=True"))
-            self._state[key] = programs.upload(value)
+            self._state[key] = jax_functions.upload(value)
         return self._state[key]
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
@@ -436,7 +436,7 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
             assert spec.target is not None
             location = InputLocation.parameter(spec.target)
             if options.export_weights:
-                weights[spec.target] = programs.as_numpy(state[spec.target])
+                weights[spec.target] = jax_functions.as_numpy(state[spec.target])
         value = node.meta.get("val")
         described = _signature(value)
         if isinstance(value, torch.Tensor) and node.users:
@@ -454,7 +454,7 @@ def _bundle_of(program: torch.export.ExportedProgram, options: StableHLOExportOp
     written = [i for i, spec in enumerate(outputs) if spec.kind in _WRITTEN]
     user_outputs = [results[i] for i in positions]
     returned = [_signature(node.meta.get("val") if isinstance(node, torch.fx.Node) else node) for node in user_outputs]
-    module, constants = programs.export_module(
+    module, constants = jax_functions.export_module(
         program.graph_module, [*positions, *written], not options.inline_all_constant, program.range_constraints
     )
     for i, constant in enumerate(constants):

@@ -18,7 +18,7 @@ import torch_xla
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import cache
 from torch_xla._core.execute import auto_barrier, hotness
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 
 pytestmark = pytest.mark.by_default("new graphs are not compiled")
 
@@ -33,7 +33,7 @@ def when_hot() -> Iterator[None]:
     torch_xla.sync()
     cache.clear()
     hotness.clear()
-    retrace.clear()
+    recompiles.clear()
     auto_barrier.forget()
     with ExitStack() as scope:
         scope.enter_context(setting(_config.XLA_COMPILE_WHEN_HOT, True))

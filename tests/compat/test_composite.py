@@ -7,7 +7,7 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xla._core.lower.composites import Boundary, Region, plan
+from torch_xla._core.lower.composites import Boundary, CompositeRegion, plan
 from torch_xla.experimental.mark_pattern_utils import StableHLOCompositeBuilder
 from torch_xla.experimental.xla_marker import serialize_composite_attr
 from torch_xla.stablehlo import exported_program_to_stablehlo
@@ -94,7 +94,7 @@ def mark(name: str, is_input: bool, position: int = 0) -> Boundary:
 
 
 def order(steps: list) -> list:
-    return [(step.name, step.members) if isinstance(step, Region) else step for step in steps]
+    return [(step.name, step.members) if isinstance(step, CompositeRegion) else step for step in steps]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch_xla.core.xla_model as xm
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 from torch_xla.experimental import eager_mode_context
 
 Read = Callable[[torch.Tensor, int], torch.Tensor]
@@ -235,12 +235,12 @@ def test_a_loop_without_variation_has_constants(compiles: Counting) -> None:
 
 def test_the_reason_says_so() -> None:
     _, x = made()
-    retrace.clear()
+    recompiles.clear()
     for i in range(4):
         y = x[5 * i : 5 * i + 5] * 2.5
         torch_xla.sync()
         assert y.device.type == "xla"
-    (found,) = retrace.records()
+    (found,) = recompiles.records()
     assert (
         found.differences[0].text
         == "argument 2 of aten.slice.Tensor went from 0 to 5; it is an input of the program from now on"

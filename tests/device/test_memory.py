@@ -15,7 +15,7 @@ from probes import setting
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core.device import client, memory, transfer
+from torch_xla._core.device import client, memory_stats, transfer
 from torch_xla._core.execute import executor
 from torch_xla.debug import memory as public
 
@@ -25,7 +25,7 @@ def limited() -> Iterator[torch.device]:
     """A device with 8 MiB beside what is alive there: little, since other tests use the first ones."""
     gc.collect()  # caught errors of other tests may hold tensors, and what goes in mid-test would be room
     torch_xla.sync()
-    held = sum(kind.nbytes for kind in memory.live_tensors(3))
+    held = sum(kind.nbytes for kind in memory_stats.live_tensors(3))
     with setting(_config.XLA_MEMORY_LIMIT_MB, held // 2**20 + 8):
         yield torch.device("xla", 3)
 
@@ -141,7 +141,7 @@ def test_a_program_that_runs_out_after_its_start() -> None:
     ],
 )
 def test_what_was_asked_for_is_in_pytorchs_words(said: str, asked: str) -> None:
-    explained = memory.explain_late(RuntimeError(f"RESOURCE_EXHAUSTED: {said}"), 0)
+    explained = memory_stats.explain_late(RuntimeError(f"RESOURCE_EXHAUSTED: {said}"), 0)
     assert str(explained).startswith(f"XLA out of memory. Tried to allocate {asked}. ")
 
 
@@ -152,7 +152,7 @@ def test_values_that_only_a_pending_graph_holds_count(limited: torch.device) -> 
         torch_xla.sync()
         y = x.reshape(2, -1).tanh().exp()[:, ::2] + 1
         del x  # 4 MiB, which the graph still needs
-        held = sum(kind.nbytes for kind in memory.live_tensors(3))
+        held = sum(kind.nbytes for kind in memory_stats.live_tensors(3))
         needed = held + (4 << 20) + y.nbytes
         with setting(_config.XLA_MEMORY_LIMIT_MB, (needed >> 20) + margin), outcome:
             torch_xla.sync()

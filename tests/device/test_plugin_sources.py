@@ -17,7 +17,8 @@ from probes import python, setting
 
 import torch_xla.core.xla_model as xm
 from torch_xla import _config
-from torch_xla._core.device import client, environment, memory, plugins
+from torch_xla._core.device import client, environment, memory_stats
+from torch_xla._core.device import pjrt_plugins as plugins
 from torch_xla._core.job import launcher
 from torch_xla.distributed import xla_multiprocessing as xmp
 from torch_xla.experimental import plugins as public
@@ -387,7 +388,7 @@ def test_a_device_that_says_nothing_of_memory(
 
     with counted("MemoryUnknown", 2):
         loaded = SimpleNamespace(get_compiled_memory_stats=unable)
-        assert memory.compiled_stats(loaded) is memory.compiled_stats(loaded) is None
+        assert memory_stats.compiled_stats(loaded) is memory_stats.compiled_stats(loaded) is None
     assert capsys.readouterr().err == "torch_xla: this device does not say what programs take: UNIMPLEMENTED\n"
     monkeypatch.setattr(client, "jax_device", lambda index: SimpleNamespace(memory_stats=unable))
     monkeypatch.setattr(client, "is_own_cpu", lambda: False)

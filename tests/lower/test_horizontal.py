@@ -205,11 +205,11 @@ def test_a_schedule_that_starts_at_zero(compiles) -> None:
         train("xla", 3)
 
 
-def plan() -> horizontal.Plan:
+def plan() -> horizontal.HorizontalPlan:
     """Of what is pending on the device."""
     described = graph.describe(_bindings.Cut.of_device(0).graph())
     convention = Convention(described)
-    return horizontal.Plan(described, number_places(described), convention.given, convention.wanted)
+    return horizontal.HorizontalPlan(described, number_places(described), convention.given, convention.wanted)
 
 
 def state(count: int) -> list[torch.Tensor]:

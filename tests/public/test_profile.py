@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 import torch_xla
 from torch_xla import _events
 from torch_xla._core.compile import cache
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 from torch_xla._events import Launch
 from torch_xla.debug._profile import account, page, report, words
 from torch_xla.debug._profile.collect import Collector, Finished, Mark, Sample, Span
@@ -187,7 +187,7 @@ def test_step_traces_are_the_steps_where_there_are_some():
 
 def test_what_a_program_needs():
     found = two_steps().report(40).programs
-    assert found == (report.Program("k", None, "train.py:9 in step", 2, 9.0, 100, 20, 7, 127),)
+    assert found == (report.ProgramProfile("k", None, "train.py:9 in step", 2, 9.0, 100, 20, 7, 127),)
 
 
 def test_threads_beside_the_profiled_one():
@@ -221,7 +221,7 @@ def train(steps: int) -> tuple[torch_xla.debug.profile, dict[str, str]]:
 
 @pytest.fixture
 def trained() -> tuple[torch_xla.debug.profile, dict[str, str]]:
-    for known in (cache, retrace):
+    for known in (cache, recompiles):
         known.clear()
     return train(9)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, placement, splits
+from torch_xla._core.device import client, placement, shardings
 from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd import marking
@@ -22,7 +22,7 @@ def get_spec(tensor: torch.Tensor) -> str:
     """How a tensor is split, in XLA's notation; empty where nobody asked and it is not computed."""
     if getattr(tensor, "_manual", False):
         return "{manual}"
-    return splits.text_of(parts.number_of(marking.unwrapped(tensor).detach()))
+    return shardings.text_of(parts.number_of(marking.unwrapped(tensor).detach()))
 
 
 def get_specs(tensors: Tensors) -> list[str]:
@@ -33,7 +33,7 @@ def get_specs(tensors: Tensors) -> list[str]:
 def get_op_sharding(tensor: torch.Tensor) -> OpSharding | None:
     """How a tensor is split, or None."""
     number = parts.number_of(marking.unwrapped(tensor).detach())
-    return OpSharding.of(number) if splits.text_of(number) else None
+    return OpSharding.of(number) if shardings.text_of(number) else None
 
 
 def get_type(tensor: torch.Tensor) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.functions import programs
+from torch_xla._core.functions import jax_functions
 from torch_xla._errors import message
 from torch_xla._legacy.xla_shape import TORCH_TO_XLA, XLA_TO_TORCH, Shape
 
@@ -378,7 +378,7 @@ class Op:
         """The values of a CPU tensor."""
         import jax.numpy as jnp
 
-        return Op(jnp.asarray(programs.as_numpy(value)))
+        return Op(jnp.asarray(jax_functions.as_numpy(value)))
 
     @classmethod
     def scalar(cls, builder: Builder | None, value: Any, dtype: str | None = None) -> Op:

@@ -16,7 +16,7 @@ from torch_xla._core.execute import region
 from torch_xla._core.functions import custom_calls
 from torch_xla._legacy import splits as _splits
 from torch_xla.core import _barriers, _debug_info, _donation, _operators, _preemption
-from torch_xla.core import lowering as lowering
+from torch_xla.core import _lowering_context as lowering  # noqa: F401  # a name of 2.9
 from torch_xla.core import xla_model as xm
 from torch_xla.debug import metrics as met
 from torch_xla.distributed.spmd import manual as _manual

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.functions import programs
+from torch_xla._core.functions import jax_functions
 from torch_xla._errors import message
 
 
@@ -23,7 +23,7 @@ def _dot_general_program(metas: tuple[Any, ...], dimensions: Any, preferred: tor
     def function(lhs: Any, rhs: Any) -> list[Any]:
         return [lax.dot_general(lhs, rhs, dimensions, preferred_element_type=kind)]
 
-    return programs.trace(function, metas, "dot_general")
+    return jax_functions.trace(function, metas, "dot_general")
 
 
 def dot_general(
@@ -61,6 +61,6 @@ def dot_general(
         for pair in dimension_numbers
     )
     program = _dot_general_program(
-        programs.metas_of((lhs, rhs)), (contracting, batch or ((), ())), preferred_element_type
+        jax_functions.metas_of((lhs, rhs)), (contracting, batch or ((), ())), preferred_element_type
     )
-    return programs.call(program, (lhs, rhs))[0]
+    return jax_functions.call(program, (lhs, rhs))[0]

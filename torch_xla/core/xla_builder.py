@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.functions import programs
+from torch_xla._core.functions import jax_functions
 from torch_xla._legacy.xla_op import Builder as Builder
 from torch_xla._legacy.xla_op import Op as Op
 from torch_xla._legacy.xla_shape import TORCH_TO_XLA as _PT_XLA_TYPE_MAP  # noqa: F401
@@ -87,13 +87,13 @@ def create_computation(name: str, fn: Callable[..., Any], shapes: Sequence[Shape
         return (result,) if single else result
 
     metas = [Meta(tuple(s.sizes), Op.to_torch_type(s.dtype)) for s in shapes]
-    registered = programs.trace(function, metas, name)
+    registered = jax_functions.trace(function, metas, name)
     return Computation(registered, not single)
 
 
 def get_computation_hlo(computation: Computation) -> str:
     """The computation as text."""
-    return programs.text(computation.name)
+    return jax_functions.text(computation.name)
 
 
 def xla_computation_as_func(computation: Computation, name: str | None = None) -> Callable[[Any], list[torch.Tensor]]:
@@ -105,7 +105,7 @@ def xla_computation_as_func(computation: Computation, name: str | None = None) -
     """
 
     def function(input_tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return programs.call(computation.name, input_tensors)
+        return jax_functions.call(computation.name, input_tensors)
 
     return function
 
@@ -162,8 +162,8 @@ def call_jax(
             values = np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))  # as JAX would take it
             leaves[i] = from_numpy(values, dtypes.torch_dtype(values.dtype)).to(device)
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    metas = programs.metas_of(tensors)
-    fixed = tuple(None if isinstance(x, torch.Tensor) else programs.constant(x) for x in leaves)
+    metas = jax_functions.metas_of(tensors)
+    fixed = tuple(None if isinstance(x, torch.Tensor) else jax_functions.constant(x) for x in leaves)
     settings = tuple(getattr(jax.config, name) for name in _JAX_SETTINGS)
     key = (jax_func if override_hash is None else override_hash, metas, fixed, structure, settings)
     entry = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)
@@ -188,7 +188,7 @@ def call_jax(
         # A function that was given nothing of 64 bits sees JAX as its author does.
         wide = any(t.dtype.itemsize == 8 or t.dtype == torch.complex128 for t in tensors)
         label = name or getattr(jax_func, "__name__", "jax_function")
-        registered = programs.trace(function, metas, str(label), wide)
+        registered = jax_functions.trace(function, metas, str(label), wide)
         entry = _JAX_TO_XLA_COMPUTATION_CACHE[key] = (registered, out_structure)
     registered, out_structure = entry
-    return jax.tree.unflatten(out_structure, programs.call(registered, tensors))
+    return jax.tree.unflatten(out_structure, jax_functions.call(registered, tensors))

@@ -14,7 +14,7 @@ import torch
 
 from torch_xla import _api, _bindings, _config, _files, runtime
 from torch_xla._api import index_of
-from torch_xla._core.device import client, memory
+from torch_xla._core.device import client, memory_stats
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._core.execute import export as _export
 from torch_xla._core.execute import step_closures
@@ -135,7 +135,7 @@ def get_memory_info(device: Device | None = None) -> dict[str, int]:
         ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` in bytes, and the older ``kb_free`` and ``kb_total``
         in KiB.
     """
-    info = memory.device_memory(index_of(device))
+    info = memory_stats.device_memory(index_of(device))
     free = max(info["bytes_limit"] - info["bytes_used"], 0)
     return info | {"kb_free": free // 1024, "kb_total": info["bytes_limit"] // 1024}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from torch_xla._core.functions import programs
+from torch_xla._core.functions import jax_functions
 from torch_xla.core import xla_builder as xb
 
 
@@ -34,12 +34,12 @@ class Op:
             A tensor, or a list of them where the function returns a tuple.
         """
         leaves, structure = pytree.tree_flatten(kwargs)
-        key = (programs.metas_of(args), structure, tuple(map(programs.constant, leaves)))
+        key = (jax_functions.metas_of(args), structure, tuple(map(jax_functions.constant, leaves)))
         computation = self._computations.get(key)
         if computation is None:
             shapes = xb.tensor_shape(args)
             computation = self._computations[key] = xb.create_computation(self.name, self._function, shapes, **kwargs)
-        results = programs.call(computation.name, args)
+        results = jax_functions.call(computation.name, args)
         return results if computation.tuple_result and len(results) > 1 else results[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from torch_xla import _bindings, _config
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 
 
 class no_new_graphs:
@@ -25,10 +25,10 @@ class no_new_graphs:
 
     def __enter__(self) -> None:
         self._line = _bindings.user_frame() or "the start of the block"
-        retrace.forbid(self._line)
+        recompiles.forbid(self._line)
 
     def __exit__(self, *_: object) -> None:
-        retrace.allow(self._line)
+        recompiles.allow(self._line)
 
 
 def new_graphs_expected() -> AbstractContextManager[None]:
@@ -44,4 +44,4 @@ def new_graphs_expected() -> AbstractContextManager[None]:
                 model(torch.zeros(1, length, dtype=torch.long, device="xla"))
                 torch_xla.sync()
     """
-    return _config.within(retrace.expected, True)
+    return _config.within(recompiles.expected, True)

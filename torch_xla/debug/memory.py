@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import memory
-from torch_xla._core.device.memory import LiveTensors as LiveTensors
+from torch_xla._core.device import memory_stats
+from torch_xla._core.device.memory_stats import LiveTensors as LiveTensors
 
 __all__ = ["LiveTensors", "live_tensors"]
 
@@ -26,4 +26,4 @@ def live_tensors(device: torch.device | str | int | None = None) -> list[LiveTen
         device: The device, its name or its index; the current one by default.
     """
     index = device if isinstance(device, int) else torch.device(device or "xla").index
-    return memory.live_tensors(_bindings.current_device() if index is None else index)
+    return memory_stats.live_tensors(_bindings.current_device() if index is None else index)

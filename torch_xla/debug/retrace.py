@@ -9,10 +9,10 @@ Example::
         print(found.line, found.differences)
 """
 
-from torch_xla._core.report.retrace import Difference as Difference
-from torch_xla._core.report.retrace import Retrace as Retrace
-from torch_xla._core.report.retrace import clear as clear
-from torch_xla._core.report.retrace import records as records
+from torch_xla._core.report.recompiles import Difference as Difference
+from torch_xla._core.report.recompiles import Retrace as Retrace
+from torch_xla._core.report.recompiles import clear as clear
+from torch_xla._core.report.recompiles import records as records
 from torch_xla.debug._guards import no_new_graphs as no_new_graphs
 
 __all__ = ["Difference", "Retrace", "clear", "no_new_graphs", "records"]

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from torch_xla._core.torch import accelerator
+from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 
 
 def install() -> None:
     """Has PyTorch's functions say it, of which none asks the backend; does nothing the second time."""
-    accelerator.know_pinning()
+    default_accelerator.know_pinning()
     make = distributed_c10d.init_process_group
     if hasattr(make, "_asks_for_accelerator"):
         return
@@ -26,7 +26,9 @@ def install() -> None:
         device = options.get("device_id")
         if device is not None and not _is_accelerator(device):
             raise ValueError(
-                message("process group", f"got device_id={device}, which is no accelerator's", do=accelerator.HOW)
+                message(
+                    "process group", f"got device_id={device}, which is no accelerator's", do=default_accelerator.HOW
+                )
             )
         make(*args, **options)
 
@@ -36,13 +38,13 @@ def install() -> None:
 
 def check_mesh(device_type: str) -> None:
     """Raises where `fully_shard` makes a mesh of the host because it was given none, and the processes are xla's."""
-    if device_type == "cpu" and not accelerator.on() and dist.is_initialized() and dist.get_backend() == "xla":
+    if device_type == "cpu" and not default_accelerator.on() and dist.is_initialized() and dist.get_backend() == "xla":
         frame = inspect.currentframe()
         while frame is not None and frame.f_code.co_name != "_init_default_mesh":
             frame = frame.f_back
         if frame is not None:
             got = "got no mesh, and PyTorch's default is one of the process's accelerator"
-            do = f"give mesh=init_device_mesh('xla', (world_size,)); or {accelerator.HOW}"
+            do = f"give mesh=init_device_mesh('xla', (world_size,)); or {default_accelerator.HOW}"
             raise RuntimeError(message("fully_shard", got, do=do))
 
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_xla import runtime
 from torch_xla._core.job import session
-from torch_xla._core.torch import accelerator
+from torch_xla._core.torch import default_accelerator
 from torch_xla.distributed import _default_device, _sharding_rules
 
 
@@ -38,7 +38,7 @@ class _LikeAnyOther(str):
 
 def has_groups() -> bool:
     """Whether device meshes are made of processes, each with its device; else they are SPMD's."""
-    is_distributed = dist.is_initialized() or accelerator.on()
+    is_distributed = dist.is_initialized() or default_accelerator.on()
     return not runtime.is_spmd() and (is_distributed or session.rank_info().world > 1)
 
 

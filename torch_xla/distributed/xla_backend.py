@@ -25,7 +25,7 @@ from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
 from torch_xla._core.job.connection import host_group
-from torch_xla._core.torch import accelerator
+from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
 from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops
@@ -162,7 +162,7 @@ class ProcessGroupXla(ProcessGroup):
     @property
     def bound_device_id(self) -> torch.device | None:
         """The device of the process, where it is the accelerator; PyTorch sets it for groups that it makes itself."""
-        return _api.device() if accelerator.on() else None
+        return _api.device() if default_accelerator.on() else None
 
     @bound_device_id.setter
     def bound_device_id(self, device: torch.device) -> None:

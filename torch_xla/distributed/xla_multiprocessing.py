@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from filelock import FileLock
 
-from torch_xla._core.device import client, plugins
+from torch_xla._core.device import client, pjrt_plugins
 from torch_xla._core.job import launcher, session
 from torch_xla._errors import listing, message
 from torch_xla.distributed import xla_backend as xla_backend
@@ -69,7 +69,7 @@ def spawn(
             )
         )
     if count == 1:
-        plugin = plugins.find(client.device_type())
+        plugin = pjrt_plugins.find(client.device_type())
         if plugin is not None:
             plugin.configure_single_process()
         fn(session.rank_info().rank, *args)

@@ -1,6 +1,6 @@
 """xla as what PyTorch calls the accelerator of a process."""
 
-from torch_xla._core.torch import accelerator
+from torch_xla._core.torch import default_accelerator
 
 
 def use_as_accelerator() -> None:
@@ -13,4 +13,4 @@ def use_as_accelerator() -> None:
     """
     from torch_xla.distributed import xla_backend as xla_backend  # the device's backend, when it is registered
 
-    accelerator.install()
+    default_accelerator.install()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_xla._core.functions import scan
+from torch_xla._core.functions import scan_operator
 from torch_xla._errors import message
 
 
@@ -86,7 +86,9 @@ def gradient_accumulation(
     ]
     fixed = [p.detach() for p in parameters.values()]
     with torch.no_grad():
-        operator = scan.operator(turn, start, iterable_tensors, fixed, "gradient_accumulation", gradients=False)
+        operator = scan_operator.operator(
+            turn, start, iterable_tensors, fixed, "gradient_accumulation", gradients=False
+        )
         loss, *rest = operator([*start, *iterable_tensors, *fixed])
         for name, grad in zip(trained, rest, strict=False):
             parameter = parameters[name]

@@ -6,8 +6,8 @@ A package has an entry point ``torch_xla.plugins`` that names its `DevicePlugin`
 
 from __future__ import annotations
 
-from torch_xla._core.device import client, plugins
-from torch_xla._core.device.plugins import DevicePlugin as DevicePlugin
+from torch_xla._core.device import client, pjrt_plugins
+from torch_xla._core.device.pjrt_plugins import DevicePlugin as DevicePlugin
 from torch_xla._errors import message
 
 
@@ -29,7 +29,7 @@ def register_plugin(name: str, device_plugin: DevicePlugin) -> None:
         raise RuntimeError(
             message("device", f"got a plugin for {name!r}, whose devices are in use", do="register it before them")
         )
-    plugins.register(name, device_plugin)
+    pjrt_plugins.register(name, device_plugin)
 
 
 def register_installed_plugins() -> None:
@@ -42,7 +42,7 @@ def use_dynamic_plugins() -> None:
 
 def using_dynamic_plugins() -> bool:
     """Whether the devices are those of a `DevicePlugin`, which `default` gives."""
-    return plugins.find(client.device_type()) is not None
+    return pjrt_plugins.find(client.device_type()) is not None
 
 
 def default() -> DevicePlugin:
@@ -51,7 +51,7 @@ def default() -> DevicePlugin:
     Raises:
         KeyError: They are JAX's own, or those of a plugin that only JAX knows.
     """
-    plugin = plugins.find(client.device_type())
+    plugin = pjrt_plugins.find(client.device_type())
     if plugin is None:
         raise KeyError(client.device_type())
     return plugin

@@ -10,7 +10,7 @@ import torch
 from torch._functorch.partitioners import default_partition
 from torch.utils import _pytree as pytree
 
-from torch_xla._core.functions import scan as loops
+from torch_xla._core.functions import scan_operator as loops
 from torch_xla._core.functions import tracing
 from torch_xla._core.functions.pure import Operator, signature
 from torch_xla._errors import message
@@ -80,14 +80,14 @@ def _operator(
     of_slices: Any,
     partition: Callable[..., Any],
 ) -> _Found:
-    turn = _Turn(fn, carry, of_carry, of_slices)
+    turn = _ScanStep(fn, carry, of_carry, of_slices)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (*carry, *slices))
     function = turn if gradients else turn.on_copies
     operator = loops.operator(function, carry, slices, (), "scan", gradients, partition)
     return operator, turn.stacks_of
 
 
-class _Turn:
+class _ScanStep:
     """A turn as a function of flat tensors; after a call, `stacks_of` makes the nest that it returned of other ones."""
 
     def __init__(self, fn: Callable[..., Any], carry: list[torch.Tensor], of_carry: Any, of_slices: Any) -> None:
@@ -151,7 +151,7 @@ def value_and_grad_partitioned(
     inputs = [*carry, *(x.new_empty(x.shape[1:]) for x in slices)]
     grad_indices = [i for i, c in enumerate(carry) if c.is_floating_point() or c.is_complex()]
     grad_indices += [count + i for i, x in enumerate(slices) if x.requires_grad]
-    turn = _Turn(fn, carry, of_carry, of_slices)
+    turn = _ScanStep(fn, carry, of_carry, of_slices)
     with torch.enable_grad():
         halves = tracing.split(turn, inputs, grad_indices, "scan", partition_fn)
     aliases = [i - count if kind == "input" and count <= i < len(inputs) else None for kind, i in halves.saved]

@@ -12,7 +12,7 @@ from torch_xla.ops.registry import Context, Meta, lowers
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """A JAX function, from arrays one by one to a sequence of arrays, traced for certain shapes and dtypes."""
 
     function: Callable[..., Any]
@@ -21,15 +21,15 @@ class Program:
 
 
 # For ever: a recorded call holds nothing but the name.
-_programs: dict[str, Program] = {}
+_programs: dict[str, TracedProgram] = {}
 
 
-def register(name: str, program: Program) -> None:
+def register(name: str, program: TracedProgram) -> None:
     """Makes a program callable as ``torch.ops.xla.program(inputs, name)``; the name must be made from its content."""
     _programs.setdefault(name, program)
 
 
-def find(name: str) -> Program:
+def find(name: str) -> TracedProgram:
     """The program registered under a name."""
     return _programs[name]
 

@@ -19,7 +19,7 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import allocator, background, plugins
+from torch_xla._core.device import allocator, background, pjrt_plugins
 from torch_xla._errors import one_line
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ def device_type() -> str:
     """
     name = _chosen or _config.PJRT_DEVICE.get()
     if name is not None:
-        return name.upper() if name.upper() in plugins.OWN else name
+        return name.upper() if name.upper() in pjrt_plugins.OWN else name
     return _found()
 
 
 @functools.cache
 def _found() -> str:
-    if plugins.tpu_chips() and importlib.util.find_spec("libtpu") is not None:
+    if pjrt_plugins.tpu_chips() and importlib.util.find_spec("libtpu") is not None:
         return "TPU"
-    if glob("/dev/nvidia[0-9]*") and plugins.has_cuda():
+    if glob("/dev/nvidia[0-9]*") and pjrt_plugins.has_cuda():
         return "CUDA"
     return "CPU"
 
@@ -75,7 +75,7 @@ def set_device_type(name: str) -> None:
 
 
 def _platform() -> str:
-    return plugins.platform_of(device_type())
+    return pjrt_plugins.platform_of(device_type())
 
 
 def is_own_cpu() -> bool:
@@ -150,7 +150,7 @@ def hardware_count() -> int:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return len([v for v in visible.split(",") if v]) if visible is not None else len(glob("/dev/nvidia[0-9]*"))
     if platform == "tpu":
-        return plugins.tpu_chips()
+        return pjrt_plugins.tpu_chips()
     return len(_devices())
 
 
@@ -197,11 +197,11 @@ def _start() -> tuple[jax.Device, ...]:
     meeting = _find_meeting() if _find_meeting is not None and _may_span() and not _met else None
     if meeting is not None:
         _meet(*meeting)
-    elif not _met and (plugin := plugins.find(device_type())) is not None and plugin.requires_xla_coordinator():
+    elif not _met and (plugin := pjrt_plugins.find(device_type())) is not None and plugin.requires_xla_coordinator():
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         _meet(f"127.0.0.1:{port}", 1, 0)
-    plugins.give_to_jax(device_type())
+    pjrt_plugins.give_to_jax(device_type())
     if platform == "cpu":
         allocator.keep_freed()
     try:
@@ -212,10 +212,11 @@ def _start() -> tuple[jax.Device, ...]:
         if text.startswith(starting) and not text.startswith(f"{starting}'{platform}'"):
             raise RuntimeError(
                 f"[device] got another plugin beside PJRT_DEVICE={device_type()}, and JAX starts all ({text}); "
-                f"uninstall it, take it out of {plugins.NAMED}, or name in JAX_PLATFORMS those to start, such as cpu"
+                f"uninstall it, take it out of {pjrt_plugins.NAMED}, or name in JAX_PLATFORMS those to start, such as "
+                "cpu"
             ) from error
         raise RuntimeError(
-            f"[device] got PJRT_DEVICE={device_type()}, available here: {', '.join(plugins.available())}; set "
+            f"[device] got PJRT_DEVICE={device_type()}, available here: {', '.join(pjrt_plugins.available())}; set "
             f"PJRT_DEVICE to one of them ({text})"
         ) from error
     if platform == "cpu" and not _of_plugin(devices[0]):

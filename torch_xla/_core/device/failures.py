@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings
-from torch_xla._core.device import memory
+from torch_xla._core.device import memory_stats
 from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError, RefusedValue
 
 # Each says what a failure comes from, or nothing.
@@ -40,8 +40,8 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
     elif not nodes and not fills and (halves := cut.halves()):
         return None, halves
     elif not isinstance(error, (JobError, OutOfMemoryError)):
-        if memory.ran_out(error):
-            failure = memory.explain(error, cut, name)
+        if memory_stats.ran_out(error):
+            failure = memory_stats.explain(error, cut, name)
         else:
             failure = RuntimeError(f"[sync] graph {name or cut.key} failed: {error}")
         failure.__cause__ = error
@@ -60,8 +60,8 @@ def late(error: Exception, device: int) -> ExecutionError:
     if (reason := explained(error)) is not None:
         failure = LateJobError(reason)
         others = []  # for the same reason
-    elif memory.ran_out(error):
-        failure = memory.explain_late(error, device)
+    elif memory_stats.ran_out(error):
+        failure = memory_stats.explain_late(error, device)
     else:
         failure = ExecutionError(f"[run] a graph that was started failed, on xla:{device}: {error}")
     for other in dict.fromkeys(others):

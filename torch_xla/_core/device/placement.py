@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_xla._core.device import client, plugins, splits
+from torch_xla._core.device import client, pjrt_plugins, shardings
 
 if TYPE_CHECKING:
     import jax
@@ -55,19 +55,19 @@ class Placement:
         """All of the devices that a compiled program depends on."""
         features = _cpu_features() if self.platform == "cpu" else ""
         kind = "mesh" if self.mesh else ""
-        version = f"{self.local[0].client.platform_version} {plugins.identity(client.device_type())}"
+        version = f"{self.local[0].client.platform_version} {pjrt_plugins.identity(client.device_type())}"
         return f"{client.device_type()} {self.platform} {version} {self.hardware} {len(self.devices)} {kind} {features}"
 
     def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:
         """The sharding of a buffer of a shape, by the placement number of its leaf."""
-        if number == splits.PARTS:
-            return splits.all_parts(self.devices)
-        split = splits.by_number(number)
-        return self.sharding if split is None else splits.sharding(split.held(shape), self.devices)
+        if number == shardings.PARTS:
+            return shardings.all_parts(self.devices)
+        split = shardings.by_number(number)
+        return self.sharding if split is None else shardings.sharding(split.held(shape), self.devices)
 
     def held(self, number: int, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the buffer of a tensor."""
-        return (len(self.devices), *shape) if number == splits.PARTS else tuple(shape)
+        return (len(self.devices), *shape) if number == shardings.PARTS else tuple(shape)
 
     def in_module(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding | None:
         """The same as modules are told; None where the compiler is to choose."""
@@ -75,12 +75,12 @@ class Placement:
 
         if not self.mesh:  # the module is that of one device; how many run it is said when it is compiled
             return jax.sharding.SingleDeviceSharding(self.local[0])
-        return None if number == splits.ANYWHERE else self.at(number, shape)
+        return None if number == shardings.ANYWHERE else self.at(number, shape)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few placements; a batch is put at each step
     def parts(self, number: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:
         """What of a shape each local device has."""
-        split = splits.by_number(number)
+        split = shardings.by_number(number)
         if split is None:
             return ((...,),) * len(self.local)  # type: ignore[return-value]
         local = {self.devices.index(device) for device in self.local}
@@ -103,7 +103,7 @@ def _of(device: jax.Device, spmd: bool) -> Placement:
     everyone = client.devices_of_job()
     if spmd:
         local = client.hardware_devices()
-        return Placement(everyone or local, local, splits.sharding(None, everyone or local), mesh=True)
+        return Placement(everyone or local, local, shardings.sharding(None, everyone or local), mesh=True)
     if not everyone:
         return Placement((device,), (device,), jax.sharding.SingleDeviceSharding(device))
     ranks = jax.sharding.Mesh(np.array(everyone), ("ranks",))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_xla import _events, _metrics
-from torch_xla._core.device import client, failures, memory, placement
+from torch_xla._core.device import client, failures, memory_stats, placement
 
 if TYPE_CHECKING:
     import jax
@@ -115,8 +115,8 @@ def _told(shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None
     try:
         yield
     except Exception as error:
-        if memory.ran_out(error):
-            raise memory.explain_host(error, shape, dtype, index, line) from error
+        if memory_stats.ran_out(error):
+            raise memory_stats.explain_host(error, shape, dtype, index, line) from error
         raise
 
 

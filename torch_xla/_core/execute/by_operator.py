@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from torch_xla import _bindings, _config, _events, _metrics
-from torch_xla._core.device import client, placement, splits, transfer
+from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.execute import value_check
 from torch_xla._core.graph import graph, sequence
-from torch_xla._core.lower import lowering, manual
+from torch_xla._core.lower import lowering, manual_lowering
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
 from torch_xla.ops.registry import StaticNumbers
@@ -60,7 +60,7 @@ def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
     It is its device's until it is finished, which it must be before anything else is cut; the graph is empty then.
     Raises ExecutionError where an earlier program failed; this graph was not started.
     """
-    if client.spmd() and splits.PARTS in cut.leaf_places:
+    if client.spmd() and shardings.PARTS in cut.leaf_places:
         return None  # each device's are others
     running = prepare(cut)
     running.request = request
@@ -126,7 +126,7 @@ def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -
     node, seed = cut.describe_node(position, graph.CLASSES)
     if _config.XLA_CHECK_VALUES.get():
         value_check.check(_bindings.in_flight(cut.device).operator_run, node, tensors)
-    if sequence.is_collective(node) or node.op in (manual.ENTER, manual.LEAVE):
+    if sequence.is_collective(node) or node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")
     place = placement.of(cut.device)

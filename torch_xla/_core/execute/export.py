@@ -37,7 +37,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredGraph:
     """A lowered graph and its inputs, which no barrier writes over."""
 
     stage: Any  # JAX's lowered stage
@@ -63,14 +63,14 @@ class Program:
 
 
 @untraced
-def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = None) -> Program:
+def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = None) -> LoweredGraph:
     """The program for some tensors on one device, without running it; the name is its module's.
 
     `platform` is another kind of device that it is for, as `lowering.lower` takes it.
     """
     from torch_xla._core.lower import lowering
 
-    def lower() -> Program:
+    def lower() -> LoweredGraph:
         pending_cut = _bindings.Cut.of_tensors(list(tensors))
         barrier.stages().finish(pending_cut.device)
         cut = pending_cut.preview()
@@ -78,7 +78,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         described = graph.describe(cut)
         stage = lowering.lower(described, name, platform=platform).stage
         vectors = [vector for vector in cut.packed_numbers() if vector.size]
-        return Program(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
+        return LoweredGraph(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
     with barrier.exclusive():
         return barrier.stages().numbers.settled(lower)

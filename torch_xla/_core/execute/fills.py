@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_xla import _bindings
-from torch_xla._core.device import splits, transfer
+from torch_xla._core.device import shardings, transfer
 from torch_xla._errors import OutOfMemoryError
 
 
@@ -19,8 +19,8 @@ def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
     placements: list[int] = []
     errors: dict[int, OutOfMemoryError] = {}
     for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
-        if where == splits.ANYWHERE:
-            where = places[slot] if places and slot >= 0 else splits.WHOLE
+        if where == shardings.ANYWHERE:
+            where = places[slot] if places and slot >= 0 else shardings.WHOLE
         placements.append(where)
         try:
             buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))

@@ -17,7 +17,7 @@ from torch_xla._core.device import placement
 from torch_xla._core.execute import by_operator, region
 from torch_xla._core.graph import graph
 from torch_xla._core.job import session
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
@@ -83,7 +83,7 @@ def note(cut: _bindings.Graph) -> None:
     if entry is None:
         place = _bindings.user_frame(), cut.device
         line = _lines.setdefault(place, _Line())
-        retrace.note_uncompiled(*place, line.graphs + 1, lambda: graph.describe(cut))
+        recompiles.note_uncompiled(*place, line.graphs + 1, lambda: graph.describe(cut))
         line.graphs += 1
         entry = _graphs[key] = _Graph(line)
         _lines.move_to_end(place)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import placement, splits, transfer
+from torch_xla._core.device import placement, shardings, transfer
 from torch_xla._core.execute import barrier
 
 
@@ -49,7 +49,9 @@ def of_tensor(tensor: torch.Tensor) -> list[Part]:
 
     (buffer,) = barrier.buffers([tensor])
     place = placement.of(tensor.device.index)
-    target_split = splits.by_number(number_of(tensor)) or splits.split([1] * tensor.dim(), range(len(place.devices)))
+    target_split = shardings.by_number(number_of(tensor)) or shardings.split(
+        [1] * tensor.dim(), range(len(place.devices))
+    )
     shape = tuple(tensor.shape)
     local = {place.devices.index(device): device for device in place.local}
     transfer.finish_to_read(buffer)
@@ -80,13 +82,13 @@ def _padded(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return full
 
 
-def buffer_of(parts: Sequence[torch.Tensor], wanted: splits.Split | None, shape: Sequence[int], index: int) -> Any:
+def buffer_of(parts: Sequence[torch.Tensor], wanted: shardings.Split | None, shape: Sequence[int], index: int) -> Any:
     """A device buffer of the parts, CPU tensors of equal shape, for the devices of this process, in their order.
 
     `wanted` is how the whole, of a shape beyond which the last parts are dropped, is split; None where each has all.
     """
     place = placement.of(index)
-    number = splits.WHOLE if wanted is None else splits.number_of(wanted)
+    number = shardings.WHOLE if wanted is None else shardings.number_of(wanted)
     if wanted is None or wanted.fits(shape):
         return transfer.put_parts([transfer.own_values(part) for part in parts], shape, index, number)
     full_tensor = torch.zeros(tuple(shape), dtype=parts[0].dtype)

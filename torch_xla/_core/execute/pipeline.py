@@ -14,13 +14,13 @@ from typing import Any
 
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
-from torch_xla._core.device import client, failures, memory
+from torch_xla._core.device import client, failures, memory_stats
 from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import graph, verify
 from torch_xla._core.job import agreement, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
-from torch_xla._core.report import debug_level, loop_report, render, retrace
+from torch_xla._core.report import debug_level, loop_report, recompiles, render
 from torch_xla._errors import ExecutionError, GraphLimitError, message, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import StaticNumbers
@@ -29,7 +29,9 @@ _REMEMBERED = 1 << 14
 _by_host: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
 
 # What looks at each program before it runs.
-_WATCHING = _config.Watch(*memory.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, _config.XLA_CHECK_VALUES)
+_WATCHING = _config.Watch(
+    *memory_stats.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, _config.XLA_CHECK_VALUES
+)
 
 
 def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
@@ -257,7 +259,7 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
         fills.provide(cut, executable.program.input_places)
     if new and client.spmd():
         same_program.compare(cut)
-    memory.before_run(executable.loaded, cut, request.name)
+    memory_stats.before_run(executable.loaded, cut, request.name)
     debug_level.before_run(cut, request.cause, request.name)
     split_check.before_run(cut)
     executor.run(executable, cut)
@@ -379,7 +381,7 @@ def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Reque
         lowered = interruptible.call(functools.partial(compiler.lower, described, name), f"lowering {name}")
     except (StaticNumbers, fallback.NeedsHost) as obstacle:
         return obstacle
-    retrace.note(described, _bindings.user_frame(), request.name, hotness.knows(cut))
+    recompiles.note(described, _bindings.user_frame(), request.name, hotness.knows(cut))
     debug_level.before_compile(described, request.cause, request.name)
     try:
         executable = compiler.compile_lowered(cut, lowered, name)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from torch_xla import _bindings
 from torch_xla._core.graph.graph import Graph, Node
-from torch_xla._core.report import retrace
+from torch_xla._core.report import recompiles
 from torch_xla._errors import GraphLimitError, message
 
 
 @dataclass
-class Session:
+class AcceptedGraphs:
     """The different graphs one function has had, by key."""
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -40,18 +40,18 @@ class Region:
     name: str | None = None
     full_graph: bool = False
     max_different_graphs: int | None = None
-    session: Session = field(default_factory=Session)
+    session: AcceptedGraphs = field(default_factory=AcceptedGraphs)
     closing: bool = False
 
 
-class _Thread(threading.local):
+class _RegionStack(threading.local):
     """What is a thread's own: a region says nothing of what other threads do meanwhile."""
 
     def __init__(self) -> None:
         self.stack: list[Region] = []
 
 
-_thread = _Thread()
+_thread = _RegionStack()
 allowed = True  # whether graphs may run at all
 
 
@@ -177,8 +177,8 @@ def _limit_exceeded(graph: Graph, accepted: list[Graph], limit: int) -> str:
     else:
         lines.append("Expected either of:")
         lines += [f"  - {way}" for way in ways]
-    nearest = retrace.nearest_of(graph, accepted)
+    nearest = recompiles.nearest_of(graph, accepted)
     if nearest is not None:
         lines.append("What differs from the nearest one:")
-        lines += [f"  - {difference}" for difference in retrace.compare(graph, nearest)]
+        lines += [f"  - {difference}" for difference in recompiles.compare(graph, nearest)]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import client, placement, splits, transfer
+from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.graph import graph
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla._core.lower import lowering, placing
@@ -51,14 +51,14 @@ def before_run(cut: _bindings.Graph) -> None:
 
 def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
     """The graph with all its values as results, split and whole."""
-    free = (splits.ANYWHERE,) * len(places)
+    free = (shardings.ANYWHERE,) * len(places)
     all_values = replace(described, outputs=tuple(places), donated=(), successors=(), packs=(), wanted_places=free)
     nodes = tuple(
-        replace(node, args=(node.args[0], splits.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
+        replace(node, args=(node.args[0], shardings.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
         for node in described.nodes
     )
-    whole_places = (splits.WHOLE,) * len(described.leaves)
-    unsplit = replace(all_values, nodes=nodes, leaf_places=whole_places, wanted_places=(splits.WHOLE,) * len(places))
+    whole_places = (shardings.WHOLE,) * len(described.leaves)
+    unsplit = replace(all_values, nodes=nodes, leaf_places=whole_places, wanted_places=(shardings.WHOLE,) * len(places))
     with client.x64():
         return tuple(lowering.lower(g, "split_check").stage.compile() for g in (all_values, unsplit))  # type: ignore[return-value]
 

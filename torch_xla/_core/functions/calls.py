@@ -22,7 +22,7 @@ def calls_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
     subclass of tensors wants to see each call in it.
     """
     try:
-        translation = _Translation(module)
+        translation = _CallTranslation(module)
     except _Other:
         return module
     calls, constants, output_builder = translation.calls, translation.constants, translation.made
@@ -39,7 +39,7 @@ class _Other(Exception):
     """A graph has a node that is no such call."""
 
 
-class _Translation:
+class _CallTranslation:
     """One pass over a traced graph: `calls` are those of its nodes.
 
     `constants` gives those of the module, which are further inputs; `made` makes what it returns of a list.

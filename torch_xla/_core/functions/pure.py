@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from torch_xla._core.compile.settings import process_settings
-from torch_xla._core.functions import programs, tracing
+from torch_xla._core.functions import jax_functions, tracing
 from torch_xla._errors import message
 
 
@@ -39,7 +39,11 @@ class Operator:
             elif not isinstance(seed, torch.Tensor):
                 seed = torch.full((), seed, dtype=torch.int64, device=device)
             inputs.append(seed.to(device, torch.int64).reshape(()))
-        return list(_Call.apply(self, *inputs)) if self.backward else programs.call(self.forward, inputs)[: self.count]
+        return (
+            list(_Call.apply(self, *inputs))
+            if self.backward
+            else jax_functions.call(self.forward, inputs)[: self.count]
+        )
 
 
 class _Call(torch.autograd.Function):
@@ -47,7 +51,7 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = programs.call(operator.forward, inputs)
+        results = jax_functions.call(operator.forward, inputs)
         ctx.operator = operator
         ctx.save_for_backward(*((inputs if kind == "input" else results)[i] for kind, i in operator.saved))
         outs = results[: operator.count]
@@ -59,7 +63,7 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operator = ctx.operator
         operands = [*ctx.saved_tensors, *(grads[i] for i in operator.tangents)]
-        of_inputs = dict(zip(operator.wanted, programs.call(operator.backward, operands), strict=True))
+        of_inputs = dict(zip(operator.wanted, jax_functions.call(operator.backward, operands), strict=True))
         return None, *(of_inputs.get(i) for i in range(len(ctx.needs_input_grad) - 1))
 
 
@@ -85,17 +89,17 @@ def operator_of(
     """
     seeded = draws(halves)
     seed = [torch.empty((), dtype=torch.int64)] if seeded else []
-    name = programs.trace(forward[0], programs.metas_of([*forward[1], *halves.outside, *seed]), label)
+    name = jax_functions.trace(forward[0], jax_functions.metas_of([*forward[1], *halves.outside, *seed]), label)
     gradients = None
     if halves.backward is not None:
-        gradients = programs.trace(backward[0], programs.metas_of(backward[1]), f"{label}_backward")
+        gradients = jax_functions.trace(backward[0], jax_functions.metas_of(backward[1]), f"{label}_backward")
     return Operator(name, gradients, halves.outside, seeded, halves.count, saved, halves.tangents, reached)
 
 
 def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
     """What a traced function depends on beside the values of its tensors; TypeError where that is not hashable."""
     fixed = tuple(
-        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else programs.constant(x)
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else jax_functions.constant(x)
         for x in leaves
     )
     grad_mask = (

@@ -19,7 +19,7 @@ class ImpureError(RuntimeError, AssertionError):
 
 
 @dataclass(frozen=True)
-class Graph:
+class TracedFunction:
     """What a function does to its tensors."""
 
     module: torch.fx.GraphModule  # placeholders are the inputs and then `outside`; the output is a flat list
@@ -35,7 +35,7 @@ def is_tracing() -> bool:
     return get_proxy_mode() is not None
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Graph:
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> TracedFunction:
     """Traces a function once, which takes the inputs one by one and may compute gradients of what it computes.
 
     Of the inputs only shapes, strides, dtypes and devices count.
@@ -58,7 +58,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Graph
     written = _drop_writes(module, len(bare))
     device = next((x.device for x in bare if x.device.type == "xla"), None)
     moved = [value.detach().to(device) for value in outside]
-    return Graph(module, moved, written, any(value.requires_grad for value in outside))
+    return TracedFunction(module, moved, written, any(value.requires_grad for value in outside))
 
 
 def _flattened(function: Callable[..., Any]) -> Callable[..., list[Any]]:
@@ -236,7 +236,7 @@ def _view_again(module: torch.fx.GraphModule, taken: torch.fx.Node, root: torch.
     taken.meta["val"] = root.meta["val"]
 
 
-def check(graph: Graph, area: str) -> None:
+def check(graph: TracedFunction, area: str) -> None:
     """Refuses a function with side effects; see `split`."""
     if graph.written:
         raise ImpureError(

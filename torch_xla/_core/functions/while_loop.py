@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xla._core.functions import programs, tracing
+from torch_xla._core.functions import jax_functions, tracing
 from torch_xla._errors import message
 
 Tensors = tuple[torch.Tensor, ...]
@@ -37,7 +37,7 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
             tracing.check(graph, "while_loop")
     _check(body.module, start)
     name = _program(condition, body, inputs, len(start))
-    return pytree.tree_unflatten(programs.call(name, [*inputs, *condition.outside, *body.outside]), structure)
+    return pytree.tree_unflatten(jax_functions.call(name, [*inputs, *condition.outside, *body.outside]), structure)
 
 
 def _check(body: torch.fx.GraphModule, start: Sequence[torch.Tensor]) -> None:
@@ -59,7 +59,9 @@ def _listed(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{kind}{list(shape)}" for shape, kind in values)
 
 
-def _program(condition: tracing.Graph, body: tracing.Graph, inputs: Sequence[torch.Tensor], carried: int) -> str:
+def _program(
+    condition: tracing.TracedFunction, body: tracing.TracedFunction, inputs: Sequence[torch.Tensor], carried: int
+) -> str:
     from torch_xla._core.functions import fx
 
     goes_on, turn = fx.function_of(condition.module), fx.function_of(body.module)
@@ -71,4 +73,6 @@ def _program(condition: tracing.Graph, body: tracing.Graph, inputs: Sequence[tor
             lambda *values: goes_on(*values, *fixed, *first), lambda *values: turn(*values, *fixed, *second), start
         )
 
-    return programs.trace(function, programs.metas_of([*inputs, *condition.outside, *body.outside]), "while_loop")
+    return jax_functions.trace(
+        function, jax_functions.metas_of([*inputs, *condition.outside, *body.outside]), "while_loop"
+    )

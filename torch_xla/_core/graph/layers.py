@@ -48,11 +48,11 @@ def find(graph: Graph, least: int, excluded: Container[int] = ()) -> tuple[Layer
     """The runs of at least so many layers of a graph, in its order; excluded nodes are in no layer."""
     if len(graph.nodes) < 2 * least:
         return ()
-    search = _Search(graph, least, excluded)
+    search = _PeriodSearch(graph, least, excluded)
     return tuple(search.layers(run) for run in search.runs())
 
 
-class _Search:
+class _PeriodSearch:
     def __init__(self, graph: Graph, least: int, excluded: Container[int]) -> None:
         self._graph, self._least = graph, least
         inside = [slot not in excluded and _may_repeat(node) for slot, node in enumerate(graph.nodes)]

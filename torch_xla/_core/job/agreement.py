@@ -11,7 +11,7 @@ from torch_xla import _bindings
 from torch_xla._core.device import client
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
-from torch_xla._core.job import programs
+from torch_xla._core.job import program_starts
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.session import session
 from torch_xla._errors import JobError
@@ -71,7 +71,7 @@ def announce(program: _bindings.Program, graph: Graph) -> None:
     """Has the starts of a program counted that processes run together without meeting each other."""
     connection = session()
     if connection is not None:
-        programs.announce(program, graph, connection.rank_info.rank)
+        program_starts.announce(program, graph, connection.rank_info.rank)
 
 
 def part_of(graph: Graph) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, environment
-from torch_xla._core.job import pending, programs
+from torch_xla._core.job import pending, program_starts
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError, message
 
@@ -167,7 +167,7 @@ class Session:
     def tell_programs(self) -> None:
         """Tells the others what this process has started with them."""
         with self._telling:
-            report = programs.report()
+            report = program_starts.report()
             if report != self._told:
                 self.store.set(f"ran/{self.rank_info.rank}", report)
                 self._told = report
@@ -187,7 +187,7 @@ class Session:
         for wait, since in list(self._waits):
             return replace(wait, seconds=time.monotonic() - since)
         state = _bindings.collective_wait()
-        return Wait(tuple(state[0]), state[1], state[2], state[3]) if state else programs.under_way()
+        return Wait(tuple(state[0]), state[1], state[2], state[3]) if state else program_starts.under_way()
 
     # Stopping.
 

@@ -23,7 +23,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from torch_xla import _config, _notices
-from torch_xla._core.device import client, environment, plugins
+from torch_xla._core.device import client, environment, pjrt_plugins
 from torch_xla._core.job import connection, session
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
@@ -214,7 +214,7 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
 
 def processes_of_host() -> int:
     """How many processes a job has on this host, where nobody says: one per device."""
-    plugin = plugins.find(client.device_type())
+    plugin = pjrt_plugins.find(client.device_type())
     if plugin is not None:
         return plugin.physical_chip_count()
     if client.device_type() == "CPU":

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_xla import _bindings
-from torch_xla._core.device import splits, transfer
+from torch_xla._core.device import shardings, transfer
 from torch_xla._core.graph.graph import Graph, Node, describe
-from torch_xla._core.job import programs, session
+from torch_xla._core.job import program_starts, session
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Ranks, Wait
 from torch_xla._errors import JobError
@@ -62,10 +62,10 @@ def gather(buffer: Any) -> Callable[[Any], None]:
     assert connection is not None
     parts = buffer.sharding.shard_shape(buffer.shape)
     text = f"a read of {buffer.dtype}{list(buffer.shape)} in parts of {list(parts)}"
-    count, chain = programs.so_far(connection.everyone)
+    count, chain = program_starts.so_far(connection.everyone)
     before = f"{count} programs before it, which come to {chain:x}"
     _exchanged(connection, text, [(f"{text}, {transfer.origin_of(buffer)}", None), (before, None)], {})
-    return programs.start(connection.everyone, text)
+    return program_starts.start(connection.everyone, text)
 
 
 def settle() -> None:
@@ -75,11 +75,11 @@ def settle() -> None:
     Raises JobError in all of them where they differ.
     """
     connection = session.connected()
-    new = {ranks: count for ranks, count in programs.counts().items() if _settled.get(ranks) != count}
+    new = {ranks: count for ranks, count in program_starts.counts().items() if _settled.get(ranks) != count}
     if connection is None or not new:
         return
     own_rank, ranks = connection.rank_info.rank, next(iter(new))
-    wait = Wait(ranks, "a read", new[ranks], place=programs.PLACE, started=new[ranks])
+    wait = Wait(ranks, "a read", new[ranks], place=program_starts.PLACE, started=new[ranks])
     missing = {(ranks, rank) for ranks in new for rank in ranks if rank != own_rank}
     request_time = time.monotonic()
     try:
@@ -89,10 +89,10 @@ def settle() -> None:
                 connection.check()
                 reports = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
                 for rank, text in reports.items():
-                    difference = programs.difference(text, rank, own_rank)
+                    difference = program_starts.difference(text, rank, own_rank)
                     if difference is not None:
                         connection.fail(f"[job] the processes differ in what they do together: {difference}")
-                missing = {(by, rank) for by, rank in missing if programs.started_by(reports[rank], by) < new[by]}
+                missing = {(by, rank) for by, rank in missing if program_starts.started_by(reports[rank], by) < new[by]}
                 if missing and time.monotonic() - request_time > _ASKED_EVERY:
                     connection.store.add("news", 1)
                     request_time = time.monotonic()
@@ -123,14 +123,14 @@ def _typed(meta: Meta) -> str:
 def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[_Entry]:
     """What the processes have to have in common, in order."""
     for i, meta in enumerate(graph.leaves):
-        where = splits.text_of(graph.leaf_places[i]) or "whole"
+        where = shardings.text_of(graph.leaf_places[i]) or "whole"
         yield f"an input {_typed(meta)}, {where}", graph.leaf_frames[i]
     start = 0
     for node in graph.nodes:
         end = start + len(node.number_inputs())
         yield _node(node, graph.numbers[start:end], vectors), node.frame
         start = end
-    result_places = [splits.text_of(number) for number in graph.wanted_places]
+    result_places = [shardings.text_of(number) for number in graph.wanted_places]
     yield f"the results {list(graph.outputs)} {result_places}, over inputs {list(graph.donated)}", None
 
 

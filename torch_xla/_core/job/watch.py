@@ -15,7 +15,7 @@ from contextlib import suppress
 from torch_xla import _config, _notices
 from torch_xla._core.device import background, client
 from torch_xla._core.graph import sequence
-from torch_xla._core.job import pending, programs
+from torch_xla._core.job import pending, program_starts
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Ranks, Wait, line
 from torch_xla._errors import JobError
@@ -71,7 +71,7 @@ class _Watch:
         since = time.monotonic()
         while client.met() and not self._session.over.wait(_TICK):
             frame = sys._current_frames().get(main)
-            stuck = (frame, frame.f_lasti) if frame is not None and programs.under_way() is not None else None
+            stuck = (frame, frame.f_lasti) if frame is not None and program_starts.under_way() is not None else None
             before, state = state, "orphaned" if self._is_orphaned() else stuck
             if state is None or state != before:
                 since = time.monotonic()
@@ -123,8 +123,8 @@ class _Watch:
             return
         self._compared = time.monotonic()
         self._session.tell_programs()
-        for rank in programs.first_of_groups(self._rank):
-            difference = programs.difference(self._told_by(rank), rank, self._rank)
+        for rank in program_starts.first_of_groups(self._rank):
+            difference = program_starts.difference(self._told_by(rank), rank, self._rank)
             if difference is not None:
                 self._session.break_off(f"[job] the processes differ in what they do together: {difference}")
 
@@ -165,7 +165,7 @@ class _Watch:
             return
         self._suspected = None
         absent = [rank for rank in missing if rank not in waiting] or missing
-        if wait.place == programs.PLACE and wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get():
+        if wait.place == program_starts.PLACE and wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get():
             absent = [rank for rank in absent if not self._has_started(rank, wait)]  # of whom this one does not know
         limit, option = wait.limit, "XLA_JOB_START_TIMEOUT"
         if limit is None:
@@ -188,7 +188,10 @@ class _Watch:
 
     def _has_started(self, rank: int, wait: Wait) -> bool:
         """Whether a process that waits for nothing has been where this one is: their programs take their time."""
-        return wait.place == programs.PLACE and programs.started_by(self._told_by(rank), wait.ranks) >= wait.count
+        return (
+            wait.place == program_starts.PLACE
+            and program_starts.started_by(self._told_by(rank), wait.ranks) >= wait.count
+        )
 
     def _is_kept(self, rank: int, whose: Wait, own: Wait, seen: dict[int, Wait | None]) -> bool:
         """Whether somebody that a process waits for has not come; else it computes, in what all have begun."""
@@ -291,7 +294,7 @@ def explain(session: Session, error: str) -> str | None:
 
     Gives the reason, or None where it was no collective whose run raised the error.
     """
-    failed = programs.take_failure()
+    failed = program_starts.take_failure()
     if failed is None and "[collective]" not in error and "[job]" not in error:
         return None
     if session.stopped is not None:
@@ -320,7 +323,7 @@ def _who_left(session: Session, own: str) -> str | None:
         own_rank = session.rank_info.rank
         for rank in session.everyone:
             if rank != own_rank and (why := session.has_left(rank)) is not None:
-                if (difference := programs.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
+                if (difference := program_starts.difference(session.read(f"ran/{rank}"), rank, own_rank)) is not None:
                     return f"[job] the processes differ in what they do together: {difference}"
                 return f"[job] rank {rank} has ended ({why or 'its program was over'}) while {own}"
         return None

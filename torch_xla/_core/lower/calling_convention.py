@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._core.graph.graph import Graph, Wire, Wires
-from torch_xla._core.lower import manual
+from torch_xla._core.lower import manual_lowering
 from torch_xla.ops import dtypes
 
 # Which vector a number of this type travels in, and the vectors' dtypes.
@@ -71,22 +71,22 @@ class Convention:
             self.buffers.append((shape, dtypes.numpy_dtype(first.dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
-        at = graph.leaf_places or (splits.WHOLE,) * len(graph.leaves)
-        to = graph.wanted_places or (splits.WHOLE,) * len(graph.outputs)
-        parts = manual.find(graph)
+        at = graph.leaf_places or (shardings.WHOLE,) * len(graph.leaves)
+        to = graph.wanted_places or (shardings.WHOLE,) * len(graph.outputs)
+        parts = manual_lowering.find(graph)
         to = tuple(
-            splits.PARTS if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
+            shardings.PARTS if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
         )
         self.places = [at[i] for i in self._singles]
-        self.places += [splits.WHOLE] * (len(self.buffers) - len(self.places))
-        self.given_back: list[tuple[tuple[int, ...], int]] = [((0,), splits.WHOLE)] * len(self.wanted)
+        self.places += [shardings.WHOLE] * (len(self.buffers) - len(self.places))
+        self.given_back: list[tuple[tuple[int, ...], int]] = [((0,), shardings.WHOLE)] * len(self.wanted)
         self.given_back += [(_shape(graph, i), to[i]) for i in single]
         if token:
-            self.given_back.append(((), splits.WHOLE))
+            self.given_back.append(((), shardings.WHOLE))
 
         self.aliases = self._aliases(graph, single)
         for slot, result in self.aliases.items():
-            if result is not None and not splits.same(self.places[slot], self.given_back[result][1]):
+            if result is not None and not shardings.same(self.places[slot], self.given_back[result][1]):
                 self.aliases[slot] = None
 
     def _aliases(self, graph: Graph, single: list[int]) -> dict[int, int | None]:

@@ -27,7 +27,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Region:
+class CompositeRegion:
     """A composite in a graph."""
 
     name: str
@@ -56,7 +56,7 @@ def plan(
     operands: Sequence[Collection[int]],
     wanted: Collection[int],
     free: Set[int] = frozenset(),
-) -> list[int | Region]:
+) -> list[int | CompositeRegion]:
     """The order in which a graph is lowered, with a region for what lies between the marks of one composite.
 
     A composite of which some marks are missing, or that shares operators with another one, is none: its marks have no
@@ -90,11 +90,13 @@ def plan(
         return list(range(len(operands)))
 
 
-def _regions(boundaries: Mapping[int, Boundary], operands: Sequence[Collection[int]], free: Set[int]) -> list[Region]:
+def _regions(
+    boundaries: Mapping[int, Boundary], operands: Sequence[Collection[int]], free: Set[int]
+) -> list[CompositeRegion]:
     groups: dict[tuple[str, str], list[int]] = {}
     for node, mark in boundaries.items():
         groups.setdefault((mark.name, mark.instance), []).append(node)
-    regions: list[Region] = []
+    regions: list[CompositeRegion] = []
     claimed_nodes: set[int] = set()
     for (name, _), marks in groups.items():
         marks.sort(key=lambda node: boundaries[node].position)
@@ -116,5 +118,5 @@ def _regions(boundaries: Mapping[int, Boundary], operands: Sequence[Collection[i
         if is_complete and claimed_nodes.isdisjoint(members - free):
             claimed_nodes |= members - free
             attributes = {k: v for node in outputs for k, v in boundaries[node].attributes.items()}
-            regions.append(Region(name, attributes, tuple(inputs), tuple(sorted(members)), tuple(outputs)))
+            regions.append(CompositeRegion(name, attributes, tuple(inputs), tuple(sorted(members)), tuple(outputs)))
     return regions

@@ -49,7 +49,7 @@ class _Alike:
 _Piece = _Stretch | _Alike | Wire
 
 
-class Plan:
+class HorizontalPlan:
     """How the packs that a program gives are computed; `singles` are wires whose values it takes one by one.
 
     `places` has per node where its numbers are; `given` and `wanted` are packs among the inputs and the results.

@@ -27,10 +27,10 @@ from torch_xla import _config, _events, _fallbacks, _jax_internals
 from torch_xla._core.device import client, environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, Number, Wire, fill_template
-from torch_xla._core.lower import convolutions, manual, placing, rolling, scopes
+from torch_xla._core.lower import convolutions, manual_lowering, placing, rolling, scopes
 from torch_xla._core.lower.calling_convention import Convention, number_places
-from torch_xla._core.lower.composites import MARKS, Region, boundary, plan
-from torch_xla._core.lower.horizontal import Plan
+from torch_xla._core.lower.composites import MARKS, CompositeRegion, boundary, plan
+from torch_xla._core.lower.horizontal import HorizontalPlan
 from torch_xla._errors import message
 from torch_xla.ops import collective, conv, fallback, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
@@ -61,11 +61,11 @@ if scopes.on():
     source_info_util.register_exclusion(os.path.dirname(_config.__file__) + os.sep)
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     inside = False
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def check_not_inside() -> None:
@@ -115,7 +115,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     places = number_places(graph)
     rank = environment.rank_info().rank if any(map(sequence.is_collective, graph.nodes)) else 0
     to_come = sequence.numbers(graph, rank)
-    parts = manual.find(graph)
+    parts = manual_lowering.find(graph)
 
     def program(*inputs: Any) -> tuple[Any, ...]:
         placed_inputs = placing.spread(inputs, convention.places, place)
@@ -145,7 +145,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
             elif sequence.is_collective(graph.nodes[step]):
                 node = graph.nodes[step]
                 results[step] = collective.compute(node.args[1], _operands(node, values, results), rank, turns)
-            elif step in parts or graph.nodes[step].op == manual.LEAVE:
+            elif step in parts or graph.nodes[step].op == manual_lowering.LEAVE:
                 results[step] = _on_parts(graph, graph.nodes[step], values, results, numbers_by_node[step], parts)
             elif step in live_nodes:
                 results[step] = _compute(graph.nodes[step], values, results, numbers_by_node[step])
@@ -160,12 +160,12 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     with wants, mesh, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
-        together = Plan(graph, places, convention.given, convention.wanted)
+        together = HorizontalPlan(graph, places, convention.given, convention.wanted)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
         root_wires = {*convention.singles, *together.singles, *shared}
         looped = {wire for run in graph.layers for slot in run.slots for wire in graph.nodes[slot].inputs}
         live_nodes = _needed(graph, root_wires | looped)
-        rolled = rolling.Plan(graph, live_nodes, root_wires)
+        rolled = rolling.LoopPlan(graph, live_nodes, root_wires)
         to = tuple(place.in_module(number, shape) for shape, number in convention.given_back)
         jitted = jax.jit(program, keep_unused=True, out_shardings=to)
         types = [
@@ -263,7 +263,7 @@ def compute(graph: Graph, leaves: Mapping[int, Any], given: list[Numbers]) -> Re
     return results
 
 
-def steps(graph: Graph) -> Sequence[int | Region]:
+def steps(graph: Graph) -> Sequence[int | CompositeRegion]:
     """The nodes in their order, with those of a composite as one."""
     marks = {i: boundary(node.args[1:]) for i, node in enumerate(graph.nodes) if node.op in MARKS}
     if not marks:
@@ -285,7 +285,7 @@ def _needed(graph: Graph, wires: set[Wire]) -> set[int]:
 
 
 def _composite(
-    graph: Graph, region: Region, leaves: Mapping[int, Any], results: Results, given: list[Numbers]
+    graph: Graph, region: CompositeRegion, leaves: Mapping[int, Any], results: Results, given: list[Numbers]
 ) -> Results:
     """What a composite gives: its marked operands come first, then what else its operators take."""
     wires = [wire for i in region.members for wire in graph.nodes[i].inputs]
@@ -329,9 +329,9 @@ def _on_parts(
     graph: Graph, node: Node, leaves: Mapping[int, Any], results: Results, given: Numbers, parts: frozenset[int]
 ) -> tuple[Any, ...]:
     tensors = _operands(node, leaves, results)
-    inside = [manual.is_part(graph, wire, parts) for wire in node.inputs]
+    inside = [manual_lowering.is_part(graph, wire, parts) for wire in node.inputs]
     numbers, seed = given
-    return manual.compute(node, tensors, inside, numbers, seed, lambda *own: _compute_on(node, *own))
+    return manual_lowering.compute(node, tensors, inside, numbers, seed, lambda *own: _compute_on(node, *own))
 
 
 def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = None) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from torch_xla._core.device import placement, splits
+from torch_xla._core.device import placement, shardings
 
 OPERATOR = "xla.place.default"  # gives its argument, in another place
 
@@ -17,7 +17,7 @@ def constrained(value: Any, number: int) -> Any:
     place = placement.of(0)
     if not place.mesh:
         return value
-    return jax.lax.with_sharding_constraint(value, splits.sharding(splits.by_number(number), place.devices))
+    return jax.lax.with_sharding_constraint(value, shardings.sharding(shardings.by_number(number), place.devices))
 
 
 def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placement) -> Sequence[Any]:
@@ -26,7 +26,7 @@ def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placem
         return inputs
 
     def one(value: Any, number: int) -> Any:
-        split = splits.by_number(number)
+        split = shardings.by_number(number)
         return value if split is None or split.fits(value.shape) else constrained(value, number)
 
     return [one(value, number) for value, number in zip(inputs, places, strict=True)]

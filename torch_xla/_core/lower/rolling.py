@@ -22,7 +22,7 @@ from torch_xla._core.device import placement
 from torch_xla._core.graph import layers
 from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Source, Wire, Wires, describe
 from torch_xla._core.graph.layers import elementwise
-from torch_xla._core.lower import manual, stacks
+from torch_xla._core.lower import manual_lowering, stacks
 from torch_xla._core.lower.composites import MARKS
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import find_overload
@@ -50,8 +50,8 @@ def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
     fewest = least(platform, mesh)
     if fewest is None or graph.layers or any(node.op in MARKS for node in graph.nodes):
         return graph
-    parts = manual.find(graph)
-    excluded = {slot for slot, node in enumerate(graph.nodes) if node.op == manual.LEAVE or slot in parts}
+    parts = manual_lowering.find(graph)
+    excluded = {slot for slot, node in enumerate(graph.nodes) if node.op == manual_lowering.LEAVE or slot in parts}
     return replace(graph, layers=layers.find(graph, fewest, excluded))
 
 
@@ -92,7 +92,7 @@ class _Column:
     step: int
 
 
-class Plan:
+class LoopPlan:
     """The runs of layers of a graph, and what is wanted of each.
 
     Nodes in `needed` are computed; wires in `singles` are wanted beside their operands.
@@ -221,7 +221,7 @@ class Loops:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoopPlan,
         places: Sequence[Sequence[Place]],
         vectors: Sequence[Any],
         stacks: Mapping[int, tuple[Any, int]],

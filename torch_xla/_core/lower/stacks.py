@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._core.graph.graph import Graph, Layers, Wire, Wires
 from torch_xla._core.graph.layers import elementwise
 from torch_xla.ops.registry import Meta
@@ -24,7 +24,7 @@ def find(graph: Graph, resting: Collection[Sequence[int]]) -> list[Stack]:
     runs = graph.layers
     if not (runs or resting):
         return []
-    search = _Search(graph)
+    search = _StackSearch(graph)
     for leaves in resting:
         search.visit(tuple(Wire(True, leaf, 0) for leaf in leaves))
     columns = {source for run in runs for sources in run.sources for source in sources if isinstance(source, tuple)}
@@ -38,7 +38,7 @@ def find(graph: Graph, resting: Collection[Sequence[int]]) -> list[Stack]:
     return search.found
 
 
-class _Search:
+class _StackSearch:
     def __init__(self, graph: Graph) -> None:
         self.found: list[Stack] = []
         self._graph = graph
@@ -114,7 +114,7 @@ class _Search:
     def _are_whole(self, leaves: Iterable[int], outputs: Iterable[int]) -> bool:
         at, to = self._graph.leaf_places, self._graph.wanted_places
         places = [*(at[leaf] for leaf in leaves if at), *(to[output] for output in outputs if to)]
-        return all(splits.same(place, splits.WHOLE) for place in places)
+        return all(shardings.same(place, shardings.WHOLE) for place in places)
 
     def _successors(self, column: Wires) -> list[Wires]:
         outputs = [self._after.get(wire.slot, -1) if wire.leaf else -1 for wire in column]

@@ -11,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from torch_xla import _bindings, _config, _files, _metrics
-from torch_xla._core.device import memory
+from torch_xla._core.device import memory_stats
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 
@@ -79,7 +79,7 @@ def after_compile(executable: Executable) -> None:
     """Tells how much memory a compiled graph takes."""
     if level() <= 0:
         return
-    stats = memory.compiled_stats(executable.loaded)
+    stats = memory_stats.compiled_stats(executable.loaded)
     if stats is None:
         return
     sizes = {

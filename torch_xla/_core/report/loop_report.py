@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch_xla import _bindings, _config, _notices
-from torch_xla._core.device import memory
+from torch_xla._core.device import memory_stats
 
 _IN_A_ROW = 3  # steps, before a read is told
 _FIRST_LOOK = 8  # the barrier after which live tensors are counted first; then at twice as many, and so on
@@ -80,7 +80,7 @@ def _look() -> None:
             if meta is not None and line is not None:
                 shape, dtype = meta
                 count, nbytes = look.lines.get(line, (0, 0))
-                look.lines[line] = (count + 1, nbytes + memory.size_of(shape, dtype))
+                look.lines[line] = (count + 1, nbytes + memory_stats.size_of(shape, dtype))
     _looks.append(look)
     del _looks[:-_LOOKS]
     if len(_looks) == _LOOKS:
@@ -91,9 +91,9 @@ def _look() -> None:
             _notices.tell(
                 "loop",
                 line,
-                f"tensors made at {line} pile up: {count} are alive, {memory.in_bytes(nbytes)}, more with each step"
-                f" since step {_looks[0].step}; something keeps them, such as a list of losses: keep loss.item() or "
-                "loss.detach() there",
+                f"tensors made at {line} pile up: {count} are alive, {memory_stats.in_bytes(nbytes)}, more with each "
+                f"step since step {_looks[0].step}; something keeps them, such as a list of losses: keep loss.item() "
+                "or loss.detach() there",
             )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.device import client
 from torch_xla._core.execute import hooks
-from torch_xla._core.functions import collectives, ctc, custom_calls, manual, programs
+from torch_xla._core.functions import collectives, ctc_operator, custom_calls, jax_functions, manual_computation
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
 from torch_xla._core.torch import device_lists, fake_devices, stand_ins
@@ -79,12 +79,12 @@ def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     stand_ins.install()
     hooks.install()
-    programs.install()
+    jax_functions.install()
     collectives.install()
-    manual.install()
+    manual_computation.install()
     custom_calls.install()
     composites.install()
-    ctc.install()
+    ctc_operator.install()
     fake_devices.install()
     device_lists.install()
     _promise_shapes()

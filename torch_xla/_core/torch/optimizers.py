@@ -15,7 +15,7 @@ import torch
 import torch.utils._foreach_utils as lists
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from torch_xla._core.device import client, splits
+from torch_xla._core.device import client, shardings
 from torch_xla._core.execute import parts
 
 _SUPPORTED = {
@@ -59,11 +59,11 @@ def _split_loaded(optimizer: Optimizer) -> None:
         if not isinstance(param, torch.Tensor) or param.device.type != "xla":
             continue
         number = parts.number_of(param)
-        if number <= splits.PARTS:
+        if number <= shardings.PARTS:
             continue
         for value in state.values():
             alike = isinstance(value, torch.Tensor) and value.device.type == "xla" and value.shape == param.shape
-            if alike and parts.number_of(value) <= splits.KNOWN_WHOLE:
+            if alike and parts.number_of(value) <= shardings.KNOWN_WHOLE:
                 parts.place(value, number, recorded=True)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from torch_xla._core.device import client, memory
+from torch_xla._core.device import client, memory_stats
 from torch_xla._core.report import debug_level
 from torch_xla.debug._profile import report as data
 from torch_xla.debug._profile.collect import Collector, Mark, Span
@@ -256,7 +256,7 @@ class _Account:
                 runs.append(Run(device, s.start - self.zero, s.end - s.start, data.UNCOMPILED, line))
         return sorted(runs, key=lambda run: run.start)
 
-    def _steps(self) -> tuple[data.Step, ...]:
+    def _steps(self) -> tuple[data.StepProfile, ...]:
         length = self.collected.end - self.zero
         barriers = [s for s in self.asks if s.stage == "barrier"]
         traced = [s for s in barriers if s.detail[0] == debug_level.STEP_TRACE]
@@ -283,7 +283,7 @@ class _Account:
             bisect_right(edges, mark.time - self.zero) - 1 for mark in self.collected.marks if mark.kind == "compile"
         )
         return tuple(
-            data.Step(i, a, b - a, stages[i], busy[i], max(b - a - busy[i], 0.0), compiles[i], i < ended)
+            data.StepProfile(i, a, b - a, stages[i], busy[i], max(b - a - busy[i], 0.0), compiles[i], i < ended)
             for a, b, i in pieces
         )
 
@@ -446,7 +446,7 @@ class _Account:
         rows = [data.Read(line, count, self._stood(line, _READ), divided[line]) for line, count in counts.items()]
         return tuple(sorted(rows, key=lambda row: -row.seconds))
 
-    def _programs(self) -> tuple[data.Program, ...]:
+    def _programs(self) -> tuple[data.ProgramProfile, ...]:
         names = {m.detail[0]: m.detail[3] for m in self.collected.marks if m.kind == "compile"}
         runs = Counter(run.key for run in self.runs)
         seconds: Counter[str] = Counter()
@@ -455,7 +455,7 @@ class _Account:
         lines = {run.key: run.line for run in reversed(self.runs)}
         programs = []
         for key, loaded in self.collected.stats.items():
-            stats = memory.compiled_stats(loaded)
+            stats = memory_stats.compiled_stats(loaded)
             if stats is None:
                 continue
             results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
@@ -463,14 +463,14 @@ class _Account:
             line, took = lines.get(key), float(seconds[key])
             peak = arguments + results + temporary
             programs.append(
-                data.Program(key, names.get(key), line, runs[key], took, arguments, results, temporary, peak)
+                data.ProgramProfile(key, names.get(key), line, runs[key], took, arguments, results, temporary, peak)
             )
         return tuple(sorted(programs, key=lambda program: -program.peak))
 
     def _memory(self) -> data.Memory:
         counts = self.collected.counts
         live = tuple(
-            (when - self.zero, sum(memory.size_of(key[1], key[2]) * count for key, count in now.items()))
+            (when - self.zero, sum(memory_stats.size_of(key[1], key[2]) * count for key, count in now.items()))
             for when, now in counts
         )
         first, last = counts[0][1], counts[-1][1]
@@ -482,8 +482,8 @@ class _Account:
                 history = [now.get(key, 0) for _, now in counts]
                 rises = sum(now > then for then, now in pairwise(history))
                 growing = len(counts) > 4 and 2 * rises >= len(history) - 1
-                size = (after - before) * memory.size_of(shape, dtype)
-                grown.append(data.Growth(memory.kind_of(shape, dtype), line, before, after, size, growing))
+                size = (after - before) * memory_stats.size_of(shape, dtype)
+                grown.append(data.Growth(memory_stats.kind_of(shape, dtype), line, before, after, size, growing))
         return data.Memory(live, tuple(sorted(grown, key=lambda g: (not g.growing, -g.nbytes))))
 
     def _others(self) -> dict[str, tuple[Segment, ...]]:

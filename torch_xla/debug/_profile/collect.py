@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from torch_xla import _bindings, _events
-from torch_xla._core.device import background, client, memory
+from torch_xla._core.device import background, client, memory_stats
 from torch_xla._core.lower.scopes import ModulePaths
 
 # How often the user's line is looked up, and how soon a thread that wants to run gets to: the interpreter's own 5 ms
@@ -127,7 +127,7 @@ class Collector(_events.Sink):
         counts: dict[tuple[Any, ...], int] = {}
         if client.client_started():
             for device in range(_bindings.device_count()):
-                for kind in memory.live_tensors(device):
+                for kind in memory_stats.live_tensors(device):
                     key = (kind.line, kind.shape, kind.dtype)
                     counts[key] = counts.get(key, 0) + kind.count
         self._counted = perf_counter()

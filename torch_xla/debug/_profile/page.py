@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch_xla._core.device.memory import in_bytes
+from torch_xla._core.device.memory_stats import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
 from torch_xla.debug._profile.report import STAGES, Report, Segment

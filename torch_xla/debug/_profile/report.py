@@ -21,7 +21,7 @@ UNCOMPILED = "uncompiled"
 END = "the end of the block"
 
 
-class _Stretch:
+class _Span:
     """Something that took time; has a start and a length."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class _Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment(_Stretch):
+class Segment(_Span):
     """What the host's thread did over a stretch of time; segments do not overlap, and leave nothing out."""
 
     stage: str  # one of `STAGES`
@@ -46,7 +46,7 @@ class Segment(_Stretch):
 
 
 @dataclass(frozen=True, slots=True)
-class Step(_Stretch):
+class StepProfile(_Span):
     """What lies between two barriers that ran something, or two ends of a `StepTrace`."""
 
     number: int  # counted from 0
@@ -60,7 +60,7 @@ class Step(_Stretch):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(_Stretch):
+class Run(_Span):
     """One run of a program on a device.
 
     Its key is the graph's, or `UNCOMPILED`, its line the user's that asked for it.
@@ -74,7 +74,7 @@ class Run(_Stretch):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap(_Stretch):
+class Gap(_Span):
     """A stretch of time in which a device had nothing to do."""
 
     device: int
@@ -137,7 +137,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramProfile:
     """A program that ran, and the memory it needs."""
 
     key: str
@@ -173,7 +173,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCall(_Stretch):
+class ModuleCall(_Span):
     """One call of a module's forward; as `Share`."""
 
     name: str
@@ -190,7 +190,7 @@ class Report:
     began: float  # seconds since the epoch
     seconds: float  # length of the block
     hardware: str  # what the devices are
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepProfile, ...] = ()
     host: tuple[Segment, ...] = ()  # what the host's thread did, without holes
     # what other threads did, by name of the thread
     others: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Report:
     modules: tuple[Share, ...] = ()  # time by module, the most first
     lines: tuple[Share, ...] = ()  # time by line, the most first
     calls: tuple[ModuleCall, ...] = ()
-    programs: tuple[Program, ...] = ()
+    programs: tuple[ProgramProfile, ...] = ()
     memory: Memory = Memory()
     looked_up: int = 0  # how many new graphs the persistent cache was asked for
     loaded: int = 0  # how many of them it had

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
-from torch_xla._core.device.memory import in_bytes
+from torch_xla._core.device.memory_stats import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
-from torch_xla.debug._profile.report import STAGES, Report, Share, Step
+from torch_xla.debug._profile.report import STAGES, Report, Share, StepProfile
 
 _STEPS = 12
 _ROWS = 10
@@ -83,7 +83,7 @@ def summary(report: Report) -> str:
     return ", ".join([*parts, words.count(len(report.compiles), "compile")])
 
 
-def _chosen(steps: Sequence[Step]) -> list[Step]:
+def _chosen(steps: Sequence[StepProfile]) -> list[StepProfile]:
     """All steps, or of many the first ones, those that compiled, the slowest and the last."""
     if len(steps) <= _STEPS:
         return list(steps)
@@ -93,9 +93,9 @@ def _chosen(steps: Sequence[Step]) -> list[Step]:
     return [s for s in steps if s.number in numbers]
 
 
-def _sum(steps: Sequence[Step]) -> Step:
+def _sum(steps: Sequence[StepProfile]) -> StepProfile:
     stages = {stage: sum(s.stages.get(stage, 0.0) for s in steps) for stage in STAGES}
-    return Step(
+    return StepProfile(
         len(steps),
         0.0,
         sum(s.seconds for s in steps),
@@ -106,7 +106,7 @@ def _sum(steps: Sequence[Step]) -> Step:
     )
 
 
-def _step(name: str, step: Step, stages: Sequence[str]) -> list[str]:
+def _step(name: str, step: StepProfile, stages: Sequence[str]) -> list[str]:
     times = [*(step.stages.get(stage, 0.0) for stage in stages), step.seconds, step.execute, step.idle]
     return [name, *map(_cell, times), str(step.compiles or "")]
 

@@ -7,8 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import median
 
-from torch_xla._core.device.memory import in_bytes
-from torch_xla.debug._profile.report import COMPILE, END, PROFILE, UNCOMPILED, Report, Step
+from torch_xla._core.device.memory_stats import in_bytes
+from torch_xla.debug._profile.report import COMPILE, END, PROFILE, UNCOMPILED, Report, StepProfile
 
 
 def seconds(value: float) -> str:
@@ -32,12 +32,12 @@ def short(text: str) -> str:
     return text.replace(os.getcwd() + os.sep, "")
 
 
-def warm(report: Report) -> list[Step]:
+def warm(report: Report) -> list[StepProfile]:
     """The steps that compiled nothing, no program of the package's own either."""
     return [s for s in report.steps if s.ended and not s.compiles and not s.stages.get(COMPILE)]
 
 
-def usual(report: Report) -> list[Step]:
+def usual(report: Report) -> list[StepProfile]:
     """The steps that compiled nothing; all where each compiled."""
     return warm(report) or list(report.steps)
 

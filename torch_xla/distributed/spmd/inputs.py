@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_xla import _api, _bindings
-from torch_xla._core.device import placement, splits, transfer
+from torch_xla._core.device import placement, shardings, transfer
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.marking import mark_sharding
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
@@ -50,13 +50,13 @@ class ShardingSpec:
         It may be this process's rows alone: RuntimeError where these do not divide.
         """
         if not self.minibatch:
-            index, number = device.index or 0, splits.number_of(self.mesh.split(self.partition_spec))
+            index, number = device.index or 0, shardings.number_of(self.mesh.split(self.partition_spec))
             buffer = transfer.upload(t.detach(), index, number)  # now, and not when a program takes it
             return _bindings.tensor_of(buffer, list(t.shape), t.dtype, index, number)
         return _send_rows(t, self.mesh.split(self.partition_spec), device)
 
 
-def _send_rows(t: torch.Tensor, wanted: splits.Split, device: torch.device) -> torch.Tensor:
+def _send_rows(t: torch.Tensor, wanted: shardings.Split, device: torch.device) -> torch.Tensor:
     """Sends a batch of which each process has those rows that its devices have, in their order."""
     place = placement.of(device.index or 0)
     local = {place.devices.index(member) for member in place.local}
@@ -79,6 +79,6 @@ def _send_rows(t: torch.Tensor, wanted: splits.Split, device: torch.device) -> t
         if member in local:
             start = local_tiles.index(where[0].start // rows) * rows
             parts.append(values[(slice(start, start + rows), *where[1:])])
-    number = splits.number_of(wanted)
+    number = shardings.number_of(wanted)
     buffer = transfer.put_parts(parts, shape, device.index or 0, number)
     return _bindings.tensor_of(buffer, list(shape), t.dtype, device.index or 0, number)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.marking import mark_sharding, unwrapped, wrapped
@@ -58,9 +58,9 @@ def enable_manual_sharding(
 def full_to_shard(t: torch.Tensor) -> torch.Tensor:
     """The part of a split tensor that each device has; RuntimeError where it is not split, or does not divide."""
     number = parts.number_of(t.detach())
-    if number in (splits.WHOLE, splits.ANYWHERE):
+    if number in (shardings.WHOLE, shardings.ANYWHERE):
         raise RuntimeError(message("spmd", "got a tensor without a split", do="call mark_sharding first"))
-    split = splits.by_number(number)
+    split = shardings.by_number(number)
     if split is not None and not split.fits(t.shape):
         got = f"got a tensor of shape {tuple(t.shape)} for manual sharding as {split.tiles}"
         raise RuntimeError(message("spmd", got, expected="sizes that divide"))
@@ -86,14 +86,14 @@ def disable_manual_sharding(
     """
     active_mesh = given_or_global(mesh)
     split = active_mesh.split(tuple(partition_spec))
-    shape = OpSharding.of(splits.number_of(split)).shape_of(t.shape)
+    shape = OpSharding.of(shardings.number_of(split)).shape_of(t.shape)
     if len(partition_spec) != t.dim() or tuple(full_shape) != shape:
         raise MeshError(
             message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{shape}, of parts {tuple(t.shape)}")
         )
     if active_mesh.size() == 1:
         return mark_sharding(t, active_mesh, partition_spec)
-    full_tensor = torch.ops.xla.shard_to_full(unwrapped(t), splits.number_of(split), list(shape))
+    full_tensor = torch.ops.xla.shard_to_full(unwrapped(t), shardings.number_of(split), list(shape))
     return wrapped(full_tensor, active_mesh, partition_spec)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import hooks
 
 from torch_xla import runtime
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.mesh import Mesh, MeshError, PartitionSpec
@@ -45,7 +45,7 @@ def checked(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> int:
     if mesh.size() > 1 and not runtime.is_spmd():
         got = f"got a mesh of {mesh.size()} devices, each of which is an xla device of its own"
         raise RuntimeError(message("spmd", got, do="call torch_xla.runtime.use_spmd() before the first xla tensor"))
-    return splits.number_of(mesh.split(tuple(partition_spec)))
+    return shardings.number_of(mesh.split(tuple(partition_spec)))
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> XLAShardedTensor:
@@ -74,11 +74,12 @@ def mark(t: torch.Tensor, number: int) -> None:
     """
     global_tensor = unwrapped(t).detach()
     current = parts.number_of(global_tensor)
-    if splits.by_number(current) is not None and current != number:
+    if shardings.by_number(current) is not None and current != number:
         raise RuntimeError(
             message(
                 "spmd",
-                f"got a tensor that is split as {splits.text_of(current)}, to be split as {splits.text_of(number)}",
+                f"got a tensor that is split as {shardings.text_of(current)}, "
+                f"to be split as {shardings.text_of(number)}",
                 expected="one that is not split otherwise",
                 do="call clear_sharding first, or annotate_custom_sharding",
             )
@@ -92,7 +93,7 @@ def _mark_gradients(t: torch.Tensor, number: int) -> None:
     old = t.__dict__.pop("_split_gradients", None)
     if old is not None:
         old.remove()
-    if t.is_leaf and t.requires_grad and number > splits.KNOWN_WHOLE:
+    if t.is_leaf and t.requires_grad and number > shardings.KNOWN_WHOLE:
         t.__dict__["_split_gradients"] = t.register_hook(_gradient_marker(number))
 
 
@@ -122,8 +123,8 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Has each device keep the whole of a tensor again; gives the tensor."""
     global_tensor = unwrapped(t)
     if global_tensor.device.type == "xla":
-        parts.place(global_tensor.detach(), splits.WHOLE)
-    _mark_gradients(t, splits.WHOLE)
+        parts.place(global_tensor.detach(), shardings.WHOLE)
+    _mark_gradients(t, shardings.WHOLE)
     return global_tensor
 
 

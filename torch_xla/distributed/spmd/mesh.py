@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_xla import _metrics, runtime
-from torch_xla._core.device import placement, splits
+from torch_xla._core.device import placement, shardings
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.op_sharding import OpSharding
 
@@ -108,17 +108,17 @@ class Mesh:
         Args:
             partition_spec: One entry per dimension: an axis, several axes, or None.
         """
-        return OpSharding.of(splits.number_of(self.split(partition_spec)))
+        return OpSharding.of(shardings.number_of(self.split(partition_spec)))
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few meshes, which live as long as the process
-    def split(self, partition_spec: PartitionSpec) -> splits.Split:
+    def split(self, partition_spec: PartitionSpec) -> shardings.Split:
         """How a partition spec splits a tensor."""
         _metrics.count("CreateOpSharding")
         axes = self.axes_of(partition_spec)
         used = [axis for group in axes for axis in group]
         order = used + [axis for axis in range(len(self.mesh_shape)) if axis not in used]
         tiles = [math.prod(self.mesh_shape[axis] for axis in group) for group in axes]
-        return splits.split(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
+        return shardings.split(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
         """The indices of mesh axes over which each dimension is split.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._errors import message
 
 
@@ -43,14 +43,14 @@ class OpSharding:
         sharding_type: int,
     ) -> None:
         self.type = ShardingType(sharding_type)
-        self.split: splits.Split | None = None
+        self.split: shardings.Split | None = None
         if self.type == ShardingType.TILED:
             tiles = np.array(tile_assignment)
-            self.split = splits.split(tiles.shape, tiles.reshape(-1).tolist())
+            self.split = shardings.split(tiles.shape, tiles.reshape(-1).tolist())
         elif self.type == ShardingType.PARTIAL:
             groups = np.array(group_assignment)
             members = np.array(replication_groups)[groups.reshape(-1)]
-            self.split = splits.split(groups.shape, members.reshape(-1).tolist())
+            self.split = shardings.split(groups.shape, members.reshape(-1).tolist())
         elif self.type not in (ShardingType.REPLICATED, ShardingType.MAXIMAL, ShardingType.MANUAL):
             raise ValueError(message("spmd", f"got sharding type {self.type.name}", expected="one of a single tensor"))
         if self.split is not None and self.split.whole:
@@ -60,7 +60,7 @@ class OpSharding:
     def of(cls, number: int) -> OpSharding:
         """The form of a placement."""
         sharding = cls([], [], [], ShardingType.REPLICATED)
-        sharding.split = splits.by_number(number)
+        sharding.split = shardings.by_number(number)
         if sharding.split is not None:
             sharding.type = ShardingType.PARTIAL if sharding.split.copies > 1 else ShardingType.TILED
         return sharding
@@ -68,7 +68,7 @@ class OpSharding:
     @property
     def number(self) -> int:
         """Its placement number."""
-        return splits.KNOWN_WHOLE if self.split is None else splits.number_of(self.split)
+        return shardings.KNOWN_WHOLE if self.split is None else shardings.number_of(self.split)
 
     def shape_of(self, part: Sequence[int]) -> tuple[int, ...]:
         """Shape of the whole of equal parts."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_xla._core.device import client, splits
+from torch_xla._core.device import client, shardings
 from torch_xla._core.execute import parts
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec, of_device_mesh, spec_of
@@ -82,7 +82,7 @@ class XLAShardedTensor(torch.Tensor):
     def local_shards(self) -> list[XLAShard]:
         """The parts on devices of this process."""
         global_tensor = self.global_tensor.detach()
-        is_replicated = splits.by_number(parts.number_of(global_tensor)) is None
+        is_replicated = shardings.by_number(parts.number_of(global_tensor)) is None
         return [
             XLAShard(
                 part.values,
@@ -116,7 +116,7 @@ class XLAShardedTensor(torch.Tensor):
         """The annotation in XLA's notation."""
         if self._manual:
             return "{manual}"
-        return splits.text_of(parts.number_of(self.global_tensor))
+        return shardings.text_of(parts.number_of(self.global_tensor))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"XLAShardedTensor({self.global_tensor!r})"
@@ -172,7 +172,7 @@ class XLAShardedTensor(torch.Tensor):
 
     def full_tensor(self) -> torch.Tensor:
         """The whole, on every device."""
-        return torch.ops.xla.place(self.global_tensor, splits.KNOWN_WHOLE)
+        return torch.ops.xla.place(self.global_tensor, shardings.KNOWN_WHOLE)
 
     def to_local(self) -> torch.Tensor:
         """The whole as a plain tensor: with SPMD a process sees one device that has all of it."""
@@ -207,7 +207,7 @@ class XLAShardedTensor(torch.Tensor):
         spec = spec_of(self.dim(), placements)
         global_tensor = self.global_tensor
         result = XLAShardedTensor(global_tensor.clone() if async_op else global_tensor, mesh.mesh_shape, spec)
-        parts.place(result.global_tensor.detach(), splits.number_of(mesh.split(spec)), recorded=True)
+        parts.place(result.global_tensor.detach(), shardings.number_of(mesh.split(spec)), recorded=True)
         result._mesh = mesh
         return result
 
@@ -219,7 +219,7 @@ def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Se
     """
     from torch_xla import _bindings
 
-    split = splits.by_number(parts.number_of(tensor))
+    split = shardings.by_number(parts.number_of(tensor))
     if split is None:
         raise RuntimeError(message("spmd", "got parts for a tensor that is not split", expected="a split tensor"))
     local = {f"{client.device_type()}:{part.device}": part.values.shape for part in parts.of_tensor(tensor)}
@@ -232,4 +232,4 @@ def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Se
     values_by_device = dict(zip(devices, values, strict=True))
     ordered = [values_by_device[device].to(tensor.dtype) for device in local]
     buffer = parts.buffer_of(ordered, split, tuple(tensor.shape), tensor.device.index)
-    _bindings.replace_buffer(tensor, buffer, splits.number_of(split))
+    _bindings.replace_buffer(tensor, buffer, shardings.number_of(split))

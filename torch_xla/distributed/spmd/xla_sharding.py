@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils._pytree as pytree
 
-from torch_xla._core.functions import programs
+from torch_xla._core.functions import jax_functions
 from torch_xla._errors import message
 from torch_xla.core import _barriers
 from torch_xla.distributed.spmd.inputs import ShardingSpec
@@ -101,8 +101,8 @@ def _shard_as(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     from torch_xla.ops.sharding_group import shard_alike
 
     x, y = unwrapped(x), unwrapped(y)
-    name = programs.trace(shard_alike, programs.metas_of((x, y)), "shard_as")
-    first, second = programs.call(name, (x, y))
+    name = jax_functions.trace(shard_alike, jax_functions.metas_of((x, y)), "shard_as")
+    first, second = jax_functions.call(name, (x, y))
     return first, second
 
 

@@ -44,14 +44,14 @@ def trace(function: Callable[..., Sequence[Any]], metas: Sequence[Any], label: s
     from jax.extend.core import jaxpr_as_fun
 
     from torch_xla.ops import dtypes
-    from torch_xla.ops.program import Program, register
+    from torch_xla.ops.program import TracedProgram, register
     from torch_xla.ops.registry import Meta
 
     with jax.enable_x64(wide):
         arguments = [jax.ShapeDtypeStruct(m.shape, dtypes.numpy_dtype(m.dtype)) for m in metas]
         closed = jax.make_jaxpr(lambda *arrays: tuple(function(*arrays)))(*arguments)
         outs = tuple(Meta(tuple(aval.shape), dtypes.torch_dtype(aval.dtype)) for aval in closed.out_avals)
-    program = Program(jaxpr_as_fun(closed), tuple(metas), outs)
+    program = TracedProgram(jaxpr_as_fun(closed), tuple(metas), outs)
     name = f"{label}:{_digest(_lowered_program(program), closed.jaxpr)}"
     register(name, program)
     return name

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _events, _notices
-from torch_xla._core.device import memory
+from torch_xla._core.device import memory_stats
 from torch_xla._core.graph.graph import Graph, Input, Node, Number
 from torch_xla._errors import GraphLimitError, message
 from torch_xla.ops.registry import Meta
@@ -97,7 +97,7 @@ class Retrace:
 
 
 @dataclass(slots=True)
-class _Line:
+class _CallSite:
     graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_PER_LINE))
     count: int = 0
     told: int = 0
@@ -106,7 +106,7 @@ class _Line:
 
 
 # By line and device: each device has programs of its own.
-_lines: OrderedDict[tuple[str, int], _Line] = OrderedDict()
+_lines: OrderedDict[tuple[str, int], _CallSite] = OrderedDict()
 _records: deque[Retrace] = deque(maxlen=1000)
 _guards: list[str] = []
 expected: ContextVar[bool] = ContextVar("new graphs are expected", default=False)
@@ -122,7 +122,7 @@ def note_uncompiled(line: str | None, device: int, count: int, describe: Callabl
         return
     graph = describe()
     line = line or _NO_LINE
-    history = _lines.setdefault((line, device), _Line())
+    history = _lines.setdefault((line, device), _CallSite())
     others = [*history.graphs, history.uncompiled] if history.uncompiled is not None else [*history.graphs]
     nearest = nearest_of(graph, others)
     differences = compare(graph, nearest) if nearest is not None else []
@@ -151,7 +151,7 @@ def note(graph: Graph, line: str | None, name: str | None, known_before: bool = 
         return None
     line = line or _NO_LINE
     place = line, graph.device
-    history = _lines.setdefault(place, _Line())
+    history = _lines.setdefault(place, _CallSite())
     nearest = nearest_of(graph, history.graphs)
     record = None
     if nearest is not None:
@@ -177,7 +177,7 @@ def _forget() -> None:
         nodes -= sum(len(graph.nodes) for graph in dropped.graphs)
 
 
-def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
+def _tell(found: Retrace, line: _CallSite, nearest: Graph | None) -> None:
     if expected.get():
         return
     line.told += 1
@@ -188,7 +188,7 @@ def _tell(found: Retrace, line: _Line, nearest: Graph | None) -> None:
         _notices.tell("retrace", None, f"{found}{_remedy(line, nearest)}{more}")
 
 
-def _remedy(line: _Line, nearest: Graph | None) -> str:
+def _remedy(line: _CallSite, nearest: Graph | None) -> str:
     """What helps where the latest graph, and others, differ in one length of an input."""
     graphs = line.graphs
     latest = graphs[-1]
@@ -319,7 +319,7 @@ def _leaf_frame(graph: Graph, leaf: int) -> str | None:
 
 
 def _show(meta: Meta | None) -> str:
-    return "none" if meta is None else memory.kind_of(meta.shape, meta.dtype)
+    return "none" if meta is None else memory_stats.kind_of(meta.shape, meta.dtype)
 
 
 def _inputs(graph: Graph, known: Graph) -> list[Difference]:

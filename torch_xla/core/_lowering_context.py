@@ -21,7 +21,7 @@ class LoweringContext:
 
     def __init__(self, name: str = "graph", device: str = "") -> None:
         self._name = name
-        self._program: _export.Program | None = None
+        self._program: _export.LoweredGraph | None = None
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
         """Lowers what computes some tensors; they stay pending.
@@ -32,7 +32,7 @@ class LoweringContext:
         self._program = _export.lowered(tensors, self._name)
 
     @property
-    def _built(self) -> _export.Program:
+    def _built(self) -> _export.LoweredGraph:
         if self._program is None:
             raise RuntimeError(message("lowering", "nothing was built", expected="tensors", do="call build(tensors)"))
         return self._program

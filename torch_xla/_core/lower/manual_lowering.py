@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from torch_xla._core.device import placement, splits
+from torch_xla._core.device import placement, shardings
 from torch_xla._core.graph.graph import Graph, Node, Wire
 from torch_xla._errors import message
 
@@ -25,7 +25,7 @@ _REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 def find(graph: Graph) -> frozenset[int]:
     """The nodes whose results are parts."""
     part_nodes: set[int] = set()
-    if splits.PARTS not in graph.leaf_places and not any(node.op == ENTER for node in graph.nodes):
+    if shardings.PARTS not in graph.leaf_places and not any(node.op == ENTER for node in graph.nodes):
         return frozenset()
     for slot, node in enumerate(graph.nodes):
         inside = any(is_part(graph, wire, part_nodes) for wire in node.inputs)
@@ -37,7 +37,7 @@ def find(graph: Graph) -> frozenset[int]:
 def is_part(graph: Graph, wire: Wire, parts: Container[int]) -> bool:
     """Whether what a wire carries is a part, given the nodes whose results are parts."""
     if wire.leaf:
-        return bool(graph.leaf_places) and graph.leaf_places[wire.slot] == splits.PARTS
+        return bool(graph.leaf_places) and graph.leaf_places[wire.slot] == shardings.PARTS
     return wire.slot in parts
 
 
@@ -54,10 +54,10 @@ def compute(
     `inside` says which operands are parts, `rule` gives its results for one device's operands, numbers and seed.
     """
     if node.op == ENTER:
-        spec = splits.sharding(splits.by_number(node.args[1]), placement.of(0).devices).spec
+        spec = shardings.sharding(shardings.by_number(node.args[1]), placement.of(0).devices).spec
         return (_mapped(lambda x: x[None], (spec,), _parts())(tensors[0]),)
     if node.op == LEAVE:
-        spec = splits.sharding(splits.by_number(node.args[1]), placement.of(0).devices).spec
+        spec = shardings.sharding(shardings.by_number(node.args[1]), placement.of(0).devices).spec
         return (_mapped(lambda x: x[0], (_parts(),), spec)(tensors[0]),)
 
     def one(tensors: list[Any], numbers: list[Any], seed: Any) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ def compute(
 
 
 def _mesh() -> Any:
-    return splits.sharding(None, placement.of(0).devices).mesh
+    return shardings.sharding(None, placement.of(0).devices).mesh
 
 
 def _parts() -> PartitionSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_xla._core.device import splits
+from torch_xla._core.device import shardings
 from torch_xla._core.graph.library import XLA_LIB
 
 _DEFINITIONS = (
@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def _part(whole: torch.Tensor, number: int) -> torch.Tensor:
-    split = splits.by_number(number)
+    split = shardings.by_number(number)
     if split is None:
         return torch.empty_like(whole)
     return whole.new_empty([size // tiles for size, tiles in zip(whole.shape, split.tiles, strict=True)])

@@ -12,7 +12,7 @@ from probes import cut_of
 
 import torch_xla
 from torch_xla._core.compile import cache
-from torch_xla._core.report import retrace as core
+from torch_xla._core.report import recompiles as core
 from torch_xla.debug import retrace
 from torch_xla.ops import precision
 
