@@ -27,7 +27,7 @@ help:
 	@echo "make test-rolled   models of eight layers, rolled up into loops and not"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
-	@echo "make lint       ruff, clang-format, mypy"
+	@echo "make lint       ruff, clang-format, mypy, the budget of lines"
 	@echo "make docs       the guides as a site, in build/docs;  make wheel  a wheel for all supported PyTorch, and an sdist"
 	@echo "make bench      the figures of benchmarks/, with targets; writes benchmarks/results/"
 	@echo "make build      (re)build the C++ extension;  make dev  everything a developer needs;  make size  lines by file"
@@ -145,6 +145,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/mypy
+	$(BIN)/python tools/size.py --check
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix $(PY)
@@ -163,10 +164,7 @@ bench: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m benchmarks.run
 
 size:
-	@for kind in 'torch_xla/*.py' 'torch_xla/csrc/*' 'tests/*.py' 'benchmarks/*.py' 'examples/*.py'; do \
-		printf '%7d  %s\n' "$$(git ls-files -- "$$kind" | xargs -r cat | wc -l)" "$$kind"; \
-	done
-	@git ls-files -- '*.py' '*.cpp' '*.h' | xargs -r wc -l | sort -rn | sed -n '2,11p'
+	@$(PYTHON) tools/size.py
 
 clean:
 	rm -rf build torch_xla/*.so torch_xla.egg-info $(STAMPS)/build $(STAMPS)/install

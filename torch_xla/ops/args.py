@@ -12,8 +12,6 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.arithmetic import multiply
 from torch_xla.ops.registry import Lifted
 
-INT64_MAX = 2**63 - 1
-
 
 def axis(dim: int, ndim: int) -> int:
     """A dimension counted from the front; a 0-d tensor has one dimension for this purpose, as in PyTorch."""
