@@ -69,10 +69,10 @@ demo: $(STAMPS)/build
 test: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest $(PARALLEL) -m "not sweep" $(PYTEST_ARGS)
 
-# Which tests take more than 5 s of CPU without being marked slow or costs("reason"), and which with that. Not in
+# Which tests take more than 1 s of CPU without being marked slow or costs("reason"), and which with that. Not in
 # `make test`: a busy machine takes longer.
 test-cost: $(STAMPS)/dev $(STAMPS)/build
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" --cpu-limit=5 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" --cpu-limit=1 $(PYTEST_ARGS)
 
 test-fast: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sweep" $(PYTEST_ARGS)

@@ -178,6 +178,7 @@ def collected(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
 
 
 @pytest.mark.own_client("gradients of rounding errors, which Adam makes large, are others in each XLA")
+@pytest.mark.costs("programs of some hundred operators")
 def test_collect_and_update(compiles: Counting) -> None:
     check(collected, compiles, rtol=1e-3, atol=1e-4)
 
@@ -285,6 +286,7 @@ def layers(count: int, gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.costs("programs of some hundred operators")
 def test_layers_are_no_loop(gradients: bool) -> None:
     before = cuts()
     layers(80, gradients)

@@ -22,6 +22,7 @@ SCRIPT = Path(__file__).with_name("mixed_programs.py")
         ("way,allocation,fork", 1),
     ],
 )
+@pytest.mark.costs("many random programs")
 def test_values_are_the_cpus(kinds: str, threads: int) -> None:
     done = python(SCRIPT, kinds, "0", str(PROGRAMS), str(threads), devices=1, imported=True, timeout=7200)
     assert set(ast.literal_eval(done.stdout)) <= set(kinds.split(","))

@@ -93,6 +93,7 @@ optimizer.step()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.costs("a process that imports all anew")
 def test_a_program_without_xla(name: str, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in ("PJRT_DEVICE", "CPU_NUM_DEVICES")}
     done = subprocess.run(

@@ -91,6 +91,7 @@ def run(pipeline: DiffusionPipeline, inputs: dict[str, Any], device: str, steps:
         (unconditional, 2),  # a step, the image
     ],
 )
+@pytest.mark.costs("whole models are compiled")
 def test_images_agree_with_the_cpu_and_steps_share_a_graph(
     build: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]], graphs: int, compiles: Any
 ) -> None:

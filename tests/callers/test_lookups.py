@@ -87,6 +87,7 @@ def missing(names: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.costs("it reads whole libraries")
 def test_what_a_library_looks_up_exists(library: str) -> None:
     root = Path(importlib.util.find_spec(library).origin).parent
     asked: dict[str, str] = {}

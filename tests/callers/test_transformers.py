@@ -120,6 +120,7 @@ def cpu_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float
 
 
 @pytest.mark.parametrize("family", TRAINED)
+@pytest.mark.costs("whole models are compiled")
 def test_trainer_agrees_with_the_cpu(
     family: str, tmp_path: Path, cpu_losses: dict[str, list[float]], compiles: Any
 ) -> None:
@@ -133,6 +134,7 @@ def test_trainer_agrees_with_the_cpu(
     torch.testing.assert_close(losses, cpu_losses[family], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_trainer_compiles_two_kinds_of_step(tmp_path: Path, compiles: Any) -> None:
     """The first step starts the running loss; all others are one graph although the rate changes each time."""
     trainer = trainer_of(tmp_path, model_of("gpt2"), max_steps=2, warmup_steps=0)
@@ -142,6 +144,7 @@ def test_trainer_compiles_two_kinds_of_step(tmp_path: Path, compiles: Any) -> No
         longer.train()
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_trainer_accumulates_gradients(tmp_path: Path) -> None:
     rows = dict.fromkeys(("whole", "parts"), 0.0)
     for name, size, accumulate in (("whole", 8, 1), ("parts", 4, 2)):
@@ -154,6 +157,7 @@ def test_trainer_accumulates_gradients(tmp_path: Path) -> None:
     assert rows["parts"] == pytest.approx(rows["whole"], rel=1e-4)
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_trainer_resumes_where_it_stopped(tmp_path: Path) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "max_steps": 6}
     model = model_of("gpt2", dropout=0.2)

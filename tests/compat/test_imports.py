@@ -104,6 +104,7 @@ def test_only_one_module_has_private_parts_of_jax() -> None:
     assert users == ["torch_xla._jax_internals"]
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_import_starts_nothing() -> None:
     program = """
 import os, socket, sys, threading

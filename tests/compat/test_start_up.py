@@ -46,6 +46,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_training_steps_import_no_compiler() -> None:
     """Recorded and lowered: PyTorch's shape functions, decompositions and optimizers ask for none of these."""
     *_, rules, modules = python("-c", _STEPS).stdout.splitlines()
@@ -137,14 +138,16 @@ assert isinstance(torch.compiler.disable(Model()), torch.nn.Module)
 """
 
 
+@pytest.mark.costs("it imports PyTorch's compiler")
 def test_functions_are_kept_from_the_compiler_in_each_form_of_the_decorator() -> None:
     """With options only, or of a module, which it is the compiler's to wrap."""
     python("-c", _DECORATED, imported=True)
 
 
+@pytest.mark.costs("it imports PyTorch's compiler")
 def test_who_wants_more_than_a_stand_in_gets_the_module() -> None:
     """A name that it lacks, or a part of the module; what ran untraced before stays untraced."""
-    python("-c", _COMPILED)
+    python("-c", _COMPILED, imported=True)
 
 
 _OF_ITSELF = """
@@ -160,8 +163,9 @@ assert not hasattr(stand_in, "__version__")
 """
 
 
+@pytest.mark.costs("it imports PyTorch's compiler")
 def test_what_a_module_says_of_itself_is_that_of_the_module() -> None:
-    python("-c", _OF_ITSELF)
+    python("-c", _OF_ITSELF, imported=True)
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -136,6 +136,7 @@ def test_a_preview_tells_nothing(x: torch.Tensor, compiles: Counting) -> None:
     assert len(keys) == 3
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_the_first_graph_of_a_process_has_the_constants_of_later_ones() -> None:
     """The rules say what they want as constants when it is cut already, beside numbers that may vary."""
     done = python(
@@ -169,6 +170,7 @@ torch_xla.sync()
     ]
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_a_number_stays_no_input_because_less_was_known_at_the_first_cut(tmp_path: Path) -> None:
     """A process that finds its first graph on the disk learns of the rules' constants at its second."""
     program = """

@@ -46,6 +46,7 @@ class TestRuntime:
         with pytest.raises(RuntimeError, match="Can't change device type after XLA runtime is initialized"):
             xr.set_device_type("TPU")
 
+    @pytest.mark.costs("a process that imports all anew")
     def test_the_device_type_is_known_without_a_client(self):
         code = (
             "import sys, torch_xla.runtime as xr\n"
@@ -225,6 +226,7 @@ def test_autograd_threads_start_before_the_first_xla_tensor():
     python("-c", code, imported=True)
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_importing_is_quiet_and_small():
     code = (
         "import torch, sys, logging, threading\n"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import accelerator_bodies
+import pytest
 from probes import python
 
 from torch_xla._core.job import launcher
+
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
 
 
 def test_programs_for_whichever_accelerator_there_is() -> None:

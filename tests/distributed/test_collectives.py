@@ -7,6 +7,8 @@ import pytest
 
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 
 @pytest.mark.parametrize("device", ["xla", "cpu"])
 @pytest.mark.parametrize("body", ["reductions", "movements", "point_to_point"])

@@ -12,6 +12,8 @@ import torch.multiprocessing
 from torch_xla._core.job import launcher
 from torch_xla.utils import serialization
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 
 def test_gradients_are_those_of_one_process() -> None:
     launcher.run(core_bodies.functions, (), 2)

@@ -13,6 +13,8 @@ from probes import PACKAGE, ROOT, python
 from examples import train_digits_multi as example
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 
 

@@ -39,6 +39,7 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_the_command_runs_in_this_folder_with_the_environment(gcloud: Path) -> None:
     done = start("--tpu=pod", "--zone=z", "--restart-tpuvm-pod-server", "--env=A=1 2", "--", "sh", "-c", "pwd; echo $A")
     assert done.stdout == f"{os.getcwd()}\n1 2\n", done.stderr
@@ -47,6 +48,7 @@ def test_the_command_runs_in_this_folder_with_the_environment(gcloud: Path) -> N
     assert arguments[7:] == ["--zone=z"]
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_a_failure_is_told(gcloud: Path) -> None:
     done = start("--tpu=pod", "--", "false")
     assert done.returncode == 1 and "[xla_dist] false on pod failed with code 1" in done.stderr

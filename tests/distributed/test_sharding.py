@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import sharding_bodies
 import torch
 from probes import python
 
 from torch_xla._core.job import launcher
+
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
 
 
 def test_fully_sharded_training_is_that_of_one_process() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import tensor_bodies
 
 from torch_xla._core.job import launcher
+
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
 
 
 def test_distributed_tensors() -> None:

@@ -9,6 +9,8 @@ import training_bodies
 
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 
 def test_distributed_data_parallel() -> None:
     launcher.run(training_bodies.ddp, (), 2)

@@ -113,6 +113,7 @@ def test_the_page_says_what_the_program_prints(name: str, tmp_path: Path) -> Non
     assert re.fullmatch(pattern(text), found), f"docs say:\n{text}\nprinted:\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
     found = [block for page in PAGES for block in blocks(page) if starts_processes(block)]
     assert found

@@ -176,6 +176,7 @@ def test_wrong_use_is_refused() -> None:
         scan(lambda c, x: (c * weight, None), one[0], one)
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_layers_as_one(compiles: Counting) -> None:
     layers = [torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(4)]
     ours = [copy.deepcopy(layer).to("xla") for layer in layers]

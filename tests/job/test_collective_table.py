@@ -9,6 +9,8 @@ import pytest
 from tests.job import collective_table
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_equal_programs_are_compiled_by_one(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.own_client("on a plugin each step is two programs, before and after its collective")
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_the_next_job_finds_them_on_the_disk(tmp_path: Path) -> None:
     first = seen(tmp_path, "disk")
     again = seen(tmp_path, "disk")

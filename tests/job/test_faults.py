@@ -6,15 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import faults
 import pytest
-from probes import PACKAGE, ROOT, python, start
+from probes import ROOT, python, start
 
 WITHIN = 20.0  # seconds
 SCRIPT = ROOT / "tests" / "job" / "faults.py"
@@ -34,13 +32,13 @@ def observed(folder: Path, processes: int, *names: str, **env: str) -> tuple[dic
     return seen, done.stdout + done.stderr
 
 
-def running(mark: str) -> list[str]:
-    """Command lines of processes that have this in their environment, but for this one."""
-    found = []
+def running(mark: str) -> dict[int, str]:
+    """Command lines of processes that were started with this in their environment, but for this one."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
     return found
@@ -73,6 +71,7 @@ def test_all_end_and_say_why(job, name):
         assert [text for text, _ in found.ranks.values()] == [""] * processes
 
 
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_four_that_wait_for_each_other_answer_each_other(tmp_path):
     """Each asks all where they are, at one time."""
     seen, _ = observed(tmp_path, 4, "mixed")
@@ -91,6 +90,7 @@ SPANNING = {
 
 @pytest.mark.own_client("a plugin for CPUs knows its own process only")
 @pytest.mark.parametrize("names", [list(SPANNING), pytest.param(list(faults.FAULTS), marks=pytest.mark.sweep)], ids=len)
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_in_programs_that_span_the_job(tmp_path, names):
     """Where nothing can be asked of a collective: a process that is stuck in one for ever is ended, and says why."""
     seen, output = observed(tmp_path, 2, *names, XLA_CPU_COLLECTIVES="xla")
@@ -132,30 +132,26 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_the_processes_end_with_their_launcher(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SLEEPERS)
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "CPU_NUM_DEVICES": "2", "JOB_TEST": str(tmp_path)}
-    launcher = subprocess.Popen(
-        [sys.executable, script],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    mark = f"JOB_TEST={tmp_path}"
+    launcher = start(script, devices=2, imported=True, JOB_TEST=str(tmp_path))
     try:
         assert launcher.stdout is not None and launcher.stdout.readline() == "started\n"
+        assert running(mark)
         began = time.monotonic()
-        launcher.send_signal(how)
+        os.kill(launcher.pid, how)
         launcher.communicate(timeout=WITHIN)
         assert launcher.returncode != 0
-        wait_until_gone(f"JOB_TEST={tmp_path}")
+        wait_until_gone(mark)
         assert time.monotonic() - began < 10
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.communicate()
+        launcher.kill()
+        for process in running(mark):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 from probes import python
 
 from torch_xla._core.job import connection
@@ -27,6 +28,7 @@ def test_only_gloo_is_kept_back() -> None:
         assert found.read() == b"a line of another thread\nthe next line"
 
 
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_a_loop_that_stays_whole_is_told_of_while_it_grows(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""

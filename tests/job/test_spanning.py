@@ -15,6 +15,7 @@ from torch_xla._core.device import placement
 from torch_xla._core.job import launcher
 
 pytestmark = [
+    pytest.mark.costs("processes of a job, which start and compile each for itself"),
     pytest.mark.own_client("a plugin for CPUs knows its own process only"),
     pytest.mark.compiled("it is about programs"),
 ]

@@ -16,6 +16,8 @@ from probes import PACKAGE, python, start
 
 from torch_xla._core.job import launcher
 
+pytestmark = pytest.mark.costs("processes of a job, which start and compile each for itself")
+
 FOLDER = Path(__file__).parent
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+import turns
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import torch_xla
@@ -133,8 +134,10 @@ def rounds(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], list[Round]]:
     return shapes, draw(st.lists(one, min_size=1, max_size=6))
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
+@seed(turns.number("any updates") % 2**32)
 @given(rounds())
+@pytest.mark.costs("many random programs")
 def test_any_updates(program: tuple[list[tuple[int, ...]], list[Round]]) -> None:
     shapes, steps = program
     ends = []

@@ -330,8 +330,11 @@ print(out[1, 0, 5, 5].item(), x.grad.sum().item(), met.counter_value("Persistent
 
 
 class TestProcess:
+    @pytest.mark.costs("a process that imports all anew")
     def test_a_program_from_disk_calls_it(self, tmp_path: Path) -> None:
-        first, second = (python("-c", PROGRAM, str(tmp_path), devices=1).stdout.split() for _ in range(2))
+        ways = (True, False)  # the kernels are at other addresses where they are loaded anew
+        runs = (python("-c", PROGRAM, str(tmp_path), devices=1, imported=way) for way in ways)
+        first, second = (run.stdout.split() for run in runs)
         assert first[:2] == second[:2] == ["95454.0", "172872.0"]
         assert first[2] == "None" and int(second[2]) >= 1
 

@@ -317,6 +317,7 @@ def test_garbage_is_collected_again_afterwards(
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.costs("programs of some hundred operators")
 def test_a_training_step_is_lowered_for_a_device_that_is_not_there(platform: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

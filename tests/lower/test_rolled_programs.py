@@ -13,6 +13,7 @@ import torch_xla
 SEEDS = int(os.environ.get("ROLLED_PROGRAMS", "0"))  # further ones
 
 
+@pytest.mark.costs("many random programs")
 def test_values_are_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_xla.sync()
     monkeypatch.setenv("XLA_ROLL_LAYERS", "2")

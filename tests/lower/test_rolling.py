@@ -234,6 +234,7 @@ class TestAsUnrolled:
 
         assert_as_on_cpu(blocks(), accumulated)
 
+    @pytest.mark.costs("programs of some hundred operators")
     def test_clipped_and_averaged(self) -> None:
         averages: dict[str, nn.Module] = {}
 
@@ -268,6 +269,7 @@ class TestAsUnrolled:
 
         assert_as_on_cpu(blocks(), hooked)
 
+    @pytest.mark.costs("programs of some hundred operators")
     def test_dropout_draws_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = []
         for setting in ("3", "0"):

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from probes import python
 
 SCRIPT = """
@@ -58,6 +59,7 @@ assert f"f32[3,4], scope=Model/encoder/layers/1, at {__file__}:13\\n" in text, t
 """
 
 
+@pytest.mark.costs("programs of some hundred operators")
 def test_hlo_speaks_of_modules_and_lines(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(SCRIPT)

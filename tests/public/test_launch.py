@@ -72,6 +72,7 @@ def test_under_torchrun_the_process_exists_already(monkeypatch):
     assert calls == [(0, 5)]
 
 
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_a_script_that_starts_itself(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -92,6 +93,7 @@ def test_a_script_that_starts_itself(tmp_path):
     assert python(script, devices=1, imported=True).stdout == "0 6.0\n"
 
 
+@pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_a_process_group_needs_no_other_import(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""

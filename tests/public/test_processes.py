@@ -130,6 +130,7 @@ child.start(); queue.put(x); print(back.get(timeout=60)); child.join()
     assert done.stdout.startswith("[device] this process was forked after the xla client had started")
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_more_devices_than_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     done = python("-c", "import torch_xla", check=False, CPU_NUM_DEVICES="128")
     last = done.stderr.strip().splitlines()[-1]
@@ -140,12 +141,14 @@ def test_more_devices_than_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> No
         _config.CPU_NUM_DEVICES.get()
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_more_gpus_than_pytorch_counts() -> None:
     hidden = ",".join(map(str, range(128)))
     done = python("-c", "import torch_xla", check=False, PJRT_DEVICE="CUDA", CUDA_VISIBLE_DEVICES=hidden)
     assert "[device] got 128 devices, expected 1 to 127" in done.stderr
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_as_many_as_there_can_be() -> None:
     code = (
         "import torch, torch_xla\nx = torch.ones(2, device='xla:126') + 1\nprint(x.tolist(), torch.xla.device_count())"

@@ -35,6 +35,7 @@ print(b.grad.tolist())
     assert done.stdout.strip() == "[2.0, 2.0, 2.0]"
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_counting_devices_for_autograd_starts_no_client() -> None:
     done = script(
         """
@@ -110,6 +111,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 @pytest.mark.compiled("it is about compiling")
+@pytest.mark.costs("a program that takes a second to compile")
 def test_an_interrupt_while_compiling_leaves_a_usable_process() -> None:
     done = script("""
 import os, signal, threading
@@ -139,6 +141,7 @@ print(tuple(y.cpu().shape), (x + 1).cpu().shape == (8, 8))
 
 
 @pytest.mark.compiled("it is about compiling")
+@pytest.mark.costs("four processes, which compile")
 def test_a_process_killed_while_compiling_leaves_no_broken_cache(tmp_path: object) -> None:
     code = f"""
 import torch_xla.runtime as xr

@@ -14,7 +14,7 @@ from probes import ROOT, python
 def test_the_demo_reaches_its_accuracy_and_draws_its_curves(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
     done = python(
-        ROOT / "examples/digits.py", "--epochs", "12", "--output", picture, devices=1, timeout=240, imported=True
+        ROOT / "examples/digits.py", "--epochs", "8", "--output", picture, devices=1, timeout=240, imported=True
     )
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout)
     assert accuracy is not None

@@ -39,6 +39,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images[:32], labels[:32]
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_a_network_of_digits_learns_and_draws_in_one_graph_each(
     digits: tuple[torch.Tensor, torch.Tensor], compiles: Compiles, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_parts_of_a_step_have_the_losses_of_the_whole_on_the_cpu() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_a_run_that_is_taken_up_again_goes_on_as_one_that_was_not(tmp_path: Path) -> None:
     def losses(folder: Path, steps: int, *more: str) -> list[float]:
         options = train_llm.parse(
