@@ -70,9 +70,9 @@ def start(
     environment |= env
     pipe = subprocess.PIPE
     command = [sys.executable, *map(str, arguments)]
-    return (imported and warm.start([*map(str, arguments)], environment, cwd)) or subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
+    if imported:
+        return warm.start([*map(str, arguments)], environment, cwd)
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 A test that needs a process of its own mostly needs no fresh import of all that, which takes two seconds each time. The
 program, of ``python -c``, ``-m`` or a script, is the main module, and the interpreter ends as one does. Variables that
-the package reads at its import have a waiting interpreter for each of their values. Whose matter are imports, addresses
-or hash seeds takes a fresh one.
+imports may read have a waiting interpreter for each of their values. Whose matter are imports, addresses or hash seeds
+takes a fresh one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 
 _CHANGING = ("PYTEST_CURRENT_TEST", "XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE", "XLA_VERIFY_GRAPHS")
-_Server = tuple[subprocess.Popen[bytes], socket.socket, dict[str, str]]
 _AT_IMPORT = ("XLA_AUTO_BARRIER", "XLA_HLO_DEBUG", "XLA_USE_32BIT_LONG")
-_Early = tuple[tuple[str, str], ...]
-_servers: dict[_Early, _Server] = {}
+_MOST = 3  # that wait at one time
+_Server = tuple[subprocess.Popen[bytes], socket.socket]
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}  # by their variables; those used last at the end
 _lock = threading.Lock()
-
-
-def _surroundings() -> dict[str, str]:
-    """This process's variables, apart from those that each test changes; what sees them when it is imported?"""
-    return {name: value for name, value in os.environ.items() if name not in _CHANGING}
 
 
 class Program:
@@ -84,13 +79,10 @@ class Program:
         os.close(self._ended)
 
 
-def start(arguments: list[str], environment: dict[str, str], cwd: Path | None) -> Program | None:
-    """Starts a program; None where a test has changed variables that the imports may have read."""
+def start(arguments: list[str], environment: dict[str, str], cwd: Path | None) -> Program:
+    """Starts a program."""
     with _lock:
-        early = tuple((name, environment[name]) for name in _AT_IMPORT if name in environment)
-        _, pipe, started_in = _running(early)
-        if _surroundings() != started_in:
-            return None
+        _, pipe = _running({name: environment[name] for name in _AT_IMPORT if name in environment})
         own, theirs = zip(os.pipe()[::-1], os.pipe(), os.pipe(), os.pipe(), strict=True)
         request = json.dumps([arguments, environment, str(cwd or os.getcwd())]).encode()
         socket.send_fds(pipe, [len(request).to_bytes(8, "little")], [*theirs])
@@ -101,17 +93,28 @@ def start(arguments: list[str], environment: dict[str, str], cwd: Path | None) -
     return Program(arguments, int.from_bytes(os.read(ended, 8), "little"), ended, stdin, stdout, stderr)
 
 
-def _running(early: _Early) -> _Server:
-    server = _servers.get(early)
+def _running(early: dict[str, str]) -> _Server:
+    """One whose imports have seen this process's variables, apart from those that each test changes."""
+    environment = {name: value for name, value in os.environ.items() if name not in _CHANGING} | early
+    key = frozenset(environment.items())
+    server = _servers.pop(key, None)
     if server is None or server[0].poll() is not None:
         here, there = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict(early)}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         command = [sys.executable, str(Path(__file__).resolve()), str(there.fileno())]
         process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
         there.close()
-        server = _servers[early] = process, here, _surroundings()
-        atexit.register(_end, process, here)
+        server = process, here
+    _servers[key] = server
+    while len(_servers) > _MOST:
+        _end(*_servers.pop(next(iter(_servers))))
     return server
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in _servers.values():
+        _end(*server)
 
 
 def _end(process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
