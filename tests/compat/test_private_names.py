@@ -243,7 +243,7 @@ os.environ["CPU_NUM_DEVICES"] = "3"
 assert torch_xla.device_count() == 3
 assert torch.ones(2, device=torch_xla.device(2)).sum().item() == 2
 """
-    python("-c", program, CPU_NUM_DEVICES="1", JAX_NUM_CPU_DEVICES="3")
+    python("-c", program, imported=True, CPU_NUM_DEVICES="1", JAX_NUM_CPU_DEVICES="3")
 
 
 def test_a_tensor_that_no_machine_can_hold() -> None:

@@ -56,7 +56,7 @@ class TestRuntime:
         )
         assert python("-c", code, PJRT_DEVICE="TPU").stdout == "CPU 3 False\n"
         code = "import torch_xla; print(torch_xla.runtime.device_type())"
-        assert python("-c", code, PJRT_DEVICE="TPU").stdout == "TPU\n"
+        assert python("-c", code, imported=True, PJRT_DEVICE="TPU").stdout == "TPU\n"
 
     def test_an_unknown_device_type_lists_the_known_ones(self):
         code = "import torch, torch_xla; torch.ones(1, device='xla').item()"
