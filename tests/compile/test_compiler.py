@@ -113,3 +113,18 @@ class TestSlowCompiles:
             "try: interruptible.call(fail, 'x')\nexcept ValueError as e: print(f'{type(e).__name__}: {e}')",
             terminal=True,
         )
+
+    def test_interrupts_come_out_as_themselves(self) -> None:
+        """However they fall into the start of the thread and the waits for it."""
+        code = (
+            "import signal\nfrom collections import Counter\nclass Stop(BaseException): pass\n"
+            "def stop(*_): raise Stop\n"
+            "signal.signal(signal.SIGALRM, stop)\nfound, end, turn = Counter(), time.monotonic() + 2.5, 0\n"
+            "while time.monotonic() < end:\n    turn += 1\n"
+            "    try:\n        signal.setitimer(signal.ITIMER_REAL, 1e-5 + turn % 400 * 1e-6)\n"
+            "        try: interruptible.call(lambda: time.sleep(0.0002), 'x')\n"
+            "        finally: signal.setitimer(signal.ITIMER_REAL, 0)\n"
+            "    except BaseException as error: found[type(error).__name__] += 1\n"
+            "print(sorted(found))"
+        )
+        assert "['Stop']" in self.script(code, terminal=False).splitlines()

@@ -5,12 +5,12 @@ A signal handler may compute tensors meanwhile, which it could not in the midst 
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -27,31 +27,44 @@ def call(function: Callable[[], T], label: str) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    outcome: Future[T | None] = Future()
-    # Not in the future: an error knows this function's variables, and would hold itself and the caller's with them.
+    results: list[T] = []
+    # Not in a future: an error knows this function's variables, and would hold itself and the caller's with them.
     raised: list[BaseException] = []
+    # Plain locks: a condition, by which threads and futures tell, is left in disorder by an interrupt in its midst.
+    done = _thread.allocate_lock()
+    done.acquire()
 
     def run() -> None:
         try:
-            outcome.set_result(function())
+            results.append(function())
         except BaseException as error:
             raised.append(error)
-            outcome.set_result(None)
+        finally:
+            done.release()
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="torch_xla-compile")
+
+    def start() -> None:
+        try:
+            thread.start()  # it waits for such a condition
+        except BaseException as error:
+            raised.append(error)
+            done.release()
+
     try:
-        thread.start()
-        if _is_watched() and not wait([outcome], _PATIENCE_SECONDS).done:
+        _thread.start_new_thread(start, ())
+        if not _is_watched():
+            done.acquire()
+        elif not done.acquire(timeout=_PATIENCE_SECONDS):
             with _line(label) as line:
-                while not wait([outcome], _REDRAW_SECONDS).done:
+                while not done.acquire(timeout=_REDRAW_SECONDS):
                     line.refresh()
-        result = outcome.result()
     except BaseException as error:
         error.torch_xla_foreign = True  # type: ignore[attr-defined]  # an attribute of our own
         raise
     if raised:
         raise raised.pop()
-    return cast(T, result)
+    return results.pop()
 
 
 def is_foreign(error: BaseException) -> bool:
