@@ -195,7 +195,6 @@ REFUSED: dict[str, Callable[[], Tensor]] = {
     "an inverse": lambda: torch.linalg.inv(on([1.0, 2.0], [2.0, 4.0])),
     "what is not sorted": lambda: torch.searchsorted(on(5.0, 1.0, 3.0, 0.0, 9.0, 2.0), on(2.0, 4.0)),
     "what NaN is sorted into": lambda: torch.searchsorted(on(1.0, 2.0, float("nan")), on(2.0, float("nan"))),
-    "masked_scatter": lambda: rows().masked_scatter(rows() > 3, on(1.0, 2.0)),
     "a grid": lambda: F.grid_sample(
         rows()[None, None], torch.full((1, 1, 2, 2), float("nan")).to("xla"), padding_mode="border", align_corners=True
     ),

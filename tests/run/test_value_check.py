@@ -37,10 +37,6 @@ NUMBERS: dict[str, tuple[Callable[[str], torch.Tensor], list[Any]]] = {
     "write": (lambda d: torch.arange(3).to(d).index_put((_i(d, 20, 1),), _i(d, 9, 9)), [0, 9, 2]),
     "scatter": (lambda d: torch.arange(3).to(d).scatter(0, _i(d, 20), 9), [0, 1, 2]),
     "masked write": (_put, [7, 1, 8, 3]),
-    "short source": (
-        lambda d: torch.zeros(3).to(d).masked_scatter_(_some(d, True, True, True), torch.tensor([1.0, 2.0]).to(d)),
-        [1.0, 2.0, 2.0],
-    ),
     "quotient": (lambda d: _i(d, 7, -7) // _i(d, 0, 0), [-1, -2]),
     "remainder": (lambda d: _i(d, 7, -7) % _i(d, 0, 0), [7, -7]),
     "target": (lambda d: F.nll_loss(torch.zeros(2, 3).to(d), _i(d, 0, 9), reduction="none").isnan(), [False, True]),
@@ -68,6 +64,20 @@ def test_the_error_of_the_cpu_where_values_are_checked(compute):
         assert text == str(expected.value)
         assert place.startswith("  recorded at ") and "test_value_check.py" in place
         assert (torch.ones(2, device="xla") + 1).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.own_client("programs of other devices have no kernel that refuses values")
+def test_masked_scatter_of_too_few_values_is_refused(checked, hot):
+    x, mask = torch.zeros(3).to("xla"), _some("xla", True, True, True)
+    with setting(_config.XLA_CHECK_VALUES, checked), setting(_config.XLA_COMPILE_WHEN_HOT, hot):
+        assert x.masked_scatter(_some("xla", True, False, True), torch.ones(2).to("xla")).tolist() == [1.0, 0.0, 1.0]
+        kept = x + 2
+        lost = x.masked_scatter_(mask, torch.tensor([1.0, 2.0]).to("xla")) + 1
+        with pytest.raises(RuntimeError, match="Number of elements of source < number of ones in mask"):
+            lost.tolist()
+        assert kept.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_what_does_not_depend_on_a_refused_value_is_computed():

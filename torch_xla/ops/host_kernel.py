@@ -242,6 +242,12 @@ def _widened(dtype: Any, name: str) -> Any:
     return np.dtype(np.float32) if slow and dtype.name in _HALF else dtype
 
 
+def _scattered(x: jax.Array, mask: jax.Array, source: jax.Array) -> int:
+    """Whether there may be fewer values than places, which the kernel refuses when it runs."""
+    places = math.prod(np.broadcast_shapes(x.shape, mask.shape))
+    return places if source.size < places else 0
+
+
 # By overload, roughly how many multiplications such arguments take, and 0 where XLA:CPU is not much slower.
 _WORK: dict[str, Callable[..., int]] = {
     "aten._fft_c2c.default": _transform,
@@ -260,6 +266,7 @@ _WORK: dict[str, Callable[..., int]] = {
     "aten.grid_sampler_2d_backward.default": _values,
     "aten.kthvalue.default": _values,
     "aten.linear.default": _linear,
+    "aten.masked_scatter.default": _scattered,
     "aten.max.dim": _values,
     "aten.max_pool2d_with_indices_backward.default": _values,
     "aten.max_pool3d_with_indices_backward.default": _values,

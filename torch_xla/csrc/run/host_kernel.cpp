@@ -138,6 +138,8 @@ ffi::Error call_kernel(ffi::RemainingArgs operands, ffi::RemainingRets results, 
       work();
     }
     return ffi::Error::Success();
+  } catch (const c10::Error& error) {
+    return ffi::Error::Internal(error.what_without_backtrace());
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   } catch (...) {  // XLA calls this through C, which nothing may be thrown through
