@@ -237,8 +237,8 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     if is_memoized or tensor.device.type != "xla" or (base := _bindings.base_of(tensor)) is None:
         return copied
     # A clone has the value of its source until one of the two is written, so neither of the two here costs anything.
-    storages = memo.setdefault("torch_xla", {})
-    key = _bindings.tensor_id(tensor)
+    storages = memo.setdefault("torch", {})  # where PyTorch notes storages that were copied by themselves
+    key = tensor.untyped_storage()._cdata
     if key not in storages:
         storages[key] = base.clone().untyped_storage()
     _bindings.set_storage(copied, storages[key], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
@@ -270,6 +270,16 @@ def _making(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torc
     return new
 
 
+def _slicing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get(self: torch.UntypedStorage, index: Any) -> Any:
+        if self.device.type != "xla" or not isinstance(index, slice):
+            return original(self, index)
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)[index].clone().untyped_storage()
+
+    return get
+
+
 def install() -> None:
     """Registers ``xla`` as a place to load to, and how its tensors are pickled and copied; called once, at import."""
     # A priority of its own: PyTorch sorts the entries, and two functions cannot be compared.
@@ -284,10 +294,11 @@ def install() -> None:
     copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
     copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
     # There is no registration for these: what makes a tensor on xla from a file, where that is, and how its storage is
-    # made and resized.
+    # made, sliced (to a copy) and resized.
     torch._utils._get_restore_location = _with_index(torch._utils._get_restore_location)
     torch._utils._rebuild_device_tensor_from_cpu_tensor = _rebuilding(
         torch._utils._rebuild_device_tensor_from_cpu_tensor
     )
     torch.UntypedStorage.__new__ = _making(torch.UntypedStorage.__new__)  # type: ignore[assignment, method-assign]
+    torch.UntypedStorage.__getitem__ = _slicing(torch.UntypedStorage.__getitem__)  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = _resizing(torch.UntypedStorage.resize_)  # type: ignore[method-assign]

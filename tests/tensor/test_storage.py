@@ -239,6 +239,22 @@ class TestWhatIsMade:
         assert one.tolist() == [0, 2, 4, 6, 8, 10] and two.tolist() == [[4, 8], [6, 10]]
         assert x.tolist() == [0, 1, 2, 3, 4, 5]
 
+    @pytest.mark.parametrize("device", ["cpu", "xla"])
+    def test_a_copy_of_a_tensor_has_the_storage_that_was_copied_beside_it(self, device: str) -> None:
+        x = base(device)
+        for given in ([x, x.storage(), x[2:]], [x.untyped_storage(), x, x[2:]]):
+            first, second, view = copy.deepcopy(given)
+            view.fill_(9)
+            values = [torch.empty(0, device=device).set_(made) for made in (first, second) if made is not view]
+            assert [value.tolist() for value in values] == [[0, 1, 9, 9, 9, 9]] * 2
+            assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("device", ["cpu", "xla"])
+    def test_parts_of_storages(self, device: str) -> None:
+        part = base(device).untyped_storage()[4:12]
+        assert part.device == base(device).device and part.tolist() == [0, 0, 128, 63, 0, 0, 0, 64]
+        assert torch.empty(0, device=device).set_(part).tolist() == [1, 2]
+
 
 class Wrapped(torch.Tensor):
     """A wrapper as libraries of quantized weights make them: its memory is that of its parts."""
