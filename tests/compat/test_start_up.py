@@ -168,6 +168,42 @@ def test_what_a_module_says_of_itself_is_that_of_the_module() -> None:
     python("-c", _OF_ITSELF, imported=True)
 
 
+_RELOADED = """
+import importlib, sys
+import torch, torch_xla
+
+first = torch._dynamo
+importlib.reload(torch._dynamo)
+assert first is torch._dynamo is sys.modules["torch._dynamo"] and type(first) is type(sys)
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
+"""
+
+_FAILED_IMPORT = """
+import sys
+import torch, torch_xla
+
+sys.modules["torch._dynamo.config"] = None  # it cannot be imported
+try:
+    torch._dynamo.explain
+except ImportError:
+    pass
+else:
+    raise AssertionError
+parameter = torch.nn.Parameter(torch.ones(1))
+parameter.grad = torch.ones(1)
+torch.optim.SGD([parameter], lr=1.0).step()
+assert parameter.item() == 0 and "torch._dynamo" not in sys.modules
+del sys.modules["torch._dynamo.config"]
+import torch._dynamo.config
+assert torch._dynamo.explain
+"""
+
+
+@pytest.mark.parametrize("code", [_RELOADED, _FAILED_IMPORT])
+def test_a_module_is_loaded_into_its_stand_in(code: str) -> None:
+    python("-c", code)
+
+
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         result = function(*args)
@@ -182,7 +218,7 @@ _VALUES = (True, False, 0, 1, 3, 2.5, None, "a", (2, 3), [2, 3], [2, (3, 4)], (2
 @pytest.mark.parametrize("name", stand_ins._PLAIN)
 def test_a_stand_in_says_what_the_function_says(name: str) -> None:
     """For good arguments and bad ones."""
-    function = getattr(stand_ins._STAND_INS["torch.fx.experimental.symbolic_shapes"], name)
+    function = stand_ins._of_plain(name, *stand_ins._PLAIN[name])
     original = getattr(symbolic_shapes, name)
     calls = list(itertools.product(_VALUES, repeat=2 if name in ("sym_and", "sym_or", "sym_eq") else 1))
     for args in calls:

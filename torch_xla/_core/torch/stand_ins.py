@@ -3,14 +3,16 @@
 Shape functions and optimizers import them when they are called: to keep the compiler out of a function, and to ask of
 a plain ``bool`` whether it is true. While nobody else has imported them, no function is traced and no size is symbolic,
 and such an import statement gets a stand-in that knows as much. It is not entered in ``sys.modules``: all others, and
-whoever asks it for more, get the module itself. An optimizer imports in each step, which an import hook would make
-20 µs longer: the statement itself is asked.
+whoever asks it for more, import the module, which is loaded into the stand-in, so that both are one. An optimizer
+imports in each step, which an import hook would make 20 µs longer: the statement itself is asked.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -32,6 +34,40 @@ class _StandIn(ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(importlib.import_module(self.__name__), name, value)
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module into its stand-in."""
+
+    _known: dict[str, object] | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        made = _STAND_INS[spec.name]
+        self._known = dict(made.__dict__)
+        object.__setattr__(made, "__class__", ModuleType)
+        made.__dict__.clear()
+        ModuleType.__init__(made, spec.name)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        known, self._known = self._known, None
+        try:
+            super().exec_module(module)
+        except BaseException:
+            if known is not None:  # it is not reloaded
+                module.__dict__.clear()
+                module.__dict__.update(known)
+                object.__setattr__(module, "__class__", _StandIn)
+            raise
+
+
+class _Finder:
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in _STAND_INS else None
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
 
 
 def _disable(function: Any = None, recursive: bool = True, **options: Any) -> Any:
@@ -102,6 +138,7 @@ _STAND_INS = {
 
 def install() -> None:
     """From now on PyTorch's functions get the stand-ins."""
+    sys.meta_path.insert(0, _Finder)
     torch._dynamo = _STAND_INS["torch._dynamo"]  # for `import torch._dynamo`, which gives `torch`
     modules = {"torch._dynamo": torch, "sympy": _STAND_INS["sympy"]}
     _bindings.stand_in_for_torch({name: (modules.get(name), stand_in) for name, stand_in in _STAND_INS.items()})
