@@ -6,6 +6,8 @@ import pytest
 import torch
 from harness import lower, values
 
+import torch_xla
+
 A = torch.ops.aten
 X = torch.randn(2, 3)
 N = torch.arange(3)
@@ -103,3 +105,39 @@ def test_ranges_of_another_length_resize(make):
     expected, got = torch.zeros(2, 3), torch.zeros(2, 3).to("xla")
     make(8, expected), make(8, got)
     assert got.shape == (8,) and torch.equal(got.cpu(), expected)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.uint64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", [True, False])
+def test_memory_that_nobody_has_written(dtype: torch.dtype, fill: bool) -> None:
+    """It is filled under deterministic algorithms, as PyTorch documents it, and holds zeros else."""
+
+    def made(device: str) -> list[torch.Tensor]:
+        zero = torch.zeros(2, 3, dtype=dtype, device=device)
+        grown = zero.clone().resize_(3, 3)
+        larger = torch.empty(0, dtype=dtype, device=device).resize_(4)
+        return [
+            torch.empty(3, dtype=dtype, device=device),
+            torch.empty(4, dtype=dtype, device=device, out=zero.new_zeros(1)),
+            torch.empty_strided((2, 3), (1, 4), dtype=dtype, device=device),
+            torch.empty_permuted((2, 3), (1, 0), dtype=dtype, device=device),
+            torch.empty_like(zero),
+            zero.new_empty(2),
+            grown,
+            larger,
+        ]
+
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    try:
+        found = made("xla")
+        torch_xla.sync()
+        expected = made("cpu") if fill else [torch.zeros(t.shape, dtype=dtype) for t in found]
+        for value, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(value.cpu(), want, rtol=0, atol=0, equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True

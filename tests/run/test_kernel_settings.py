@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from conftest import Counting
-from probes import of_pytorch
+from probes import of_pytorch, setting
 
 import torch_xla
+from torch_xla import _config
 
 pytestmark = [pytest.mark.by_default("kernels are what these tests are about"), pytest.mark.usefixtures("when_hot")]
 
@@ -72,19 +74,37 @@ def test_the_default_dtype_changes_while_the_worker_runs() -> None:
         torch.testing.assert_close(value.cpu(), want, rtol=0, atol=0)
 
 
-def test_deterministic_algorithms_have_kernels_for_all(counted: Counting) -> None:
-    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).to("xla")
-    x = torch.randn(4, 8).to("xla")
-    torch_xla.sync()
+@contextmanager
+def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
-        with counted("OperatorsByRule", 0):
-            with torch.autocast("xla", torch.bfloat16):
-                y = layers(x).float()
-            torch.nn.functional.cross_entropy(y, torch.tensor([0, 1, 2, 0]).to("xla")).backward()
-            torch_xla.sync(wait=True)
+        yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_deterministic_algorithms_give_the_same_bits_each_time(hot: bool, counted: Counting) -> None:
+    first, x = torch.randn(64, 64), torch.randn(64, 64).to("xla")
+
+    def program() -> list[torch.Tensor]:
+        weight, found = first.to("xla"), []
+        for i in range(6):
+            y = torch.softmax(torch.tanh(x @ weight), -1)
+            spread = (y * y).mean() + y.std()
+            weight.mul_(0.99).add_(y, alpha=0.1)
+            found.append(spread.cpu())  # first by itself; without the mode with all of the step, once that is known
+            late = y.exp().sum(0) / (3 + i)
+            if i % 2:
+                torch_xla.sync()
+            found.append(late.cpu())
+        return [*found, weight.cpu()]
+
+    nothing = counted("UncompiledRun", 0), counted("HostCompute", 0)
+    with setting(_config.XLA_COMPILE_WHEN_HOT, hot), deterministic(), nothing[0], nothing[1]:
+        runs = [program() for _ in range(4)]
+    for run in runs[1:]:
+        assert all(torch.equal(*pair) for pair in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.parametrize("at_the_call", [True, False])

@@ -37,8 +37,11 @@ CANNOT_RUN = CannotRun()
 
 
 def on() -> bool:
-    """Whether any graph runs so without need; CPU kernels compute 64-bit integers."""
-    return _config.XLA_HOST_COMPUTE.get() and not dtypes.shortens()
+    """Whether any graph runs so without need.
+
+    CPU kernels compute 64-bit integers, and where algorithms are to be deterministic a graph has one way of running.
+    """
+    return _config.XLA_HOST_COMPUTE.get() and not (dtypes.shortens() or torch.are_deterministic_algorithms_enabled())
 
 
 def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import torch
+
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client
@@ -49,13 +51,14 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
 
     For a barrier that is its graph. Where a value is read a read should cost a read: a very small graph runs on the
     host, and in the place of a new one comes a graph that has a program, or one whose growing parts run on the host.
+    Where algorithms are to be deterministic it is its own graph too: what runs must not depend on what ran before.
     """
     pending_cut = request.cut
     if not request.reading:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     if by_operator.on() and graph.fits_host and not graph.has_fills:
         return [Step(pending_cut, Way.HOST, graph)]
-    if region.stack() or knows(graph):
+    if region.stack() or torch.are_deterministic_algorithms_enabled() or knows(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
     pending_cut.again = True

@@ -1,11 +1,14 @@
 #include "ir/node.h"
 
+#include <ATen/Context.h>
+#include <ATen/Dispatch_v2.h>
 #include <Python.h>
 #include <c10/core/Contiguity.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
 
 #include "base/fork.h"
@@ -238,6 +241,19 @@ Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   auto node = make_node(full, std::move(args), {}, single(meta));
   node->fill = true;
   return {std::move(node), 0};
+}
+
+c10::IValue unwritten(c10::ScalarType dtype) {
+  const auto& context = at::globalContext();
+  if (!context.deterministicAlgorithms() || !context.deterministicFillUninitializedMemory()) {
+    return int64_t{0};
+  }
+  if (!at::isIntegralType(dtype, /*includeBool=*/true)) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return AT_DISPATCH_V2(dtype, "unwritten",
+                        AT_WRAP([] { return c10::IValue(at::Scalar(std::numeric_limits<scalar_t>::max())); }),
+                        AT_EXPAND(AT_INTEGRAL_TYPES_V2), at::kBool);
 }
 
 void hash_attr(Hash& hash, const c10::IValue& v) {

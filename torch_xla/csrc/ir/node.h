@@ -204,6 +204,9 @@ Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
 // The value of a tensor made from nothing: `number` everywhere.
 Value make_fill(const MetaRef& meta, const c10::IValue& number);
 
+// What memory holds that nobody has written: zeros, or what torch.utils.deterministic.fill_uninitialized_memory wants.
+c10::IValue unwritten(c10::ScalarType dtype);
+
 void hash_attr(Hash& hash, const c10::IValue& value);
 
 // Releases a Python object from any thread: at once where the GIL is held, else when the main thread next runs Python

@@ -35,7 +35,7 @@ Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   TORCH_CHECK_WITH(OutOfMemoryError, meta->bytes < kAddresses, "XLA out of memory. Tried to allocate ",
                    meta->bytes >> 30, ".00 GiB. [memory] got a tensor of ", meta->bytes,
                    " bytes, expected fewer than 2^47; no device can hold it");
-  auto value = make_fill(meta, int64_t{0});
+  auto value = make_fill(meta, unwritten(meta->dtype));
   Alias alias;
   {
     const RecorderLock lock;  // another thread's barrier must not see the storage before it knows its origin
@@ -331,6 +331,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& destination) {
 }
 
 at::Scalar local_scalar_dense(const Tensor& self) {
+  TORCH_CHECK(self.numel() > 0, "_local_scalar_dense: Empty tensor not supported");
   note_read("aten::_local_scalar_dense");
   return fetch(self).item();
 }
@@ -346,7 +347,7 @@ bool equal(const Tensor& self, const Tensor& other) {
   return stack.front().toBool();
 }
 
-// Keeps the leading elements in memory order; new ones are zero.
+// Keeps the leading elements in memory order; new ones are as those of a new tensor.
 const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   if (self.sizes() == sizes && !format) {
     return self;

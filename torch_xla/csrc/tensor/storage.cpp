@@ -143,11 +143,12 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
     const auto count = static_cast<int64_t>((bytes + item - 1) / item);
     const bool fits = !holds && like.set.defined() && like->offset == 0 && static_cast<size_t>(like->bytes) == bytes;
     auto grown = fits ? like : contiguous_meta({count}, meta->dtype);
-    garbage.push_back(std::exchange(value, holds ? padded(value, meta, grown) : make_fill(grown, int64_t{0})));
+    garbage.push_back(
+        std::exchange(value, holds ? padded(value, meta, grown) : make_fill(grown, unwritten(meta->dtype))));
     meta = std::move(grown);
     ++layouts;
   } else if (!holds) {
-    garbage.push_back(std::exchange(value, make_fill(meta, int64_t{0})));
+    garbage.push_back(std::exchange(value, make_fill(meta, unwritten(meta->dtype))));
   }
   ++generation;
   garbage.push_back(std::exchange(synced, {}));

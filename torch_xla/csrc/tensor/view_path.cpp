@@ -224,7 +224,7 @@ Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {
     flat = forward(*step, flat);
   }
   const std::vector<int64_t> behind{0, grown->sizes[0] - meta->numel()};
-  return apply(pad, {std::move(flat)}, {input_arg(), attr(behind), attr(int64_t{0})}, grown);
+  return apply(pad, {std::move(flat)}, {input_arg(), attr(behind), attr(unwritten(meta->dtype))}, grown);
 }
 
 }  // namespace torch_xla

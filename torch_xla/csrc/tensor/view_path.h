@@ -32,7 +32,7 @@ bool shows_whole(const ViewPath& path, const Meta& base);
 // Where an expanded tensor was written, the element that changed stands for all that share its memory. Returns the
 // value with one element for each, and its shape.
 std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta);
-// The value in memory order, with zeros behind it.
+// The value in memory order, with what nobody has written behind it.
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown);
 
 }  // namespace torch_xla
