@@ -91,3 +91,10 @@ def test_topk_places_point_at_the_values():
     x = torch.randn(5, 50)
     values, places = lower(A.topk.default, x, 7)
     assert torch.equal(x.gather(1, places), values)
+
+
+def test_a_number_in_a_tensor():
+    x = torch.tensor([1, 2])
+    for number in (1, 3, 2.5):
+        found = torch.isin(number, x.to("xla"))
+        torch.testing.assert_close(found.cpu(), torch.isin(number, x))

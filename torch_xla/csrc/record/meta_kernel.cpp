@@ -116,9 +116,14 @@ Results grouped_product_shape(Arguments a) {
   return torch::jit::Stack{at::detail::empty_meta(out.sizes(), type)};
 }
 
-// What nearly each model calls, and PyTorch has in Python alone: for calls that no kernel can refuse, but the last.
+// ATen's function says one dimension without elements.
+Results number_in_shape(Arguments /*arguments*/) { return torch::jit::Stack{at::detail::empty_meta({}, at::kBool)}; }
+
+// What PyTorch says wrongly; and what nearly each model calls, and it has in Python alone: for calls that no kernel can
+// refuse, but the last.
 Results shape_of(const OpInfo& info, Arguments arguments) {
   static const auto* const functions = new std::unordered_map<std::string, Results (*)(Arguments)>{
+      {"aten.isin.Scalar_Tensor", &number_in_shape},
       {"aten.linear.default", &linear_shape},
       {"aten.native_layer_norm.default", &layer_norm_shape},
       {"aten.native_layer_norm_backward.default", &layer_norm_backward_shape},
@@ -199,6 +204,10 @@ void take_dtypes(const OpInfo& info, const torch::jit::Stack& hollow, torch::jit
 bool is_aten(const OpInfo& info) { return info.name.rfind("aten.", 0) == 0; }
 
 void call_meta_kernel(const OpInfo& info, torch::jit::Stack& stack) {
+  if (auto found = shape_of(info, stack)) {
+    stack = std::move(*found);
+    return;
+  }
   if (const auto* const kernel = kernel_of_aten(info)) {
     auto results = stack;
     try {
@@ -207,10 +216,6 @@ void call_meta_kernel(const OpInfo& info, torch::jit::Stack& stack) {
       return;
     } catch (const c10::NotImplementedError&) {  // for a type that it lacks
     }
-  }
-  if (auto found = shape_of(info, stack)) {
-    stack = std::move(*found);
-    return;
   }
   const bool by_element = info.op.hasTag(at::Tag::pointwise) && !info.seeded && !info.view && is_aten(info) &&
                           info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
