@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xla import _bindings, _events
+from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.device import client, transfer
 from torch_xla._core.execute import auto_barrier, region
-from torch_xla._core.execute.untraced import untraced
+from torch_xla._core.execute.untraced import skip, untraced
 from torch_xla._core.job import pending
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._errors import raise_first
@@ -157,9 +157,30 @@ def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
     return _bindings.location_of(tensor) if values is None else values
 
 
+def fetch(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    """The values of an xla tensor, on a device, as a new CPU tensor."""
+    found = _read_directly(tensor, device)
+    return _fetch(tensor) if found is None else found
+
+
+def _read_directly(tensor: torch.Tensor, device: int) -> torch.Tensor | None:
+    if not stages.cache_info().currsize or pending.any_on(device) or not stages().reads_directly(device):
+        return None
+    with _lock:
+        found = _bindings.read_directly(tensor)
+    if found is None:
+        return None
+    values, computed = found
+    if computed:
+        _metrics.count("HostCompute")
+    return values
+
+
+skip(_read_directly, fetch)  # as `untraced`, without a scope: no function of PyTorch's is called there
+
+
 @untraced
-def fetch(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of an xla tensor as a new CPU tensor."""
+def _fetch(tensor: torch.Tensor) -> torch.Tensor:
     region.refuse_captured("a read")
     with _events.span("read", _bindings.user_frame):
         with _lock:

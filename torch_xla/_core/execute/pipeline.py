@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
-from torch_xla._core.device import client, failures, memory_stats
+from torch_xla._core.device import client, failures, memory_stats, placement
 from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import graph, verify
@@ -185,6 +185,16 @@ def compute_on_host(what: _bindings.Cut) -> bool:
         return alone and _run_on_host(cut, Request(what, debug_level.READ, reading=True))
     finally:
         cut.clear()  # it holds what others may write over, also where a kernel raised
+
+
+def reads_directly(device: int) -> bool:
+    """Whether small values are read without these stages: nobody looks at them, and kernels read a device's memory."""
+    return (
+        client.client_started()
+        and by_operator.on()
+        and not (_watched() or lowering.inside() or client.spmd())
+        and placement.of(device).on_host
+    )
 
 
 def _run_on_host(cut: _bindings.Graph, request: Request) -> bool:

@@ -68,9 +68,14 @@ class _ThreadState(threading.local):
 _thread = _ThreadState()
 
 
+def inside() -> bool:
+    """Whether this thread is in the midst of JAX's tracing."""
+    return _thread.inside
+
+
 def check_not_inside() -> None:
     """Raises where this thread is in the midst of JAX's tracing, which would take what is computed for a part of it."""
-    if _thread.inside:
+    if inside():
         raise RuntimeError(
             message(
                 "sync",

@@ -97,7 +97,7 @@ PyObject* put(PyObject* numbers, c10::DeviceIndex device) { return ask<PyObject*
 
 void explain(PyObject* token, c10::DeviceIndex device) { ask<void>("explain", token, device); }
 
-at::Tensor fetch(const at::Tensor& xla) { return ask<at::Tensor>("fetch", xla); }
+at::Tensor fetch(const at::Tensor& xla) { return ask<at::Tensor>("fetch", xla, xla.device().index()); }
 
 bool query(c10::DeviceIndex device) { return ask<bool>("query", device); }
 

@@ -6,6 +6,7 @@
 #include "bindings/describe.h"
 #include "device/capture.h"
 #include "run/captured.h"
+#include "run/direct_read.h"
 #include "run/executable_cache.h"
 #include "run/host_kernel.h"
 #include "run/host_operators.h"
@@ -84,6 +85,7 @@ void bind_runs(py::module_& m) {
   });
   m.def("in_eager_operation", &in_eager_operation);
   m.def("set_eager_operation", &set_eager_operation);
+  m.def("read_directly", &read_directly);
   m.def("host_kernel_target", &host_kernel_target);
   m.def("trusting_operators", &trusting_operators);
   m.def("note_wait", &note_wait);

@@ -1,0 +1,88 @@
+#include "run/direct_read.h"
+
+#include "cut/cut.h"
+#include "cut/graph.h"
+#include "device/capture.h"
+#include "loops/stream.h"
+#include "run/by_operator.h"
+#include "run/in_flight.h"
+#include "tensor/tensor_impl.h"
+
+namespace torch_xla {
+
+using at::Tensor;
+
+namespace {
+
+// Whether nothing is to be cut, waited for or told before a value of the device is read.
+bool nothing_before(c10::DeviceIndex device) {
+  auto& in_flight = InFlight::of(device);
+  if (is_captured(device) || captures_here() || in_flight.programs() != 0 || !in_flight.operator_run().is_none() ||
+      !in_flight.failures.empty()) {
+    return false;
+  }
+  const RecorderLock lock;
+  return stream_of(device).ends().empty();
+}
+
+// Whether a value is pending, and few operators that draw nothing make it: looked at before anything is cut.
+bool few_make(const Tensor& tensor) {
+  const RecorderLock lock;
+  Value value = impl_of(tensor)->alias.current();
+  resolve(value);
+  Vector<const Node*> nodes{value.node.get()};
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i]->leaf()) {
+      continue;
+    }
+    if (nodes[i]->seeded || nodes.size() > 2 * Graph::kMostHostNodes) {
+      return false;
+    }
+    for (Value input : nodes[i]->inputs) {
+      resolve(input);
+      nodes.push_back(input.node.get());
+    }
+  }
+  return !value.node->leaf();
+}
+
+bool compute(const Tensor& tensor) {
+  auto graph = Cut::of_tensors({tensor}, Cut::Scope::kLive, Cut::Donate::kNothing).graph();
+  bool interrupted = false;
+  try {
+    if (!graph.outputs.empty() && graph.fits_host() && !graph.has_fills()) {
+      OperatorRun run(graph, py::none(), std::nullopt);  // without rules: what needs one is left
+      try {
+        run.finish();
+        return true;
+      } catch (...) {
+        interrupted = run.interrupted();
+        throw;
+      }
+    }
+  } catch (const py::error_already_set& error) {
+    if (interrupted || !error.matches(PyExc_Exception)) {
+      graph.clear();
+      throw;
+    }
+  } catch (const std::exception&) {  // it is raised again where it can be told
+  }
+  graph.clear();
+  return false;
+}
+
+}  // namespace
+
+std::optional<std::pair<Tensor, bool>> read_directly(const Tensor& tensor) {
+  if (!is_xla(tensor) || !nothing_before(tensor.device().index())) {
+    return {};
+  }
+  auto values = copy_on_host(tensor);
+  const bool computes = !values && few_make(tensor) && compute(tensor);
+  if (computes) {
+    values = copy_on_host(tensor);
+  }
+  return values ? std::make_optional(std::make_pair(std::move(*values), computes)) : std::nullopt;
+}
+
+}  // namespace torch_xla
