@@ -48,6 +48,24 @@ class TestCounts:
             for rows in (2, 3):
                 step(rows)
 
+    def test_many_small_operators_have_to_run_more_often(self, compiles: Counting) -> None:
+        """By the square of their number: a program of them takes long to compile, and saves little."""
+
+        def total(x: torch.Tensor) -> float:
+            found = torch.zeros((), device="xla")
+            for i in range(99):
+                found = found + x[i + 1 :].sum() * 0.5  # four operators
+            return found.item()
+
+        x = torch.arange(100.0).to("xla")
+        with compiles(0):
+            for _ in range(30):
+                value = total(x)
+        assert value == sum(0.5 * sum(range(i + 1, 100)) for i in range(99))
+        with compiles(1):
+            for _ in range(8):
+                total(x)
+
     def test_three_runs_in_a_row_are_enough(self, compiles: Counting) -> None:
         with compiles(0):
             for rows in (*range(2, 12), 20, 20, 20):

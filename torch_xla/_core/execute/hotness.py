@@ -2,8 +2,9 @@
 
 Each line of the user's that asks for graphs counts how many different ones came from it without a program. A graph is
 compiled when it has run as often as that, or three times in a row. So the body of a loop is compiled in its second
-step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. Only counts decide,
-never time: a program that is run again does the same again.
+step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. One of hundreds of
+operators on few values, such as a loop in Python over the elements of a tensor, has to run more often. Only counts
+decide, never time: a program that is run again does the same again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
+# XLA takes tens of milliseconds for an operator, and longer the more there are, which a program of small ones saves in
+# thousands of runs: the square of how often a graph has so many is how often it runs before.
+_SMALL = 64
 
 _Key = tuple[str, int]
 
@@ -73,7 +77,8 @@ def is_due(cut: _bindings.Graph) -> bool:
     entry = _graphs.get(key)
     if entry is None:
         return False
-    return entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
+    repeats = entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
+    return repeats and entry.runs >= (cut.small_operators // _SMALL) ** 2
 
 
 def note(cut: _bindings.Graph) -> None:
