@@ -113,8 +113,9 @@ DIFFERENCES = (
     Difference(
         r"aten\.(_fused_(adam|adamw|sgd|adagrad)_?|_amp_.*|_fused_moving_avg_obs_fq_helper.*)\..*",
         r"Scalar|cannot be converted|n_tensors|1-element|int tensor|barrier after it|at the barrier"
-        r"|fused_\w+_kernel\" not implemented for '(Bool|Long|ComplexFloat)'",
-        "arguments of fused optimizer steps, scalers and observers are their callers' own, which never differ so",
+        r"|fused_\w+_kernel\" not implemented for '(Bool|Long|ComplexFloat)'|grads=\[float32\[4\]",
+        "arguments of fused optimizer steps, scalers and observers are their callers' own, which never differ so (of"
+        " gradients of 4 elements for parameters of 16 the CPU kernel reads what lies behind: 12 elements, by 1e26)",
     ),
     Difference(
         r"aten\.(_compute_linear_combination|slow_conv(3d|_transpose2d|3d_forward)|_dyn_quant_matmul_4bit|_stack"
@@ -147,7 +148,7 @@ DIFFERENCES = (
         "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round"
         " (35 calls of 9 overloads; no value differs)",
     ),
-    Difference(r"aten\.get_device\..*", r"", "it tells the device"),
+    Difference(r"aten\.get_device\..*", r"", "it tells the device: 0 here, -1 on the CPU"),
     Difference(
         r"aten\.(_to_cpu|_shape_as_tensor|_test_ambiguous_defaults|fbgemm_pack_gemm_matrix_fp16|_pad_packed_sequence|_make_per_(tensor|channel)_quantized_tensor"
         r"|_pack_padded_sequence.*)\..*",
@@ -171,7 +172,9 @@ DIFFERENCES = (
         "of one statistic without the other, or in evaluation, saved statistics are not defined (7 calls)",
     ),
     Difference(
-        r"aten\.addbmm_\..*", r"", "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses"
+        r"aten\.addbmm_\..*",
+        r"shape|Shape|size",
+        "the CPU kernel gives `self` another shape, which PyTorch's Meta kernel refuses",
     ),
     Difference(
         r".*",
@@ -207,9 +210,14 @@ DIFFERENCES = (
     Difference(
         r"aten\._standard_gamma_grad\..*",
         r"not close.*nan",
-        "of values that are not positive it is not defined: NaN on one side",
+        "of values that are not positive it is not defined: NaN on one side (10 calls of 2, 1 of 3 to 103 of 128"
+        " elements)",
     ),
-    Difference(r"aten\.binomial\..*", r"not close.*nan", "of counts and probabilities out of range: NaN on one side"),
+    Difference(
+        r"aten\.binomial\..*",
+        r"not close.*nan",
+        "of counts and probabilities out of range: NaN on one side (2 calls, all of 3 elements)",
+    ),
     Difference(
         r"aten\.(binary_cross_entropy|huber_loss)_backward\..*",
         r"shape|expanded size|at the barrier",
@@ -218,8 +226,9 @@ DIFFERENCES = (
     ),
     Difference(
         r"aten\.native_layer_norm_backward\..*",
-        r"result\[\d\]: shape|Mismatch in shape|at the barrier",
-        "its statistics have a size for each row, as the forward operator gives them",
+        r"result\[\d\]: shape|Mismatch in shape|at the barrier|not close",
+        "its statistics have a size for each row, as the forward operator gives them; of others, and of gradients of"
+        " another shape, the CPU kernel reads beside them (2 calls, all of 128 elements, by up to 9e37)",
     ),
     Difference(
         r"aten\.(linspace|logspace)\.(Tensor|Scalar)_.*",
@@ -257,8 +266,9 @@ DIFFERENCES = (
     ),
     Difference(
         r"aten\.(lstm|gru|rnn_\w+)\..*",
-        r"raised RuntimeError: Expected .*; CPU raises IndexError",
-        "of weights that are no layer's each device looks at another part first",
+        r"raised RuntimeError: Expected .*; CPU (raises IndexError|gives a value)",
+        "of weights that are no layer's each device looks at another part first, and oneDNN, for bfloat16, at none (1"
+        " call: 2 weights of 3 dimensions where a layer of two directions has 8 of 1 and 2)",
     ),
     Difference(
         r"aten\.ctc_loss\..*",

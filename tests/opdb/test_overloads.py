@@ -58,6 +58,8 @@ def test_every_accepted_difference_has_a_reason_and_a_use(entry):
     assert len(entry.reason) > 10
     assert any(re.fullmatch(entry.ops, name) for name in names())
     assert entry.ops != ".*" or entry.text, "accepts everything"
+    for difference in ("Tensor-likes are not close! nan", "Tensor-likes are not equal!", "Scalars are not close!"):
+        assert re.search(r"\d", entry.reason) or not re.search(entry.text, difference), "values differ: say by how much"
 
 
 def test_a_wrong_value_is_found(monkeypatch):

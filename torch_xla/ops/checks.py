@@ -228,6 +228,11 @@ def _mixed(*arguments: Any) -> bool:
     return len({t.dtype for t in _tensors(arguments)}) > 1
 
 
+@doubts("aten.multilabel_margin_loss_forward")
+def _short_target(self: torch.Tensor, target: torch.Tensor, *_: Any) -> bool:
+    return target.dtype != torch.int64
+
+
 @doubts("aten.addcmul", "aten.addcdiv", "aten.lerp")
 def _complex_for_real(self: torch.Tensor, *others: Any) -> bool:
     return not self.dtype.is_complex and any(isinstance(other, complex) for other in others)
