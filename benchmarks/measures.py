@@ -15,7 +15,7 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from benchmarks import changing, sides
+from benchmarks import changing, reads, sides
 from benchmarks.observe import observe
 
 Figures = dict[str, float]
@@ -155,6 +155,7 @@ MEASURES: dict[str, Callable[[], Figures]] = {
     "import_time": import_time,
     "memory": memory,
     **changing.MEASURES,
+    **reads.MEASURES,
 }
 
 

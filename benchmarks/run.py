@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import changing
+from benchmarks import changing, reads
 from benchmarks.measures import MEASURES, Figures
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +79,7 @@ LINES = [
     Line("memory_growth_percent", "growth of resident memory over 2,000 steps of (a)", "%", "<", 2.0),
     Line("memory_buffer_growth", "growth of live device buffers over them", relation="=", target=0.0),
     *(Line(*row) for row in changing.lines()),
+    *(Line(*row) for row in reads.lines()),
 ]
 
 COMPARISONS = [
@@ -101,6 +102,7 @@ COMPARISONS = [
     Line("memory_mb", "resident memory after them", "MB"),
     Line("memory_buffers", "live device buffers after them"),
     *(Line(*row) for row in changing.comparisons()),
+    *(Line(*row) for row in reads.comparisons()),
 ]
 
 
