@@ -1,6 +1,8 @@
-"""Agreement: processes run the same collectives, or learn which is the first that is not.
+"""Agreement: the processes of a group run the same collectives in the same order, or learn which one differs first.
 
-The processes of a group tell each other a number for each collective that they are about to run.
+A collective's number is a hash of its description (`graph/sequence.py`). Where programs span the devices of a job, the
+numbers of a program are compared here, before its first run. Elsewhere `csrc/run/collective_kernel.cpp` compares them
+as each collective starts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch_xla.ops import collective, collective_call
 
 
 def prepare(graph: Graph) -> None:
-    """Makes the groups of a program that is about to be used for the first time.
+    """Before a program's first use: compares its collectives, where it spans the job, or else makes their groups.
 
     JobError where somebody cannot come.
     """
@@ -47,7 +49,7 @@ def prepare(graph: Graph) -> None:
 
 
 def _compare(connection: Session, group: tuple[int, ...], own: list[int]) -> None:
-    """Compares what XLA's own collectives are about to do, which do not look: once per program.
+    """Compares a program's collectives with those of the group's other processes, once: XLA's own do not compare.
 
     Raises JobError where processes of a group differ.
     """

@@ -161,7 +161,7 @@ class Session:
         return process_group
 
     def new_store(self) -> Any:
-        """A connection of its own to the store, for those who wait in it."""
+        """A new connection to the store, for a caller that blocks in it: a connection answers one request at a time."""
         return prefixed(connect(self.rank_info, serves=False))
 
     def tell_programs(self) -> None:
@@ -197,7 +197,7 @@ class Session:
             raise JobError(self.stopped)
 
     def stop(self, reason: str) -> None:
-        """Has all that this process does together with others fail."""
+        """Stops the job in this process alone: its collectives and meetings fail, with this reason."""
         if self.stopped is None:
             self.stopped = reason
             _bindings.stop_collectives(reason)
@@ -409,7 +409,7 @@ def _limit_waits(port: int) -> None:
 
 
 def listen(address: str, port: int) -> Any:
-    """A store that only processes of this host can reach, by a name of it for itself; any free port if that is 0.
+    """A store at a loopback address, which only processes of this host reach; port 0 takes any free port.
 
     Raises OSError where the port is in use.
     """

@@ -43,10 +43,10 @@ def run(
 ) -> Any:
     """Runs ``fn(rank, *args)`` in new processes, which are a job, or this host's part of one.
 
-    Where the environment says that this process is one of several, it stands for its host: each starts so many. Daemons
-    end with this process. ``"spawn"`` and ``"forkserver"`` import the main script anew in each, ``"fork"`` copies this
-    process; `modules` are imported before `fn` is called. Without `join` PyTorch's context is returned with the
-    processes.
+    If the environment makes this process one of several, each of these stands for one host and starts `processes`
+    processes. With `daemon` they end with this process. ``"spawn"`` and ``"forkserver"`` import the main script anew in
+    each, ``"fork"`` copies this process; `modules` are imported before `fn` is called. Without `join` PyTorch's process
+    context is returned at once.
 
     Raises ValueError for another start method, RuntimeError where this process has used the device, and cannot be
     copied, or `fn` cannot be sent, JobError where other hosts cannot be reached,

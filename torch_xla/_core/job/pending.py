@@ -47,8 +47,8 @@ def add_runner(run: Callable[[int, bool], None]) -> None:
 def run(wait: bool = False) -> None:
     """Starts the collectives that are pending: whoever is about to wait for other processes calls this.
 
-    They may be waiting in one of these, and only then come to where this process waits for them. With `wait` they have
-    run when this returns.
+    Another process may be blocked in one of them, and cannot come to the meeting before it has run here too. With
+    `wait` they have run when this returns.
     """
     for device in sorted({mark.device.index for mark in _marks}):
         for runner in _runners:

@@ -1,6 +1,7 @@
-"""Programs that span the devices of a job: nothing can be asked of them while they run, so their starts are counted.
+"""Counts the starts of programs that span a job's devices, for processes to compare.
 
-XLA's collectives neither look whether the others run the same, nor say for whom they wait.
+A running program cannot be asked anything, and XLA's collectives neither check that the other processes run the same
+program nor say which process they wait for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _STEP_BACK = pow(_STEP, -1, _CHAINS)
 
 
 class _Link(NamedTuple):
-    """One of a group's starts. Its `chain` stands for all until then, so that two processes need compare one."""
+    """A start of a program by a group. `chain` hashes all starts up to this one: processes compare one number."""
 
     number: int
     chain: int
@@ -106,9 +107,9 @@ def _meaning(ranks: Ranks, identity: str, text: str, where: str | None) -> int:
 
 
 def start(ranks: Ranks, text: str) -> Callable[[Any], None]:
-    """Counts a start, by these processes, of what is no program of the recorder's; gives what takes its results.
+    """Counts the start, by these processes, of a program that is not the recorder's; returns who takes its results.
 
-    The text says what it is, the same in all of them.
+    The returned function is to be called with the results. `text` describes the program, the same in all processes.
     """
     return _meet(ranks, _meaning(ranks, text, text, None), [])
 
@@ -184,7 +185,7 @@ def first_of_groups(rank: int) -> list[int]:
 
 
 def difference(told: str, other: int, rank: int) -> str | None:
-    """In what this process and another, by its report, differ, where they have not started the same."""
+    """The first program in which this process and another, by its report, differ, in words; None if none is known."""
     for group, theirs, their_chain, latest in json.loads(told or "[]"):
         links = list(_groups.get(tuple(group), ()))
         if not links or other not in group:

@@ -1,7 +1,7 @@
-"""Programs over the devices of several processes: all run the same one, with the same numbers and the same copies.
+"""Programs over the devices of several processes: all must run the same one, with the same numbers and replicas.
 
-XLA does not look: with others each process would compute something else. They are compared before the first use, and
-so is what is read of which each process has parts, each time.
+XLA does not check that: processes with different programs would compute wrong values. A program is compared before its
+first use, and a buffer with parts in several processes each time that it is read.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def gather(buffer: Any) -> Callable[[Any], None]:
 
 
 def settle() -> None:
-    """Sees that the others have run the same programs, before a value that they had a part in is given to Python.
+    """Checks that the others have started the same programs, before Python gets a value that they took part in.
 
-    Those whose programs are known are not compared when they start, and each computes with what the others send it.
-    Raises JobError in all of them where they differ.
+    A program that was compared once is not compared at its later starts, and by then its values depend on what the
+    others sent. Raises JobError in all processes where they differ.
     """
     connection = session.connected()
     new = {ranks: count for ranks, count in program_starts.counts().items() if _settled.get(ranks) != count}

@@ -22,7 +22,7 @@ _WATCH_ENDS = 5.0  # seconds
 
 
 def exchange_ints(number: int, ranks: Sequence[int]) -> list[int]:
-    """A number of each of some processes, in their order."""
+    """Exchanges an integer between these processes; returns all, in the order of `ranks`."""
     connection = session()
     if connection is None:
         return [number]
@@ -30,7 +30,7 @@ def exchange_ints(number: int, ranks: Sequence[int]) -> list[int]:
 
 
 def wait_for_all(ranks: Sequence[int]) -> None:
-    """Returns when all of some processes have come here."""
+    """Waits until all of these processes have called this."""
     exchange_ints(0, ranks)
 
 

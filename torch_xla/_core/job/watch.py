@@ -132,7 +132,7 @@ class _Watch:
         return self._session.read(f"ran/{rank}")
 
     def _help(self) -> None:
-        """Runs what is pending here where another process waits in it, and this one has left recording for long.
+        """Runs pending collectives, if another process waits for this one and this one has recorded none for a second.
 
         It may be where nothing of this package is asked, such as in a barrier of PyTorch's own store.
         """
@@ -194,7 +194,7 @@ class _Watch:
         )
 
     def _is_kept(self, rank: int, whose: Wait, own: Wait, seen: dict[int, Wait | None]) -> bool:
-        """Whether somebody that a process waits for has not come; else it computes, in what all have begun."""
+        """Whether a waiting process is blocked: one that it waits for has not come. Otherwise it is computing."""
         others = {r: own if r == self._rank else seen.get(r) for r in whose.ranks if r != rank}
         return any(not _has_come(other, whose) for other in others.values())
 

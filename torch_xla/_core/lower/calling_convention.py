@@ -1,9 +1,10 @@
-"""The calling convention: which buffers a program takes and gives.
+"""The calling convention: the inputs and the results of a program, as flat lists of buffers.
 
-It takes the leaves that travel alone, then a buffer per pack of leaves, then one vector per type of number. It gives
-those packs again that it updates, then packs of new values, then the outputs that travel alone, and last, if it is to
-be started, a token to wait for: the others may be overwritten by the next program while someone waits. A client's cost
-per buffer is that of copying kilobytes, and loops read and write arrays of what all their layers have.
+Inputs are the leaves that are in no pack, one buffer per pack of leaves, and one vector per type of number. Results are
+one buffer per pack with outputs (stacks, then packs that are updated in place, then packs of new values), the outputs
+that are in no pack, and, in a program that is to be executed, a token. A caller waits for the token, because the next
+program may overwrite the other results meanwhile. There are packs because each buffer costs a client as much as a copy
+of kilobytes, and stacks because a loop over layers reads and writes arrays with one member per layer.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ Numbers = tuple[Any, Any, Any]
 
 
 class Convention:
-    """Between a graph's leaves and outputs and the flat buffers of its program.
+    """Maps a graph's leaves and outputs to the flat inputs and results of its program.
 
-    `buffers` (shape and dtype) and `places` are of each input, `given_back` is shape and placement number of each
-    result, `aliases` for each input that the program may overwrite the result that takes its place, or None. `given`
-    and `wanted` are what is in each pack that it takes and gives, `singles` results that travel alone. `place` gives
-    the index of a part of a buffer as programs of the platform have it best.
+    Per input, `buffers` has shape and dtype and `places` the placement number. Per result, `given_back` has shape and
+    placement number. `aliases` maps each donated input to the result that takes over its buffer, or to None if none
+    does. `given` and `wanted` are the wires in each pack among the inputs and the results, `singles` those of the
+    results in no pack. `place` turns an index into a buffer into what is fastest on the platform: a run-time value on
+    CPUs, elsewhere a constant.
     """
 
     def __init__(self, graph: Graph, token: bool = False, platform: str = "cpu") -> None:
@@ -132,7 +134,7 @@ class Convention:
 
 
 class _Leaves(dict[int, Any]):
-    """Values of leaves. One in a pack is taken out when asked for, which most moments of an optimizer never are."""
+    """Values of leaves. A member of a pack is sliced out at its first use; most of an optimizer's moments have none."""
 
     def __init__(self, values: Iterable[tuple[int, Any]], place: Callable[[int], Any]) -> None:
         super().__init__(values)
@@ -178,9 +180,9 @@ def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ..
 
 
 def _layer(shapes: Sequence[tuple[int, ...]]) -> int:
-    """After how many members the shapes in a pack begin again, nearly always, as those of layers do; else eight.
+    """The period with which the shapes in a pack repeat (for 90 % of its members), as those of layers do; else 8.
 
-    A client takes 0.4 µs for each constant of a program, so there is not one for every member.
+    The members of a period share one start index, because a client takes 0.4 µs for each constant of a program.
     """
     for period in range(4, len(shapes) // 2 + 1):
         again = sum(a == b for a, b in zip(shapes, shapes[period:], strict=False))

@@ -59,10 +59,11 @@ def plan(
 ) -> list[int | CompositeRegion]:
     """The order in which a graph is lowered, with a region for what lies between the marks of one composite.
 
-    A composite of which some marks are missing, or that shares operators with another one, is none: its marks have no
-    effect. What is needed outside of a region without being its result is computed there again. `boundaries` has nodes
-    that are marks, `operands` for each node those that it reads, which come before it; `wanted` ones are results.
-    `free` ones read nothing and may be computed anywhere: they belong to each region that needs them.
+    A composite that lacks a mark, or shares operators with another one, gets no region: its marks have no effect. If a
+    node inside of a region is needed outside and is no result of it, it is computed there again. `boundaries` maps the
+    nodes that are marks to what these say, `operands` has for each node the earlier nodes that it reads, and `wanted`
+    are results of the graph. The nodes in `free` read nothing, may be computed anywhere, and belong to each region that
+    needs them.
     """
     regions = _regions(boundaries, operands, free)
     of_result = {node: number for number, region in enumerate(regions) for node in region.outputs}

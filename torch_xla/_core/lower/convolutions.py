@@ -1,11 +1,11 @@
-"""Convolutions in programs over a mesh: which splits XLA is kept from.
+"""Convolutions in programs over a mesh: rules out the shardings that XLA's partitioner computes wrongly.
 
-XLA splits a convolution over its window, where an image is in parts along its extents and a kernel is in any parts, and
-adds up the parts of all devices, also of those that hold copies: the sum is then as many times too large as there are
-copies. Gradients of grouped kernels it adds up like that too, and it ends the process at some gradients of split images
-and where the channels of a grouped convolution are split over a part of a mesh. None of it is reached where images and
-windows are whole along their extents, channels with groups too, and all of what is grouped by batches; the other
-dimensions stay open, for XLA to choose.
+If an image is sharded along its spatial dimensions, and the kernel along any, XLA partitions the convolution over its
+window and sums over all devices, replicas included: the result is too large by the number of replicas. Gradients of
+grouped kernels have the same error. XLA aborts the process at some gradients of sharded images, and where the channels
+of a grouped convolution are sharded over a part of the mesh. So the spatial dimensions of images and windows are
+constrained to be whole; with feature groups, all dimensions but the batch are; with batch groups, all are. XLA may
+choose the sharding of the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Horizontal fusion: what is done alike to each member of a pack is done once, to the whole pack.
 
-An optimizer updates a hundred small tensors by the same few operators. As elementwise operators on one flat array each
-they are a few kernels instead of hundreds, and lowered and compiled sooner.
+An optimizer applies the same few operators to a hundred small tensors. Applied to one flat array of all tensors, each
+operator is one kernel instead of a hundred, and the program is lowered and compiled sooner.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _Piece = _Stretch | _Alike | Wire
 
 
 class HorizontalPlan:
-    """How the packs that a program gives are computed; `singles` are wires whose values it takes one by one.
+    """Plans how the packs among a program's results are computed; it reads the wires in `singles` one by one.
 
-    `places` has per node where its numbers are; `given` and `wanted` are packs among the inputs and the results.
+    `places` has for each node where its numbers are in the vectors; `given` and `wanted` are the packs among the inputs
+    and the results.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class HorizontalPlan:
         apply: Callable[[Node, list[Any], list[Any]], tuple[jax.Array, ...]],
         flat: Callable[[Wires], list[jax.Array]],
     ) -> dict[Wires, jax.Array]:
-        """The flat arrays of packs, of those among the inputs.
+        """Computes the flat array of every pack, from `given`, those of the packs among the inputs.
 
-        `value` gives that of a wire, `number` that at a place, `apply` the results of a node for tensors and numbers,
-        and `flat` the values of wires end to end, in pieces.
+        `value` returns the value of a wire, `number` the number at a place, `apply` the results of a node for given
+        tensors and numbers, and `flat` the values of wires end to end, in pieces.
         """
         flats = dict(given)
 

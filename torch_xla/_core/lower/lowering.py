@@ -104,14 +104,15 @@ class LoweringError(RuntimeError):
 
 
 def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str | None = None) -> Lowered:
-    """Lowers a graph; `convention.py` tells what its program takes and gives.
+    """Lowers a graph to StableHLO; `calling_convention.py` defines the inputs and results of its program.
 
-    With `to_run` it is for the graph's device, and not to be shown or exported: it gives a token too, as `dispatch.py`
-    wants, and may call what only this process has. `platform` is JAX's name of another kind of device that it is for,
-    such as ``"tpu"``; this machine needs none. The name is the module's in dumps and profiles.
+    With `to_run` the program is to be executed on the graph's device: it returns a token too, which `dispatch.py`
+    needs, and may call functions of this process. Without it the program is to be shown or exported. `platform` is
+    JAX's name of a target other than the graph's device, such as ``"tpu"``; this machine need not have one. `name` is
+    the module's name in dumps and profiles.
 
-    Raises StaticNumbers where an operator must have constants for numbers, NeedsHost where the host computes one, which
-    programs of the device cannot call, and LoweringError where a node could not be lowered.
+    Raises StaticNumbers where a rule needs a constant in place of a number input, NeedsHost where an operator needs a
+    host callback and the device's programs cannot make one, and LoweringError where a node could not be lowered.
     """
     load_rules()  # not part of what is timed
     place = placement.of(graph.device)

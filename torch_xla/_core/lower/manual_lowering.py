@@ -1,7 +1,8 @@
-"""Manual sharding: operators between two calls compute on each device's part, where XLA partitions all others.
+"""Manual sharding: between `ENTER` and `LEAVE` an operator computes on each device's part; elsewhere XLA partitions it.
 
-Such a value is one array of all parts, the devices its first dimension, in programs and in buffers; an operator on it
-is that of one part in a `shard_map`. XLA makes one region of neighbours, so nothing is moved between them.
+A value between the two is one array, in programs and in buffers, whose first dimension is the devices: one part each.
+An operator on it is the operator on one part, in a `shard_map`. XLA merges neighbouring ones into one region, so
+nothing is moved between them.
 """
 
 from __future__ import annotations

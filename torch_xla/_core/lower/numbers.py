@@ -1,7 +1,8 @@
-"""Which numbers are inputs of a program and which are constants: what is found out on the way to a program.
+"""Which numbers are inputs of a program and which are constants, as far as only lowering and compiling find out.
 
-The recorder decides at the cut, from what is known of each argument of each operator (`NumberPolicy`). A graph of which
-more is known by then is cut again: it has another key.
+The recorder decides at the cut, by the `NumberPolicy` of each argument of each operator. Three findings change a
+policy: a rule wants a constant (`take_wanted`), a rule cannot do without one (`specialize`), or a graph differs from a
+compiled one in constants only (`compare`). The graph is then cut again, and has another key.
 """
 
 from __future__ import annotations

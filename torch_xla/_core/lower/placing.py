@@ -1,4 +1,4 @@
-"""Splits inside a program: what a tensor is asked to be split like, where XLA would choose."""
+"""Sharding constraints inside a program: where users asked how a value is split, XLA is told and does not choose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPERATOR = "xla.place.default"  # gives its argument, in another place
 
 
 def constrained(value: Any, number: int) -> Any:
-    """A value that is to be in the place with a number."""
+    """The value, constrained to the sharding with this placement number."""
     place = placement.of(0)
     if not place.mesh:
         return value
@@ -21,7 +21,7 @@ def constrained(value: Any, number: int) -> Any:
 
 
 def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placement) -> Sequence[Any]:
-    """The inputs of a program; those that are held whole, because their sizes do not divide, split all the same."""
+    """A program's inputs; those held whole, because their sizes do not divide, get their sharding as a constraint."""
     if not place.mesh:
         return inputs
 

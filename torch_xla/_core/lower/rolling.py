@@ -1,8 +1,9 @@
-"""Rolling up: a run of layers becomes one loop, which XLA compiles once.
+"""Rolling up: a run of layers becomes one loop (`jax.lax.scan`), of which XLA compiles the body once.
 
-A layer of the loop reads its weights out of arrays of all layers' and writes what is wanted of it into such arrays:
-what the forward pass saves is such an array, of which the backward pass takes the layers in its own order. What it can
-compute elementwise from others of these it does, as XLA would where layers are apart.
+An iteration computes one layer. It slices the layer's weights from arrays that hold those of all layers, and stores the
+results that are needed outside of the loop into such arrays. The loop of the backward pass reads the arrays that the
+forward loop stored, in reverse order. A result that can be recomputed elementwise from stored ones is not stored: its
+readers recompute it, as XLA's fusion does for layers outside of a loop.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
 
 
 def decide(cut: _bindings.Graph) -> Graph | None:
-    """Decides how a graph is rolled up whose program is about to be compiled, or loaded.
+    """Chooses the loops and the stacks of a graph whose program is about to be compiled, or loaded.
 
-    The graph knows which of its tensors travel as one array from now on. Gives its description with the runs that
-    become loops; None where programs have none.
+    Sets `cut.stacks`, the tensors that travel as one array. Returns the graph's description with the runs of layers
+    that become loops, or None where programs for its device have no loops.
     """
     place = placement.of(cut.device)
     if least(place.platform, place.mesh) is None:
@@ -93,9 +94,9 @@ class _Column:
 
 
 class LoopPlan:
-    """The runs of layers of a graph, and what is wanted of each.
+    """The runs of layers of a graph, and which results of each run are read outside of its loop.
 
-    Nodes in `needed` are computed; wires in `singles` are wanted beside their operands.
+    `needed` are the nodes that are computed; `singles` are the wires that are read other than as their operands.
     """
 
     def __init__(self, graph: Graph, needed: set[int], singles: set[Wire]) -> None:
@@ -148,7 +149,7 @@ class LoopPlan:
         return _Column(run, (offset, result), start, steps.pop())
 
     def before(self, wires: Wires) -> tuple[Layers, Carried, bool] | None:
-        """The value carried into each of a run's layers that these wires are, if they are; whether backwards."""
+        """The carried value that the layers of a run take as these wires, and whether in reverse; None if none is."""
         for turned in (False, True):
             first, *rest = reversed(wires) if turned else wires
             column = self.column(tuple(rest))
@@ -159,9 +160,9 @@ class LoopPlan:
         return None
 
     def _spare(self, run: Layers, keys: set[Key], given: set[Key]) -> None:
-        """Decides which of a run's results those that read them compute again, from others that are there anyway.
+        """Decides which of a run's results are not stored, because their readers recompute them from stored ones.
 
-        `keys` are results that other runs read, `given` those that the program gives.
+        `keys` are the results that other runs read, `given` those that the program returns.
         """
         last = {run.count - 1}
         stored_keys = keys | {key for (of, key), indices in self._layers.items() if of is run and indices != last}
@@ -203,7 +204,7 @@ class LoopPlan:
 
 
 def common(nodes: Sequence[Node]) -> Node:
-    """The first of a node of each layer, named after the modules of all."""
+    """The first layer's node, for that of all layers: where their module paths differ, its path has a ``*``."""
     paths = [node.scope.split("/") for node in nodes if node.scope]
     if len(paths) < len(nodes) or len({*map(len, paths)}) > 1:
         return nodes[0]
@@ -214,9 +215,10 @@ def common(nodes: Sequence[Node]) -> Node:
 class Loops:
     """The loops of a program, as planned.
 
-    `places` has per node where its numbers are in `vectors`, `stacks` the leaves that are parts of an array of their
-    kind, with their index; `place` gives an index as programs have it that read one member of an array. `value` gives
-    that of a wire, `apply` the results of a node for tensors, numbers, and seed and offset.
+    `places` has for each node where its numbers are in `vectors`. `stacks` maps each leaf that is in a stack to the
+    stack's array and the leaf's index there. `place` turns such an index into what is fastest on the platform (see
+    `Convention`). `value` returns the value of a wire, `apply` the results of a node for given tensors, numbers and
+    (seed, offset).
     """
 
     def __init__(

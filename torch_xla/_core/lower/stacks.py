@@ -1,7 +1,8 @@
 """Stacks: which tensors of a graph travel as one array, because a loop reads or writes one of them per layer.
 
-The weights that layers read are one, and with them all that is computed alike: an optimizer's moments, gradients, an
-average of the weights. How tensors rest already comes first, so that an evaluation takes them as training left them.
+The weights that one operator reads in all layers are a stack, and so are tensors that are computed alike from the
+members of one: an optimizer's moments, gradients, an average of the weights. Stacks in which leaves rest already come
+first, so that an evaluation reads the arrays that training left.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _StackSearch:
                     self._readers[wire].append((slot, position))
 
     def visit(self, column: Wires) -> None:
-        """Makes a stack of what a column is, and of what is computed alike of its members."""
+        """Makes a stack of a column, if it can be one, and of those that alike operators read or compute with it."""
         waiting = [column]
         while waiting:
             column = waiting.pop()
@@ -99,7 +100,7 @@ class _StackSearch:
         return True
 
     def _as_stack(self, column: Wires) -> Stack:
-        """Leaves that all stay, or that all are replaced, or outputs that replace none."""
+        """(leaves, outputs): leaves that are read only or all overwritten, or new outputs; both empty if neither."""
         if all(wire.leaf for wire in column):
             leaves = tuple(wire.slot for wire in column)
             after = [self._after.get(leaf) for leaf in leaves]

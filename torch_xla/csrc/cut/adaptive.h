@@ -9,13 +9,14 @@
 
 namespace torch_xla {
 
-// Sets for each adaptive number of a graph, given by its place and its bits, whether it was seen to vary, as some were.
-// `structure` is the key of all graphs that differ in their numbers only, places ascend, and `runs` says that this one
-// is about to run, not only looked at. Wants the recorder's lock.
+// Sets `vary` for each adaptive number of a graph that had another value in an earlier graph with the same `structure`;
+// entries that are set stay set. `structure` is the key without the numbers. `places` are where the numbers are in the
+// graph, in ascending order, and `numbers` are their bits. `runs` is false for a graph that is only looked at: it is
+// not remembered. Wants the recorder's lock.
 void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
                   Vector<bool>& vary, bool runs);
 
-// Forgets what varied, and what was compiled.
+// Forget the numbers that `find_varying`, and the constants that `Graph::constants_vary`, compares with.
 void forget_varying();
 void forget_constants();
 

@@ -30,7 +30,7 @@ class Arguments {
   Vector<NodePtr> leaves;      // per input of the program
   Vector<NumberSlot> numbers;  // scalars and seeds
 
-  // Raises where they are none of their program any more.
+  // Throws if the program cannot be run with them any more.
   virtual void check() {}
   // Gives the results of the run, one per output of the program, to the tensors that wait for them.
   virtual void attach(Vector<Result> results) = 0;

@@ -39,7 +39,7 @@ struct NumberVectors {
 
 class Sharing {
  public:
-  // By the values that the numbers have now; `roles` tells what must be equal too, per node.
+  // Floats share a place if they are equal now and are the same argument of nodes with equal `roles` (one per node).
   Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
 
   // Whether numbers that travel as one are equal here too; these are of a graph with the same key.

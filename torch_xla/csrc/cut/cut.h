@@ -16,7 +16,7 @@ class Graph;
 struct Cut {
   enum class Scope : uint8_t {
     kNeeded,   // what the roots need
-    kLive,     // that too, and of what they need all that is still some tensor's value becomes a result
+    kLive,     // the same, but each needed value that a live tensor has becomes a result too
     kPending,  // everything pending on the device
   };
   enum class Donate : uint8_t {
@@ -32,8 +32,8 @@ struct Cut {
   Scope scope = Scope::kNeeded;
   uint64_t until = kNow;  // a node sequence: of what is pending, what was recorded before it
   Donate donate = Donate::kNothing;
-  // Whether it was cut before, and the graph did not run: views keep what they remember since, so that the next has the
-  // same nodes. New ones would not know what was found out about the numbers of those.
+  // Whether this was cut before and the graph did not run. Views then keep the values that they have replayed, so that
+  // the next graph has the same nodes; for new nodes, what was found out about their numbers would be lost.
   bool again = false;
   // A graph that is to run at each replay: what was made from nothing is made anew by each, so it is no input.
   bool captured = false;
@@ -43,7 +43,7 @@ struct Cut {
   // The device is that of the tensors; without any it is the first.
   static Cut of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate);
 
-  // What the tensors need and nothing else, which leaves all the rest as it is: of tensors with one value each.
+  // A cut that computes these tensors alone and donates nothing, if each tensor has one element; else none.
   std::optional<Cut> needed() const;
 
   // The graph, to be run.

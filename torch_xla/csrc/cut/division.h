@@ -13,8 +13,8 @@ struct Division {
   Cut rest;
 };
 
-// How a graph without a program, cut for `what`, is divided; none where its rest was not met with other parts yet,
-// which is remembered.
+// Divides a graph that has no program and was cut for `what`. Returns none as long as its rest was met with the same
+// small parts only: the graph is then compiled whole, and its rest is remembered.
 std::optional<Division> divide(const Graph& graph, const Cut& what);
 
 // Whether the host may compute all of a graph as such a part.

@@ -24,9 +24,9 @@ struct Members {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
-  Hash form;                   // equal for graphs that differ in constants only: operators, their results, wiring
+  Hash form;                   // hash of operators, result types and wiring: equal where only constants differ
   Hash whole_key;              // the key of a graph whose buffers are all whole
-  Hash same_as;                // the key of a graph that is the same, by `constants_vary`
+  Hash same_as;                // key of a compiled graph with the same program, which `constants_vary` found; or none
   Vector<NodePtr> nodes;       // in recording order
   Vector<Value> outputs;       // in recording order
   Vector<bool> donated;        // per leaf: no one needs its buffer after the run
@@ -35,7 +35,7 @@ struct Structure {
 
   // The key with the leaves and the outputs in these places.
   Hash placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const { return placed(whole_key, at, to); }
-  // Per node: equal for operators that do the same, on what is of the same kind, for the same readers.
+  // Per node a hash of its operator, of which of its inputs are leaves, and of the operators that read its results.
   std::vector<Hash> roles() const;
 
  protected:
@@ -50,25 +50,27 @@ struct StaleGraph final : std::exception {
 
 class Graph final : public Structure, public Arguments {
  public:
-  // Raises StaleGraph where it cannot be run any more. Else its nodes and leaves have their positions as scratch.
+  // Throws StaleGraph if the graph cannot be run any more. Otherwise `slot` of each node and leaf is its position
+  // again.
   void check() override;
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
   ~Graph() override = default;
 
-  // Tensors of one type that its program takes and gives as one array, whatever their size: what it computes in loops.
-  // To be decided before it is compiled, or its program is loaded.
+  // Tensors of one shape and dtype, of any size, that the program takes and returns as one array, because a loop over
+  // layers computes with them. To be set before the program is compiled, or loaded.
   std::vector<Members> stacks;
-  // The leaves of each such array that rest in it now, all of them.
+  // Per array of such tensors that exists now: the leaves in it, if all its members are leaves of this graph.
   std::vector<std::vector<uint32_t>> resting() const;
 
-  // How its numbers travel: as in a program with this key, which may have to be compiled again where that does not
-  // hold.
+  // Which numbers share a place in the program's vectors. `share_as` takes the sharing of a program with this key; if
+  // numbers that share a place there differ here, it separates them and returns false: the program must be compiled
+  // again.
   const std::shared_ptr<const Sharing>& sharing();
   bool share_as(const std::shared_ptr<const Sharing>& known);
 
-  // Whether it is a graph that was compiled before but for some constants, which vary from now on: it is to be cut
-  // again. Remembers it otherwise.
+  // Whether a compiled graph differs from this one in constants only. If so, those become inputs from now on, and this
+  // graph must be cut again. If not, this graph is remembered for such comparisons.
   bool constants_vary();
 
   // Leaves that still need a buffer, filled with one number each.
@@ -85,7 +87,8 @@ class Graph final : public Structure, public Arguments {
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
   int64_t unheld_bytes() const;
 
-  // The host records on while it runs: what was recorded until here counts as computed. False where it is no barrier's.
+  // To be called if the host records on while the graph runs: what a barrier cut counts as computed from now on.
+  // Returns whether a barrier cut this graph.
   bool let_record();
   // Leaves the graph empty.
   void attach(Vector<Result> results) override;

@@ -8,9 +8,9 @@
 
 namespace torch_xla {
 
-// A function of the graph and its stacks alone, so that every step of a loop has the same. Most packs are of leaves
-// that the graph overwrites, and come back with what takes their place: the next step's input as it is. Stacks come
-// first: they are arrays of their members, and those without outputs stay as they are; the leaves rest in them from
+// Depends on the graph and its stacks alone, so that all steps of a loop have the same packs. Stacks come first: each
+// is an array of its members. Most other packs are of leaves that the graph overwrites; their outputs come back as one
+// buffer, which the next step takes as it is. A pack without outputs is only read; its leaves rest in the buffer from
 // then on.
 class Packing {
  public:
