@@ -104,6 +104,7 @@ class TestOperators:
 
 
 class TestTraining:
+    @pytest.mark.costs("each operator is a program")
     def test_it_agrees_with_cpu_and_lazy_mode(self) -> None:
         eager = [value.cpu() for value in train("xla")]
         eager_mode(False)

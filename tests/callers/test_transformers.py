@@ -207,6 +207,7 @@ def on_xla(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ],
     ids=["greedy", "static cache", "static cache with position ids", "beams", "experts"],
 )
+@pytest.mark.costs("whole models are compiled")
 def test_generate_agrees_with_the_cpu(family: str, options: dict[str, Any], compiles: Any) -> None:
     # An end token makes the loop read a value for every token; this one does not come up.
     settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": VOCABULARY - 1, **options}
@@ -298,6 +299,7 @@ def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
     assert torch.cat(found, 1).tolist() == expected[:, 5:].tolist()
 
 
+@pytest.mark.costs("whole models are compiled")
 def test_sampling_follows_the_seed_and_the_filters() -> None:
     model = model_of("llama").eval().to("xla")
     draws = {}

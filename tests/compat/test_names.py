@@ -271,6 +271,7 @@ def test_one_process_gets_what_it_asks_for(module: str, name: str, texts: list[s
     check(module, name, texts, str(tmp_path / "file"))
 
 
+@pytest.mark.costs("some hundred names are called")
 def test_what_one_device_can_do(tmp_path: Path) -> None:
     program = f"""
 import sys

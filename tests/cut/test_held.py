@@ -87,6 +87,7 @@ def test_asynchronous_step_closures_read_weights() -> None:
     assert torch.equal(seen[-1], model.weight.cpu())
 
 
+@pytest.mark.costs("a thousand steps")
 def test_threads_read_weights_for_a_thousand_steps() -> None:
     """What is read is a value that the weight had: never one of another step, or of two."""
     large = [torch.zeros(SIZE, device="xla") for _ in range(2)]

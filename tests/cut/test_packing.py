@@ -177,6 +177,7 @@ class TestNewValues:
             self.train(parameters)
         assert kept[1].item() == 2 * 301
 
+    @pytest.mark.costs("programs of some hundred operators")
     def test_they_are_added_to(self, parameters: list[torch.Tensor]) -> None:
         self.train(parameters)  # halved by the step before
         assert [p.grad[0].item() for p in parameters] == [300 * k for k in range(258)]

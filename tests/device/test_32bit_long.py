@@ -71,11 +71,13 @@ assert met.counter_value("UncachedCompile") <= 2
 
 @pytest.mark.by_default("CPU kernels, which users have for small reads, would compute 64 bits")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.costs("processes with another variable at the import")
 def test_32_bits(program: str) -> None:
     python("-c", START + program, imported=True, XLA_USE_32BIT_LONG="1")
 
 
 @pytest.mark.compiled("it is about kept programs")
+@pytest.mark.costs("four processes, with other variables at the import")
 def test_programs_on_disk_are_told_apart(tmp_path) -> None:
     program = START + "x = torch.arange(5, device=DEVICE) + 1\ntorch_xla.sync()\nprint(x.tolist(), met.counter_names())"
     for value, expected in (("0", "Miss"), ("1", "Miss"), ("1", "Hit"), ("0", "Hit")):

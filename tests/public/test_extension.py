@@ -93,6 +93,7 @@ def test_one_for_another_torch_is_told_of(package: Path, monkeypatch: pytest.Mon
         _extension.load()
 
 
+@pytest.mark.costs("a process that imports all anew")
 def test_the_sources_can_be_compiled_from_anywhere(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no compiler")

@@ -102,6 +102,7 @@ def test_a_training_step_is_one_program(step: Step, barrier: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of Dynamo's own while it traces
+@pytest.mark.costs("PyTorch's compiler traces an optimizer")
 def test_a_graph_break_does_not_end_it() -> None:
     @torch.compiler.disable
     def outside(x: torch.Tensor) -> torch.Tensor:
@@ -118,6 +119,7 @@ def test_a_graph_break_does_not_end_it() -> None:
 
 @pytest.mark.compiled("it counts runs of programs")
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.costs("PyTorch's compiler traces an optimizer")
 def test_a_compiled_update_belongs_to_it() -> None:
     def step(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x: torch.Tensor, _: int) -> None:
         @torch.compile(backend="openxla")

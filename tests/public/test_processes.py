@@ -107,6 +107,7 @@ def test_spawned_workers_of_a_loader_take_and_give_tensors() -> None:
     assert [x.tolist() for x in loader] == [[0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.costs("it starts the interpreter that others are forked from")
 def test_a_forked_process_is_told_why_it_cannot_take_one() -> None:
     done = python(
         "-c",

@@ -146,6 +146,7 @@ def run(replayed: bool, training: Training, steps: list[list[tuple[str, int, int
 @pytest.mark.fuzz
 @settings(max_examples=max(settings.default.max_examples // 40, 1))
 @given(TRAINING, st.lists(STEP, min_size=2, max_size=2), PLAN)
+@pytest.mark.costs("many random programs")
 def test_replays_are_what_recorded_steps_are(
     training: Training, steps: list[list[tuple[str, int, int]]], plan: list[tuple[int, str]]
 ) -> None:

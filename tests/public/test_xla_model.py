@@ -32,6 +32,7 @@ class TestDevices:
 
 
 class TestBarriers:
+    @pytest.mark.costs("a process that imports all anew")
     def test_nothing_happens_before_the_first_tensor(self):
         code = (
             "import sys, threading, torch, torch_xla, torch_xla.core.xla_model as xm, torch_xla.runtime as xr\n"

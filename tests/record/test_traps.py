@@ -164,6 +164,7 @@ print(round(x.sum().item(), 4))
 
 
 @pytest.mark.compiled("it is about kept programs")
+@pytest.mark.costs("three processes")
 def test_a_damaged_cache_file_is_compiled_anew(tmp_path: object) -> None:
     code = f"""
 import torch_xla.runtime as xr, torch_xla.debug.metrics as met

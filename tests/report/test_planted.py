@@ -113,6 +113,7 @@ def test_the_report_of_a_clean_script_finds_no_new_graphs(way, tmp_path):
 
 
 @pytest.mark.parametrize("problem", PLANTED)
+@pytest.mark.costs("a process that trains")
 def test_a_problem_is_named(problem, tmp_path):
     changes, said, shown = PLANTED[problem]
     text = CLEAN

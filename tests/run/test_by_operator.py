@@ -246,6 +246,7 @@ def test_that_counts(compiles):
 """
 
 
+@pytest.mark.costs("it runs pytest")
 def test_a_test_that_compiles_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     program = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"

@@ -83,6 +83,7 @@ def test_numbers_of_a_part_that_vary_are_inputs(counted: Counting, compiles: Cou
             assert first == pytest.approx(found.tolist(), abs=1e-3)
 
 
+@pytest.mark.costs("programs of some hundred operators")
 def test_what_is_drawn_stays_on_the_device(compiles: Counting) -> None:
     def draw() -> list[Any]:
         torch.manual_seed(3)

@@ -22,6 +22,7 @@ def test_those_that_leave_their_memory_are_known() -> None:
     assert trusting.deaths(trusting.calls()) == set(_bindings.trusting_operators())
 
 
+@pytest.mark.costs("a process for each of many calls")
 def test_some_of_those_that_leave_their_memory_are_known() -> None:
     found = trusting.deaths(trusting.calls(of=64))
     assert found and found <= set(_bindings.trusting_operators())

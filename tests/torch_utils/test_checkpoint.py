@@ -84,6 +84,7 @@ def test_numbers_are_those_without_it(reentrant, dropout, autocast):
     ids=["plain", "dropout", "retained graph"],
 )
 @pytest.mark.compiled("it asks how much memory a program needs")
+@pytest.mark.costs("deep models are compiled")
 def test_memory_drops_on_a_deep_stack(reentrant, dropout, backward, most):
     *_, without = deep(dropout)
     *_, with_it = run(wrapped(reentrant), depth=DEPTH, dropout=dropout, **backward)

@@ -50,6 +50,7 @@ def arguments(device: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.compiled("torch.distributions checks its arguments by reading, which compiles nothing in use", reads=False)
+@pytest.mark.costs("programs of some hundred operators")
 def test_all_in_one_graph(compiles: Callable[..., AbstractContextManager[Any]]) -> None:
     given = [t.requires_grad_() for t in arguments("xla")]
     torch_xla.sync()
