@@ -33,7 +33,9 @@ def reads(monkeypatch):
     """`with reads(n):` fails unless the host asks for the values of n tensors."""
     asked = []
     fetch = Hooks.fetch
-    monkeypatch.setattr(Hooks, "fetch", lambda self, tensor: asked.append(tensor.shape) or fetch(tensor))
+    monkeypatch.setattr(
+        Hooks, "fetch", lambda self, tensor, device: asked.append(tensor.shape) or fetch(tensor, device)
+    )
 
     @contextmanager
     def reading(expected):

@@ -300,7 +300,7 @@ void bind_operator_runs(py::module_& m) {
       .def_property_readonly("graph", &OperatorRun::graph, py::return_value_policy::reference)
       .def_property_readonly("interrupted", &OperatorRun::interrupted)
       .def("start", &OperatorRun::start)
-      .def("finish", &OperatorRun::finish)
+      .def("finish", [](OperatorRun& run) { run.finish(); })
       .def("values", &OperatorRun::values)
       .def("ask_kernel", &OperatorRun::ask_kernel)
       .def_property_readonly("position", &OperatorRun::position);

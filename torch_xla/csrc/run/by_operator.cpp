@@ -112,7 +112,7 @@ class OperatorRun::Run {
     auto asked = std::chrono::steady_clock::now();
     while (at_ < graph_.nodes.size()) {
       step(&Run::results_of);
-      if (const auto now = std::chrono::steady_clock::now(); now - asked > kAsk) {
+      if (const auto now = std::chrono::steady_clock::now(); interrupted != nullptr && now - asked > kAsk) {
         asked = now;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) {
@@ -437,7 +437,7 @@ void OperatorRun::ask_kernel(std::vector<Tensor> inputs) {
   run_->ask_kernel(inputs);
 }
 
-void OperatorRun::finish() {
+void OperatorRun::finish(bool signals) {
   interrupted_ = false;
   if (task_.valid() && is_lost()) {
     new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
@@ -464,7 +464,7 @@ void OperatorRun::finish() {
   Vector<Arguments::Result> results;
   {
     const py::gil_scoped_release unlocked;
-    run->compute(/*alone=*/false, &interrupted_);
+    run->compute(/*alone=*/false, signals ? &interrupted_ : nullptr);
     if (!done()) {
       results = run->outputs();
     }

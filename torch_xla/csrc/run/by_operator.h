@@ -30,8 +30,9 @@ class OperatorRun {
   // where that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
   bool start();
   // Computes what is left, and gives the results to their tensors. May be called again after an interrupt, and in a
-  // signal handler that a call of it runs: what that has done the other leaves.
-  void finish();
+  // signal handler that a call of it runs: what that has done the other leaves. Without `signals`
+  // no handler runs meanwhile.
+  void finish(bool signals = true);
   // Computes what is left; the values of the graph's outputs, which it gives to nobody.
   std::vector<at::Tensor> values();
   // Raises what the CPU kernel of the node that it has come to says of these inputs.

@@ -48,20 +48,14 @@ bool few_make(const Tensor& tensor) {
 
 bool compute(const Tensor& tensor) {
   auto graph = Cut::of_tensors({tensor}, Cut::Scope::kLive, Cut::Donate::kNothing).graph();
-  bool interrupted = false;
   try {
     if (!graph.outputs.empty() && graph.fits_host() && !graph.has_fills()) {
-      OperatorRun run(graph, py::none(), std::nullopt);  // without rules: what needs one is left
-      try {
-        run.finish();
-        return true;
-      } catch (...) {
-        interrupted = run.interrupted();
-        throw;
-      }
+      // Without rules: what needs one is left. No signal handler runs in it, which could cut the graph again.
+      OperatorRun(graph, py::none(), std::nullopt).finish(/*signals=*/false);
+      return true;
     }
   } catch (const py::error_already_set& error) {
-    if (interrupted || !error.matches(PyExc_Exception)) {
+    if (!error.matches(PyExc_Exception)) {
       graph.clear();
       throw;
     }
