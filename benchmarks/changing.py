@@ -6,14 +6,12 @@ one thread for operators: with more, torch eager waits at each of OpenMP's barri
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
+
+from benchmarks.processes import measured
 
 Figures = dict[str, float]
 
@@ -34,11 +32,9 @@ CASES += [("large", cache, "greedy") for cache in ("dynamic", "static")]
 
 def _run(*arguments: str, hot: bool = True) -> dict[str, Any]:
     """What a fresh process measures."""
-    command = [sys.executable, "-m", "benchmarks.changing_runs", *arguments]
     settings = {"XLA_COMPILE_WHEN_HOT": str(int(hot)), "OMP_NUM_THREADS": "1"}
-    environment = os.environ | settings | {"PYTHONDONTWRITEBYTECODE": ""}  # as an installed package has it
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    settings["PYTHONDONTWRITEBYTECODE"] = ""  # as an installed package has it
+    result: dict[str, Any] = measured("changing_runs", *arguments, settings=settings)
     return result
 
 

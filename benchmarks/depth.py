@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from benchmarks import processes
 
 MIB = 2**20
 MODELS = ("gpt2", "llama")
@@ -116,12 +115,10 @@ def here(name: str, layers: int) -> dict[str, float]:
 
 def measured(name: str, layers: int, rolled: bool, cpu: bool) -> dict[str, float]:
     """The figures of one model, in a process of its own."""
-    environment = {"XLA_ROLL_LAYERS": "4" if rolled and layers < 8 else str(int(rolled)), "XLA_COMPILE_WHEN_HOT": "0"}
+    settings = {"XLA_ROLL_LAYERS": "4" if rolled and layers < 8 else str(int(rolled)), "XLA_COMPILE_WHEN_HOT": "0"}
     where = ["--cpu"] if cpu else []
-    command = [sys.executable, "-m", "benchmarks.depth", *where, "--one", name, str(layers)]
-    done = subprocess.run(command, env=os.environ | environment, text=True, stdout=subprocess.PIPE, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = processes.measured("depth", *where, "--one", name, str(layers), settings=settings)
+    return figures
 
 
 def row(name: str, layers: int, rolled: bool, found: dict[str, float]) -> str:

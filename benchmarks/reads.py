@@ -6,8 +6,6 @@ Each side has a process of its own and one thread for operators, as in `changing
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +14,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+
+from benchmarks.processes import measured
 
 Figures = dict[str, float]
 Step = Callable[[], object]
@@ -161,17 +161,13 @@ def measure(name: str, device: str) -> Figures:
     }
 
 
-def _run(name: str, device: str) -> Figures:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.reads", name, device]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    result: Figures = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def reads(name: str) -> Figures:
     """A step ÷ torch eager's, the first ones ÷ eager's, and compiles."""
-    rounds = [(_run(name, "xla"), _run(name, "cpu")) for _ in range(ROUNDS)]
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    rounds = [
+        (measured("reads", name, "xla", settings=one_thread), measured("reads", name, "cpu", settings=one_thread))
+        for _ in range(ROUNDS)
+    ]
     key = f"reads_{name}"
     return {
         f"{key}_ratio": median(ours["later"] / eager["later"] for ours, eager in rounds),

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
+
+from benchmarks.processes import measured
 
 Figures = dict[str, float]
 
@@ -123,14 +124,6 @@ SIDES: dict[str, Callable[[str], Figures]] = {
 _BY_THREADS = ("eager", "inductor")
 
 
-def _turn(side: str, name: str, settings: dict[str, str]) -> Figures:
-    """What a fresh process measures."""
-    command = [sys.executable, "-m", "benchmarks.sides", side, name]
-    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def _spread(turns: list[Figures]) -> float:
     times = [turn["step_ms"] for turn in turns]
     return max(times) / min(times) - 1
@@ -145,7 +138,7 @@ def compare(name: str) -> Figures:
             for side, threads in turns:
                 settings = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, threads or "all")}
                 settings |= {"OMP_NUM_THREADS": threads} if threads else {}
-                turns[side, threads].append(_turn(side, name, settings))
+                turns[side, threads].append(measured("sides", side, name, settings=settings))
     figures: Figures = {}
     for side in SIDES:
         of_side = [taken for (other, _), taken in turns.items() if other == side]
