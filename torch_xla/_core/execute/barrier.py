@@ -23,7 +23,7 @@ from torch_xla._errors import raise_first
 R = TypeVar("R")
 
 # One barrier at a time: a second one would run, and donate, what the first is running. Buffers are handed out under it
-# too: a program that is about to run sees who has one that it wants to write over (csrc/packing.cpp).
+# too: a program that is about to run sees who has one that it wants to write over (csrc/cut/packing.cpp).
 _lock = threading.RLock()
 
 

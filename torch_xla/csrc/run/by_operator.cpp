@@ -137,10 +137,11 @@ class OperatorRun::Run {
     const auto& node = *graph_.nodes[at_];
     TORCH_CHECK(inputs.size() == node.inputs.size(), "[run] got ", inputs.size(), " inputs, expected ",
                 node.inputs.size());
+    const auto count = values_.size();
+    const auto restored = c10::make_scope_exit([&] { values_.resize(count); });
     std::vector<uint32_t> places(inputs.size());
-    std::iota(places.begin(), places.end(), static_cast<uint32_t>(values_.size()));
+    std::iota(places.begin(), places.end(), static_cast<uint32_t>(count));
     values_.insert(values_.end(), inputs.begin(), inputs.end());
-    const auto restored = c10::make_scope_exit([&] { values_.resize(places.empty() ? values_.size() : places[0]); });
     by_kernel(node, places);
   }
 
