@@ -9,23 +9,23 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from multiprocessing.reduction import ForkingPickler
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
 
-from torch_xla import _bindings
+from torch_xla import _bindings, _config
 from torch_xla._errors import message
 
 _registered: list[torch.library.Library] = []
 # Host copies of storages, by id, with the number of writes they show. A pickler keeps what it has saved alive.
 _saved: weakref.WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = weakref.WeakValueDictionary()
 _sent: weakref.WeakValueDictionary[tuple[int, int], _Sent] = weakref.WeakValueDictionary()
+_values_come_last = ContextVar("values_come_last", default=False)  # in the file that is being loaded
 _MADE = "_xla_made"  # attribute of a host storage: the xla storages made from it, by device
 
 
@@ -59,12 +59,9 @@ class _Bytes(torch.UntypedStorage):
 
 def _check_format(do: str) -> None:
     """Refuses files that hold the values behind everything else: an xla tensor would copy them before they are read."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is torch.serialization._legacy_load.__code__:
-            got = "got a file in the format of PyTorch before 1.6"
-            raise RuntimeError(message("load", got, expected="a zip file", do=do))
-        frame = frame.f_back
+    if _values_come_last.get():
+        got = "got a file in the format of PyTorch before 1.6"
+        raise RuntimeError(message("load", got, expected="a zip file", do=do))
 
 
 def _restore(storage: Any, location: str) -> Any:
@@ -293,8 +290,10 @@ def install() -> None:
         ForkingPickler.register(kind, _reduce_for_process)
     copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
     copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
-    # There is no registration for these: what makes a tensor on xla from a file, where that is, and how its storage is
-    # made, sliced (to a copy) and resized.
+    # There is no registration for these: how a file of the old format is read, what makes a tensor on xla from a file,
+    # where that is, and how its storage is made, sliced (to a copy) and resized.
+    reads_old_format = _config.within(_values_come_last, True)
+    torch.serialization._legacy_load = reads_old_format(torch.serialization._legacy_load)
     torch._utils._get_restore_location = _with_index(torch._utils._get_restore_location)
     torch._utils._rebuild_device_tensor_from_cpu_tensor = _rebuilding(
         torch._utils._rebuild_device_tensor_from_cpu_tensor

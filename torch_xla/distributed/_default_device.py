@@ -39,7 +39,7 @@ def install() -> None:
 def check_mesh(device_type: str) -> None:
     """Raises where `fully_shard` makes a mesh of the host because it was given none, and the processes are xla's."""
     if device_type == "cpu" and not default_accelerator.on() and dist.is_initialized() and dist.get_backend() == "xla":
-        frame = inspect.currentframe()
+        frame = inspect.currentframe()  # nothing else tells a mesh of PyTorch's own from one that a program makes
         while frame is not None and frame.f_code.co_name != "_init_default_mesh":
             frame = frame.f_back
         if frame is not None:

@@ -9,18 +9,18 @@ tensors run at once, on an inner process group.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from datetime import timedelta
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import ProcessGroup, Reducer, _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from torch_xla import _api, runtime
+from torch_xla import _api, _config, runtime
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
@@ -34,7 +34,8 @@ from torch_xla.distributed._host_work import HostWork
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
 
-_OWN_FILES = (__file__, untraced.__code__.co_filename)
+# Whether DistributedDataParallel asks in C++, for the order of its buckets: the host's numbers, read at once.
+_orders_buckets = ContextVar("orders_buckets", default=False)
 _REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "sum",
@@ -73,14 +74,6 @@ def _kind(op: Any) -> str:
     if reduction is None:
         raise ValueError(message("process group", f"got reduction {op}", expected="one of torch.distributed.ReduceOp"))
     return reduction
-
-
-def _reducer_asks() -> bool:
-    """Whether DistributedDataParallel asks in C++, for the order of its buckets: the host's numbers, read at once."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _OWN_FILES:
-        frame = frame.f_back
-    return frame is not None and "_rebuild_buckets" in frame.f_code.co_names
 
 
 def _factor(op: Any) -> Any:
@@ -284,7 +277,7 @@ class ProcessGroupXla(ProcessGroup):
         self._check_place(opts.rootRank)
         if _are_on_host(tensors):
             return self._on_host("broadcast", tensors, opts)
-        if self.size() > 1 and _reducer_asks():
+        if self.size() > 1 and _orders_buckets.get():
             host = [t.cpu() for t in tensors]
             self._on_host("broadcast", host, opts).wait()
             return self._fill(tensors, [t.to("xla") for t in host])
@@ -523,6 +516,7 @@ def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
 _default_device.install()
 _device_mesh.install()
 _fsdp_ops.install()
+Reducer._rebuild_buckets = _config.within(_orders_buckets, True)(Reducer._rebuild_buckets)
 if "xla" not in dist.Backend.backend_list:
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     register_rendezvous_handler("xla", rendezvous.pjrt_rendezvous_handler)
