@@ -64,7 +64,14 @@ _get_git_revs = _debug_info.revisions
 # Tensors.
 
 _xla_dot_general = _operators.dot_general
-_xla_custom_call = custom_calls.call
+
+
+def _xla_custom_call(*args: Any) -> list[torch.Tensor]:
+    """A custom call's results, also where there is one."""
+    results = custom_calls.stablehlo_custom_call(*args)
+    return results if isinstance(results, list) else [results]
+
+
 _xla_optimization_barrier_ = _barriers.optimization_barrier_
 _xla_get_tensor_id = _xla_get_tensor_view_alias_id = _bindings.tensor_id
 _xla_get_cpu_tensors = xm._maybe_convert_to_cpu

@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_xla._core.functions import custom_calls
-
-
-def stablehlo_custom_call(
-    args: Sequence[torch.Tensor],
-    call_target: str,
-    output_shapes: Sequence[Sequence[int]],
-    output_dtypes: Sequence[torch.dtype],
-    has_side_effect: bool = False,
-    backend_config: str = "",
-    api_version: int = 0,
-    frontend_attributes: Mapping[str, str] | None = None,
-) -> torch.Tensor | list[torch.Tensor]:
-    """Calls what a backend, or whoever takes an exported module, knows under a name; it has no gradients.
-
-    Args:
-        args: Tensors on one XLA device, at least one.
-        call_target: The name. Targets of one's own are registered with JAX, by `jax.ffi.register_ffi_target`.
-        output_shapes: Shape of each result.
-        output_dtypes: Dtype of each result.
-        has_side_effect: Whether the call is kept although the program does not use its results.
-        backend_config: What the target is told: any text; with `api_version` 4, a dictionary in MLIR's notation.
-        api_version: Number of the calling convention in XLA, 0 to 4; 4 is that of `jax.ffi`.
-        frontend_attributes: Names and values that XLA's passes may look for.
-
-    Returns:
-        The result, or a list if there are several.
-
-    Raises:
-        ValueError: There are no tensors or no results, not as many shapes as dtypes, or no such calling convention.
-    """
-    results = custom_calls.call(
-        args,
-        call_target,
-        output_shapes,
-        output_dtypes,
-        has_side_effect,
-        backend_config,
-        api_version,
-        frontend_attributes,
-    )
-    return results[0] if len(results) == 1 else results
+from torch_xla._core.functions.custom_calls import stablehlo_custom_call as stablehlo_custom_call
 
 
 def extract_custom_call_outputs_shape_dtype(
@@ -60,7 +20,7 @@ def extract_custom_call_outputs_shape_dtype(
 
 
 def _placed(t: torch.Tensor, memory: str) -> torch.Tensor:
-    (result,) = custom_calls.call(
+    result = stablehlo_custom_call(
         [t],
         "annotate_device_placement",
         [t.shape],
@@ -68,6 +28,7 @@ def _placed(t: torch.Tensor, memory: str) -> torch.Tensor:
         has_side_effect=True,
         frontend_attributes={"_xla_buffer_placement": memory},
     )
+    assert isinstance(result, torch.Tensor)
     return result
 
 

@@ -71,38 +71,50 @@ def described(shape: Sequence[int], dtype: torch.dtype) -> str:
     return " ".join([str(dtype).removeprefix("torch."), *(str(int(size)) for size in shape)])
 
 
-def call(
-    inputs: Sequence[torch.Tensor],
-    target: str,
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[torch.dtype],
+def stablehlo_custom_call(
+    args: Sequence[torch.Tensor],
+    call_target: str,
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[torch.dtype],
     has_side_effect: bool = False,
     backend_config: str = "",
     api_version: int = 0,
     frontend_attributes: Mapping[str, str] | None = None,
-) -> list[torch.Tensor]:
-    """Records a custom call of tensors on one XLA device, at least one, without gradients.
+) -> torch.Tensor | list[torch.Tensor]:
+    """Calls what a backend, or whoever takes an exported module, knows under a name; it has no gradients.
 
-    The backend must know the target when the program is compiled; the parameters are those of `stablehlo_custom_call`,
-    and so are the errors.
+    Args:
+        args: Tensors on one XLA device, at least one.
+        call_target: The name. Targets of one's own are registered with JAX, by `jax.ffi.register_ffi_target`.
+        output_shapes: Shape of each result.
+        output_dtypes: Dtype of each result.
+        has_side_effect: Whether the call is kept although the program does not use its results.
+        backend_config: What the target is told: any text; with `api_version` 4, a dictionary in MLIR's notation.
+        api_version: Number of the calling convention in XLA, 0 to 4; 4 is that of `jax.ffi`.
+        frontend_attributes: Names and values that XLA's passes may look for.
+
+    Returns:
+        The result, or a list if there are several.
+
+    Raises:
+        ValueError: There are no tensors or no results, not as many shapes as dtypes, or no such calling convention.
     """
-    if not inputs:
-        raise ValueError(message("custom_call", f"got no inputs for {target!r}", expected="at least one tensor"))
-    if len(shapes) != len(dtypes) or not shapes:
+    if not args:
+        raise ValueError(message("custom_call", f"got no inputs for {call_target!r}", expected="at least one tensor"))
+    if len(output_shapes) != len(output_dtypes) or not output_shapes:
         raise ValueError(
             message(
                 "custom_call",
-                f"got {len(shapes)} shapes and {len(dtypes)} dtypes of the results of {target!r}",
+                f"got {len(output_shapes)} shapes and {len(output_dtypes)} dtypes of the results of {call_target!r}",
                 expected="as many of both, at least one",
             )
         )
     if api_version not in _VERSIONS:
         raise ValueError(message("custom_call", f"got api_version={api_version}", expected="0 to 4"))
-    results = [described(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    results = [described(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
     attributes = [text for pair in sorted((frontend_attributes or {}).items()) for text in pair]
     with torch.no_grad():
-        return list(
-            torch.ops.xla.custom_call(
-                list(inputs), target, results, has_side_effect, backend_config, api_version, attributes
-            )
+        outputs: list[torch.Tensor] = torch.ops.xla.custom_call(
+            list(args), call_target, results, has_side_effect, backend_config, api_version, attributes
         )
+    return outputs[0] if len(outputs) == 1 else outputs
