@@ -59,7 +59,32 @@ class TmpFolder:
         self.cleaner = Cleaner(lambda path=self.name: shutil.rmtree(path, ignore_errors=True))  # type: ignore[misc]
 
 
-class SampleGenerator:
+class _Steps:
+    """Yields what a function gives a number of times, and as often again in each loop."""
+
+    def __init__(self, make: Callable[[], Any], count: int) -> None:
+        self._make, self._count, self._emitted = make, count, 0
+
+    def __iter__(self) -> Any:
+        again = copy.copy(self)
+        again._emitted = 0
+        return again
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self) -> Any:
+        """What the next step yields, or `StopIteration`."""
+        if self._emitted >= self._count:
+            raise StopIteration
+        self._emitted += 1
+        return self._make()
+
+
+class SampleGenerator(_Steps):
     """A stand-in for a `DataLoader` that yields the same data a number of times.
 
     Args:
@@ -68,28 +93,10 @@ class SampleGenerator:
     """
 
     def __init__(self, data: Any, sample_count: int) -> None:
-        self._data = data
-        self._sample_count = sample_count
-        self._count = 0
-
-    def __iter__(self) -> SampleGenerator:
-        return SampleGenerator(self._data, self._sample_count)
-
-    def __len__(self) -> int:
-        return self._sample_count
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def next(self) -> Any:
-        """The data, or `StopIteration`."""
-        if self._count >= self._sample_count:
-            raise StopIteration
-        self._count += 1
-        return self._data
+        super().__init__(lambda: data, sample_count)
 
 
-class FnDataGenerator:
+class FnDataGenerator(_Steps):
     """Yields ``(data, func(data))`` with ``data = gen_tensor(batch_size, *dims)``, `count` times."""
 
     def __init__(
@@ -100,29 +107,13 @@ class FnDataGenerator:
         dims: Iterable[int] | None = None,
         count: int = 1,
     ) -> None:
-        self._func = func
-        self._batch_size = batch_size
-        self._gen_tensor = gen_tensor
-        self._dims = list(dims) if dims else [1]
-        self._count = count
-        self._emitted = 0
+        sizes = list(dims) if dims else [1]
 
-    def __len__(self) -> int:
-        return self._count
+        def make() -> tuple[Any, Any]:
+            data = gen_tensor(batch_size, *sizes)
+            return data, func(data)
 
-    def __iter__(self) -> FnDataGenerator:
-        return FnDataGenerator(self._func, self._batch_size, self._gen_tensor, dims=self._dims, count=self._count)
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def next(self) -> Any:
-        """The next pair, or `StopIteration`."""
-        if self._emitted >= self._count:
-            raise StopIteration
-        self._emitted += 1
-        data = self._gen_tensor(self._batch_size, *self._dims)
-        return data, self._func(data)
+        super().__init__(make, count)
 
 
 class DataWrapper:
@@ -304,10 +295,8 @@ def get_print_fn(debug: int | None = None) -> Callable[..., None]:
 
 def timed(fn: Callable[[], T], msg: str = "", printfn: Callable[..., None] | None = eprint) -> T:
     """Runs a function and prints its wall time in milliseconds."""
-    start = time.perf_counter()
-    result = fn()
-    (printfn or get_print_fn())(f"{msg}{1000.0 * (time.perf_counter() - start):.3f}ms")
-    return result
+    with TimedScope(msg, printfn):
+        return fn()
 
 
 class TimedScope:
