@@ -5,9 +5,7 @@ Importing registers the device; clients, threads and JAX start with the first te
 
 import sys as _sys
 
-import torch as _torch
-
-from torch_xla import _bindings, _config, _device_module, _serialization
+from torch_xla import _bindings, _config, _device_module, _serialization, _torch_internals
 
 # Libraries reach these as attributes after a plain `import torch_xla`.
 from torch_xla import _internal as _internal
@@ -51,7 +49,7 @@ __all__ = [
     "sync",
 ]
 
-_torch._register_device_module("xla", _device_module)
+_torch_internals.register_device_module("xla", _device_module)
 _recording.install()
 _optimizers.install()
 _serialization.install()

@@ -20,6 +20,7 @@ from torch.multiprocessing import reductions
 
 from torch_xla import _bindings, _config
 from torch_xla._errors import message
+from torch_xla._torch_internals import python_state
 
 _registered: list[torch.library.Library] = []
 # Host copies of storages, by id, with the number of writes they show. A pickler keeps what it has saved alive.
@@ -130,7 +131,7 @@ def _host_alias(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.device.type == "xla" and not torch._utils._get_obj_state(tensor):
+    if tensor.device.type == "xla" and not python_state(tensor):
         torch.utils.hooks.warn_if_has_hooks(tensor)
         if not torch.serialization._serialization_tls.skip_data:
             host = _host_alias(tensor.detach())
@@ -223,7 +224,7 @@ def _rebuild_in_process(
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "xla" or torch._utils._get_obj_state(tensor):
+    if tensor.device.type != "xla" or python_state(tensor):
         return copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]
     return tensor.detach().requires_grad_(tensor.requires_grad)
 

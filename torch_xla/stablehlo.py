@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
-from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import custom_calls, jax_functions
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 from torch_xla.ops import dtypes
 
 __all__ = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,9 @@ PACKAGE = ROOT / "torch_xla"
 CORE = ("graph", "device", "lower", "job", "compile", "report", "execute", "functions", "torch")
 CSRC = ("base", "device", "ir", "tensor", "loops", "record", "kernels", "cut", "run", "bindings")
 LAYERS = ("bindings", "settings", "ops", *(f"_core/{folder}" for folder in CORE), "public", "experimental")
-SETTINGS = "_capture _config _deprecation _errors _events _fallbacks _files _jax_internals _metrics _notices".split()
+SETTINGS = (
+    "_capture _config _deprecation _errors _events _fallbacks _files _jax_internals _metrics _notices _torch_internals"
+).split()
 LIMITS = {".py": 600, ".cpp": 500, ".h": 500}
 
 
@@ -47,20 +48,15 @@ def layer_of(module: str) -> int:
 @functools.cache
 def imports(module: str) -> list[tuple[int, str]]:
     """(line, imported module of this package) for every import, inside functions and for types alone too."""
-    return list(found_imports(module))
-
-
-def found_imports(module: str) -> Iterator[tuple[int, str]]:
-    path = MODULES[module]
-    for node in ast.walk(ast.parse(path.read_text())):
+    targets: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] == "torch_xla")
+            targets += ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import; write the full path"
-            if node.module and node.module.split(".")[0] == "torch_xla":
-                for name in node.names:
-                    full = f"{node.module}.{name.name}"
-                    yield node.lineno, full if full in MODULES or full == "torch_xla._C" else node.module
+            assert node.level == 0 and node.module, f"{module}:{node.lineno}: relative import; write the full path"
+            for full in (f"{node.module}.{name.name}" for name in node.names):
+                targets.append((node.lineno, full if full in MODULES or full == "torch_xla._C" else node.module))
+    return [(line, target) for line, target in targets if target.split(".")[0] == "torch_xla"]
 
 
 def test_imports_only_lower_layers() -> None:
@@ -98,10 +94,24 @@ def test_only_bindings_import_the_extension() -> None:
     assert users == ["torch_xla._bindings"]
 
 
-def test_only_one_module_has_private_parts_of_jax() -> None:
-    private = re.compile(r"(from|import) (jax\._src|jaxlib)|jax\._src\.|\._lowering\b")
-    users = [module for module, path in MODULES.items() if private.search(path.read_text())]
-    assert users == ["torch_xla._jax_internals"]
+# What uses private parts of PyTorch where it is, and why; names of operators are none.
+TORCH_ELSEWHERE = {
+    "_core.torch.default_accelerator": "functions of `torch._C` are replaced",
+    "_core.torch.device_lists": "a method and a function are replaced",
+    "_core.torch.optimizers": "lists of devices are replaced",
+    "_core.torch.stand_ins": "`torch._dynamo` has a stand-in, whose name it is",
+    "_serialization": "functions are replaced, which pickles name",
+    "ops.decompositions": "`torch.Tensor._make_subclass`; `as_subclass` is an operator, which modes see",
+}
+
+
+def test_one_module_has_the_private_parts_of_jax_and_one_those_of_torch() -> None:
+    jax = r"(from|import) (jax\._src|jaxlib)|jax\._src\.|\._lowering\b"
+    imported = r"^ *(from|import) torch\.[\w.]*\b_|^ *from torch(\.[\w.]+)? import [^#\n]*\b_"
+    torch = rf"{imported}|\btorch\.(?!ops\b)[\w.]*\b_[a-zA-Z]"
+    for room, private, elsewhere in (("_jax_internals", jax, {}), ("_torch_internals", torch, TORCH_ELSEWHERE)):
+        users = {module for module, path in MODULES.items() if re.search(private, path.read_text(), re.MULTILINE)}
+        assert users == {f"torch_xla.{module}" for module in (room, *elsewhere)}
 
 
 @pytest.mark.costs("a process that imports all anew")

@@ -12,12 +12,12 @@ from enum import Enum
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from torch_xla import _bindings
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._core.functions.calls import calls_of
 from torch_xla._core.report import debug_level
+from torch_xla._torch_internals import pytree
 
 
 class _Part(Enum):
@@ -81,7 +81,7 @@ def _is_in_step(device: int | None) -> bool:
 
 def _part_of(module: torch.fx.GraphModule) -> _Part:
     """By what AOTAutograd notes of the graph's outputs; a graph of another tracer has no notes."""
-    from torch._functorch._aot_autograd import descriptors as d
+    from torch_xla._torch_internals import descriptors as d
 
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     notes = [note for note in output.meta.get("desc") or () if note is not None]

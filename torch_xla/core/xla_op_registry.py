@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 from torch_xla._core.functions import jax_functions
+from torch_xla._torch_internals import pytree
 from torch_xla.core import xla_builder as xb
 
 

@@ -23,7 +23,7 @@ def all_gather_copy_in(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Fills a process's part of what is gathered; gives the part and the whole."""
     part = output.narrow(0, count * rank, count)
-    torch._foreach_copy_(list(part.split(sizes)), inputs)
+    torch.ops.aten._foreach_copy_(list(part.split(sizes)), inputs)
     return part, output
 
 
@@ -34,7 +34,7 @@ def split_with_sizes_copy(whole: torch.Tensor, sizes: list[int], dim: int = 0, *
 
 def chunk_cat(tensors: list[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
     """Copies the first parts of all tensors, then the second ones, and so on."""
-    torch._chunk_cat(tensors, dim, num_chunks, out=out)
+    torch.ops.aten._chunk_cat(tensors, dim, num_chunks, out=out)
 
 
 def copy_(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from torch_xla._torch_internals import OpOverload
+
 _FORWARD = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward.default
 _SEQUENCE = 2
@@ -70,7 +72,7 @@ def _backward(grad: Any, q: Any, k: Any, v: Any, attn_bias: Any, *_: Any, **opti
     return [way(*places) for places in _ways(q, k, v, attn_bias)]
 
 
-def _around(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _around(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Attention of a part of the sequence to all of it."""
     from torch.distributed.tensor import DTensor
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, Reducer, _create_work_from_future  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroup
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from torch_xla import _api, _config, runtime
@@ -28,6 +28,7 @@ from torch_xla._core.job.connection import host_group
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
+from torch_xla._torch_internals import Reducer, _create_work_from_future
 from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops
 from torch_xla.distributed._host_work import HostWork
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._higher_order_ops.while_loop import while_loop_dense, while_loop_op
-from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import while_loop as loops
 from torch_xla._errors import message
+from torch_xla._torch_internals import DispatchKey, pytree, while_loop_dense, while_loop_op
 
 
-@while_loop_op.py_impl(torch._C.DispatchKey.XLA)
+@while_loop_op.py_impl(DispatchKey.XLA)
 def while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],

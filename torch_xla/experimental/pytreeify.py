@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 

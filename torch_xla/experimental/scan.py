@@ -7,13 +7,12 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import default_partition
-from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import scan_operator as loops
 from torch_xla._core.functions import tracing
 from torch_xla._core.functions.pure import Operator, signature
 from torch_xla._errors import message
+from torch_xla._torch_internals import default_partition, pytree
 
 _Found = tuple[Operator, Callable[[Any], Any]]
 _SCAN_COMPUTATION_CACHE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, _Found]] = (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import default_partition
 
 from torch_xla._errors import message
+from torch_xla._torch_internals import default_partition
 from torch_xla.experimental.scan import scan
 
 _ONE_LAYER_CACHE: weakref.WeakKeyDictionary[torch.nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # operators that make such weights: `torch.ops.quantized_decomposed`
 import torch.nn.functional as F
 
 from torch_xla import _bindings
 from torch_xla._errors import message
+from torch_xla._torch_internals import _decomposed  # noqa: F401  # operators that make such weights
 from torch_xla.core.xla_model import XLA_LIB
 
 MaybeTensor = torch.Tensor | None

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from torch_xla._torch_internals import OpOverload, has_computed_kernel
 from torch_xla.ops import dtypes
 from torch_xla.ops.promotion import promoted_arrays
 from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for, varied_arguments
@@ -65,7 +66,7 @@ def load_rules() -> None:
         importlib.import_module(f"torch_xla.ops.{family}")
 
 
-def find_overload(name: str) -> torch._ops.OpOverload:
+def find_overload(name: str) -> OpOverload:
     """The PyTorch overload called ``namespace.op.overload``."""
     namespace, op, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)
@@ -84,7 +85,7 @@ def way_of(name: str) -> str:
 
 
 def call(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     out: Sequence[Meta | None],
@@ -125,12 +126,12 @@ def call(
         return _conform_all(name, fallback.run(op, args, kwargs, out, reason), out)
 
 
-def passed_over(op: torch._ops.OpOverload, error: Exception) -> None:
+def passed_over(op: OpOverload, error: Exception) -> None:
     """A lowering raised, and the results come from elsewhere; tests replace this, so that none of it is hidden."""
 
 
-def _has_cpu_kernel(op: torch._ops.OpOverload) -> bool:
-    return op.namespace == "aten" and torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
+def _has_cpu_kernel(op: OpOverload) -> bool:
+    return op.namespace == "aten" and has_computed_kernel(op.name(), "CPU")
 
 
 def _conform_all(name: str, results: Any, out: Sequence[Meta | None]) -> tuple[jax.Array | None, ...]:
@@ -141,7 +142,7 @@ def _conform_all(name: str, results: Any, out: Sequence[Meta | None]) -> tuple[j
     return tuple(_conform(name, x, meta) for x, meta in zip(results, out, strict=True))
 
 
-def _anywhere(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ctx: Context) -> Any:
+def _anywhere(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ctx: Context) -> Any:
     """The results as any device computes them: by a rule, PyTorch's decomposition, or a callback."""
     from torch_xla.ops import decompositions, fallback
 

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 import torch
 
 from torch_xla import _bindings, _config
+from torch_xla._torch_internals import no_autocast, no_torch_function
 
 _recorded: ContextVar[int | None] = ContextVar("settings of a recorded call", default=None)
 
@@ -34,5 +35,5 @@ def as_recorded(settings: int) -> Iterator[None]:
     The latter are autocast and modes over functions, such as one that gives a default device: they were there for the
     call that was recorded, and those of whoever asks for its value are others.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), _config.within(_recorded, settings):
+    with no_torch_function(), no_autocast(), _config.within(_recorded, settings):
         yield

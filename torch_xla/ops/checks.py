@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_xla._torch_internals import OpOverload, has_computed_kernel, has_kernel
+
 Ask = Callable[[int, int], None]
 Doubt = Callable[..., bool]
 
@@ -195,17 +197,17 @@ def _largest(dtype: torch.dtype) -> float:
 def _facts(name: str) -> _Facts:
     _, op, overload = name.split(".")
     family = f"aten.{op.removesuffix('_')}"
-    op_overload: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, op), overload)
+    op_overload: OpOverload = getattr(getattr(torch.ops.aten, op), overload)
     schema, called, tags = op_overload._schema, op_overload.name(), op_overload.tags
     kinds = [str(argument.type) for argument in schema.arguments]
     view = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
     draws = torch.Tag.nondeterministic_seeded in tags and not any("Generator" in kind for kind in kinds)
-    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key(called, "CPU")
+    computed = has_computed_kernel(called, "CPU")
     return _Facts(
         doubt=_DOUBTS.get(name) or (None if overload == "dtype" else _DOUBTS.get(family)),
         by_number=_BY_NUMBER.get(family),
         asked=computed and not view and not draws and family not in _OF_VALUES,
-        own_kernel=torch._C._dispatch_has_kernel_for_dispatch_key(called, "CPU"),
+        own_kernel=has_kernel(called, "CPU"),
         wider=family in _WIDER,
         backward="_backward" in op,
         numbers=tuple(i for i, kind in enumerate(kinds) if kind in ("number", "Optional[number]")),

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from torch_xla._torch_internals import DispatchKey, OpOverload, TorchDispatchMode, no_dispatch_modes, pytree
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Meta
 
@@ -25,23 +24,18 @@ _EXCLUDED = frozenset(
 )
 
 
-@functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import decomposition_table
-
-    return decomposition_table
-
-
-def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def find(op: OpOverload) -> Callable[..., Any] | None:
     """PyTorch's decomposition of `op`, or that of the library that `op` is from, or None."""
     if str(op) in _EXCLUDED:
         return None
-    decomposition = _table().get(op)
-    if decomposition is None and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    from torch_xla._torch_internals import decomposition_table
+
+    decomposition: Callable[..., Any] | None = decomposition_table.get(op)
+    if decomposition is None and op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
         return op.decompose
-    if decomposition is None and op.namespace != "aten" and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.XLA):
+    if decomposition is None and op.namespace != "aten" and op.has_kernel_for_dispatch_key(DispatchKey.XLA):
         # Of a library: a kernel for this device that is made of other operators.
-        return functools.partial(op._op_dk, torch._C.DispatchKey.XLA)
+        return functools.partial(op._op_dk, DispatchKey.XLA)
     return decomposition
 
 
@@ -71,7 +65,7 @@ class _LowerMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with torch.utils._python_dispatch._disable_current_modes():
+        with no_dispatch_modes():
             metas = func(
                 *pytree.tree_map_only(torch.Tensor, _meta_like, args),
                 **{
@@ -94,7 +88,7 @@ class _LowerMode(TorchDispatchMode):
         return pytree.tree_unflatten(wrapped, spec)
 
 
-def asked(op: torch._ops.OpOverload, args: Sequence[Any], results: Any) -> Any:
+def asked(op: OpOverload, args: Sequence[Any], results: Any) -> Any:
     """The results of a call without those that its mask does not ask for, which some Meta kernels promise all the same.
 
     The recorder does the same in `shape_cache.cpp`.
@@ -125,7 +119,7 @@ def _is_wrapped(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float64, torch.int64, torch.bool, torch.complex128)
 
 
-def _check_functional(func: torch._ops.OpOverload) -> None:
+def _check_functional(func: OpOverload) -> None:
     if func._schema.is_mutable:
         raise RuntimeError(
             f"[lower {func}] a decomposition wrote in place, which lowering cannot follow; "
@@ -133,7 +127,7 @@ def _check_functional(func: torch._ops.OpOverload) -> None:
         )
 
 
-def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Fills in the schema's defaults, and separates positional from keyword-only arguments.
 
     TypeError where one lacks.
@@ -158,7 +152,7 @@ def bind(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
     return positional, keywords
 
 
-def separate(op: torch._ops.OpOverload, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def separate(op: OpOverload, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Separates positional from keyword-only arguments, all of which are given in the schema's order."""
     names = _keywords(op)
     first = len(values) - len(names)
@@ -166,7 +160,7 @@ def separate(op: torch._ops.OpOverload, values: Sequence[Any]) -> tuple[list[Any
 
 
 @functools.cache
-def _keywords(op: torch._ops.OpOverload) -> tuple[str, ...]:
+def _keywords(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments if argument.kwarg_only)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_xla import _config, _fallbacks
+from torch_xla._torch_internals import OpOverload, pytree
 from torch_xla.ops import call_settings, dtypes
 from torch_xla.ops.promotion import promoted_arrays
 from torch_xla.ops.registry import Lifted, Meta, has_own_text
@@ -78,7 +78,7 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def run(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     out: Sequence[Meta | None],
@@ -153,7 +153,7 @@ def run(
     return tuple(None if m is None else next(values) for m in out)
 
 
-def _given(op: torch._ops.OpOverload, result: torch.Tensor | None, meta: Meta) -> torch.Tensor:
+def _given(op: OpOverload, result: torch.Tensor | None, meta: Meta) -> torch.Tensor:
     if result is None:
         raise RuntimeError(
             f"[callback {op}] PyTorch's CPU kernel gave no value, expected {meta.dtype}{list(meta.shape)} as its Meta "
@@ -162,7 +162,7 @@ def _given(op: torch._ops.OpOverload, result: torch.Tensor | None, meta: Meta) -
     return result
 
 
-def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[Any]:
+def with_tensors(op: OpOverload, positional: Sequence[Any]) -> list[Any]:
     """The arguments with numbers made tensors where the operator has tensors, which overloads themselves do not do."""
     declared = [a for a in op._schema.arguments if not a.kwarg_only]
     # A number has the precision of what it meets; as a tensor of the default dtype it would be rounded to that first.
@@ -177,7 +177,7 @@ def with_tensors(op: torch._ops.OpOverload, positional: Sequence[Any]) -> list[A
 
 
 def results_of(
-    op: torch._ops.OpOverload, returned: Any, positional: Sequence[Any], keywords: dict[str, Any]
+    op: OpOverload, returned: Any, positional: Sequence[Any], keywords: dict[str, Any]
 ) -> list[torch.Tensor | None]:
     """The tensors a call made, then those it wrote: the order in which the recorder counts a node's results.
 

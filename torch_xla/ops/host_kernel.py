@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from torch_xla import _bindings, _config
+from torch_xla._torch_internals import OpOverload
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import ints
 from torch_xla.ops.registry import Meta, varied_arguments
@@ -70,7 +71,7 @@ def in_use() -> bool:
 
 
 def attempt(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     out: Sequence[Meta | None],
@@ -91,7 +92,7 @@ def attempt(
 
 
 def _place(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], parallel: bool
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None], parallel: bool
 ) -> tuple[Any, ...]:
     name = op._schema.name
     kernel = (_writing(op) if None not in out else None) or op
@@ -127,7 +128,7 @@ def _place(
 
 
 @functools.cache
-def _writing(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _writing(op: OpOverload) -> OpOverload | None:
     """The form of an operator that puts its results where it is told, if there is one: saves memory and a copy."""
     signature = [(a.name, str(a.type)) for a in op._schema.arguments]
     for name in op.overloadpacket.overloads():

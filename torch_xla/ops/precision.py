@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from torch_xla._torch_internals import convolutions_use_tf32, fp32_precision, matmul_precision
+
 LEVELS = ("default", "high", "highest")
 
 _chosen: str | None = None
@@ -41,7 +43,7 @@ def current() -> Precision:
     if _chosen is not None:
         return _levels(_chosen, _chosen)
     try:
-        level, fast = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
+        level, fast = matmul_precision(), convolutions_use_tf32()
     except RuntimeError:  # set by the newer name of one, `fp32_precision`, which the older one refuses to translate
         level, fast = _products(), _fast_convolutions()
     # PyTorch has a setting of its own for convolutions, and it allows the faster ones unless told otherwise.
@@ -52,13 +54,13 @@ def current() -> Precision:
 
 def _products() -> str:
     try:
-        return torch._C._get_float32_matmul_precision()
+        return matmul_precision()
     except RuntimeError:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def _fast_convolutions() -> bool:
     try:
-        return torch._C._get_cudnn_allow_tf32()
+        return convolutions_use_tf32()
     except RuntimeError:
-        return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+        return fp32_precision("cuda", "conv") == "tf32"

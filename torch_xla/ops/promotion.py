@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import torch
 
+from torch_xla._torch_internals import OpOverload
 from torch_xla.ops import dtypes
 from torch_xla.ops.call_settings import default_dtype
 from torch_xla.ops.registry import Lifted, Meta
 
 
 def promoted(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     values: Sequence[Any],
     out: Sequence[Meta | None],
     dtype_of: Callable[[Any], torch.dtype | None],
@@ -59,7 +60,7 @@ def promoted(
 
 
 def promoted_arrays(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The same of JAX arrays, and with keyword-only arguments by themselves."""
     arguments = promoted(

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
+
+from torch_xla._torch_internals import pytree
 
 
 @functools.cache

@@ -11,10 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import torch
-
-# What `torch.compiler.disable` ends up with; that one imports the compiler, which takes seconds.
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch_xla._torch_internals import SKIPPED, no_torch_function, set_code_strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +20,7 @@ R = TypeVar("R")
 def skip(function: Callable[..., object], around: Callable[..., object]) -> None:
     """Has the compiler leave alone a function, one around it, and all that they call."""
     for target in (function, around):
-        set_code_exec_strategy(target.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+        set_code_strategy(target.__code__, SKIPPED)
     around._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would inline it
 
 
@@ -32,7 +29,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             return function(*args, **kwargs)
 
     skip(function, alone)

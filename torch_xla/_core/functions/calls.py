@@ -11,6 +11,7 @@ from torch.fx.node import map_aggregate
 from torch.overrides import has_torch_function
 
 from torch_xla import _bindings
+from torch_xla._torch_internals import OpOverload
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -61,7 +62,7 @@ class _CallTranslation:
 
     def _called(self, node: torch.fx.Node) -> Any:
         target: Any = node.target
-        if type(target) is torch._ops.OpOverload:
+        if type(target) is OpOverload:
             schema = target._schema
             first = self.calls.add(
                 schema.name, schema.overload_name, self._filled(node.args), self._filled(node.kwargs)
@@ -79,7 +80,7 @@ class _CallTranslation:
         values = self._values[of]
         if isinstance(values, list):
             return values[position]
-        schema = of.target._schema if type(of.target) is torch._ops.OpOverload else None
+        schema = of.target._schema if type(of.target) is OpOverload else None
         if schema is None or not isinstance(schema.returns[0].type, torch.ListType) or type(position) is not int:
             raise _Other  # a part of a tensor, by Python
         return _bindings.Slot(self.calls.add_element(values, position))

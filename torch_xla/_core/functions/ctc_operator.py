@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from torch_xla._core.graph.library import XLA_LIB
+from torch_xla._torch_internals import transforms_are_active
 
 Lengths = torch.Tensor | Sequence[int]
 
@@ -81,7 +82,7 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> torch.Tensor:
     """`torch.nn.functional.ctc_loss` on device xla, in the two forms of its lengths."""
-    if torch._C._are_functorch_transforms_active():  # which know nothing of the operators here
+    if transforms_are_active():  # which know nothing of the operators here
         form = "Tensor" if isinstance(target_lengths, torch.Tensor) else "IntList"
         return getattr(torch.ops.aten.ctc_loss, form).decompose(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_xla import _bindings
 from torch_xla._core.functions.sizes import Sizes, is_open_size
 from torch_xla._core.graph.graph import Graph, Input, Node, Number, Wire
 from torch_xla._core.lower import lowering
+from torch_xla._torch_internals import OpOverload, pytree
 from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import find_overload, way_of
 from torch_xla.ops.decompositions import asked, bind
@@ -158,13 +158,13 @@ class _Translation:
             return None  # the module has its own, of the sizes
         if target is operator.getitem:
             return self._values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, OpOverload):
             return self._operator(node, target, value)
         if target in _HIGHER_ORDER:
             return self._higher_order(node, _HIGHER_ORDER[target], value)
         raise NotImplementedError(f"[fx] got a call of {target}, expected an ATen operator")
 
-    def _operator(self, node: torch.fx.Node, op: torch._ops.OpOverload, value: Any) -> Any:
+    def _operator(self, node: torch.fx.Node, op: OpOverload, value: Any) -> Any:
         if op._schema.is_mutable:
             raise NotImplementedError(f"[fx] {op} writes to its arguments; run the graph's decompositions first")
         positional, keywords = bind(op, self._filled(node.args), self._filled(node.kwargs))
@@ -222,7 +222,7 @@ def check_exportable(module: torch.fx.GraphModule) -> None:
 
     Their module could not run alone.
     """
-    operators = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)} - _ASSERTIONS
+    operators = {n.target for n in module.graph.nodes if isinstance(n.target, OpOverload)} - _ASSERTIONS
     host = sorted(str(op) for op in operators if way_of(str(op)) == "callback")
     if host:
         raise NotImplementedError(
@@ -234,7 +234,7 @@ def check_exportable(module: torch.fx.GraphModule) -> None:
 def draws(node: torch.fx.Node) -> bool:
     """Whether a node is an operator that draws random numbers."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _seed(position: int, seed: Any | None) -> tuple[Any, Any]:

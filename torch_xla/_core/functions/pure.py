@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.utils import _pytree as pytree
 
 from torch_xla._core.compile.settings import process_settings
 from torch_xla._core.functions import jax_functions, tracing
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 
 
 @dataclass(frozen=True)

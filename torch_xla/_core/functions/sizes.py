@@ -9,11 +9,11 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from torch_xla._core.lower import lowering
 from torch_xla._errors import message
+from torch_xla._torch_internals import SymT, symbol_is_type
+from torch_xla._torch_internals import functions as sympy_functions
 
 _INFINITE = 2**31  # bounds from there on are none: sizes are 32-bit numbers in the module
 _MAIN = "dynamic_main"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_xla._errors import message
+from torch_xla._torch_internals import OpOverload, pytree
 
 Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -40,8 +40,9 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Trace
 
     Of the inputs only shapes, strides, dtypes and devices count.
     """
-    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
+
+    from torch_xla._torch_internals import enable_python_dispatcher
 
     bare = [x.detach() for x in inputs]
     # Functionalisation does not go over backward passes and autograd functions; their graph can be made functional.
@@ -103,7 +104,7 @@ def _drop_writes(module: torch.fx.GraphModule, count: int) -> str | None:
     inputs = placeholders(module)[:count]
     written = None
     for node in reversed(list(module.graph.nodes)):
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
         target = node.args[0]
         written = f"its argument {inputs.index(target)}" if target in inputs else "a tensor from outside"
@@ -142,7 +143,7 @@ def split(
     are needed. Without a partition all that the backward pass needs is kept. Raises ImpureError where it writes to an
     input, or needs the gradient of a tensor that it has from outside.
     """
-    from torch._functorch.partitioners import default_partition
+    from torch_xla._torch_internals import default_partition
 
     if not wanted:
         graph = trace(function, inputs)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_xla._core.functions import jax_functions, tracing
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -53,7 +53,7 @@ def _pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tens
 
 def know_pinning() -> None:
     """Has memory of the host pinned for xla, where there is no other accelerator that it could be pinned for."""
-    if not _registered and torch._C._accelerator_getAccelerator() in (None, _current()):
+    if not _registered and torch.accelerator.current_accelerator() in (None, _current()):
         library = torch.library.Library("aten", "IMPL", "CPU")
         library.impl("_pin_memory", _pin)
         _registered.append(library)

@@ -25,7 +25,7 @@ def _by_device(original: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(self: Any, module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if not _is_on_xla(module.graph):
             return original(self, module, inputs, **options)
-        from torch._dynamo.backends.registry import lookup_backend
+        from torch_xla._torch_internals import lookup_backend
 
         return lookup_backend("openxla")(module, inputs)
 

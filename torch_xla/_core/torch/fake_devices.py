@@ -10,14 +10,13 @@ import functools
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_xla import _bindings
+from torch_xla._torch_internals import OpOverload, op_implementations_checks
 
 
 @functools.cache
-def _takes_device(op: torch._ops.OpOverload) -> bool:
+def _takes_device(op: OpOverload) -> bool:
     return any(str(argument.type) in ("Device", "Optional[Device]") for argument in op._schema.arguments)
 
 
@@ -27,7 +26,7 @@ def _with_index(value: Any) -> Any:
     return value
 
 
-def _on_current_device(mode: FakeTensorMode, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _on_current_device(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     indexed = tuple(map(_with_index, args)), {name: _with_index(value) for name, value in kwargs.items()}
     if indexed == (args, kwargs):
         return NotImplemented
@@ -37,4 +36,4 @@ def _on_current_device(mode: FakeTensorMode, op: torch._ops.OpOverload, *args: A
 
 def install() -> None:
     """Registers the implementation before PyTorch's of the same calls, of which the first is taken."""
-    fake_impls.op_implementations_checks.insert(0, (_takes_device, _on_current_device))
+    op_implementations_checks.insert(0, (_takes_device, _on_current_device))

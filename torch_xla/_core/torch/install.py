@@ -17,6 +17,7 @@ from torch_xla._core.functions import collectives, ctc_operator, custom_calls, j
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
 from torch_xla._core.torch import device_lists, fake_devices, stand_ins
+from torch_xla._torch_internals import has_kernel
 from torch_xla.ops import whole
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
@@ -59,7 +60,7 @@ def _promise_shapes() -> None:
     library = torch.library.Library("aten", "IMPL", "Meta")
 
     def promise(name: str, kernel: Callable[..., Any]) -> None:
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        if not has_kernel(f"aten::{name}", "Meta"):
             library.impl(name, kernel)
 
     for name, place in whole.SHAPED_LIKE.items():

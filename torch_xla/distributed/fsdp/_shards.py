@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 import torch_xla
 from torch_xla import _bindings
 from torch_xla._core.functions import collectives
+from torch_xla._torch_internals import at_end_of_backward, backward_pass, saved_tensors_hooks
 
 # In the names of shards in place of the dots, which names of parameters cannot have.
 SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
@@ -70,10 +71,10 @@ class Ending:
 
     def arrange(self) -> None:
         """Called in a backward pass, however often."""
-        task = torch._C._current_graph_task_id()
+        task = backward_pass()
         if task not in (-1, self._task):
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            at_end_of_backward(self._end)
 
     def _end(self) -> None:
         for shard in self._shards:
@@ -123,7 +124,7 @@ class Shard:
         if self._whole is not None:
             return self._whole
         joined = self.layout.join(_Gather.apply(self.param, self), self.shape)
-        if self.keeps or torch._C._current_graph_task_id() != -1:
+        if self.keeps or backward_pass() != -1:
             self._whole = joined
         return joined
 
@@ -285,7 +286,7 @@ def in_use(shards: list[Shard], args: Any, drops: bool) -> Iterator[None]:
         shard.keeps, shard.after = True, args
         _refresh_copies(shard)
     # A checkpoint around this scope keeps nothing of what is inside it anyway.
-    outside = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    outside = saved_tensors_hooks(False) is not None
     hooks = _gathered_again(shards) if drops and torch.is_grad_enabled() and not outside else None
     try:
         if hooks is None:

@@ -8,12 +8,12 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 import torch_xla
 from torch_xla import runtime
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 from torch_xla.core import xla_model as xm
 from torch_xla.core._collectives import check_groups, own_group
 from torch_xla.distributed.fsdp import _shards, wrap

@@ -161,7 +161,7 @@ class XLAShardedTensor(torch.Tensor):
 
     @property
     def _spec(self) -> Any:
-        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+        from torch_xla._torch_internals import DTensorSpec, TensorMeta
 
         global_tensor = self.global_tensor
         meta = TensorMeta(global_tensor.shape, global_tensor.stride(), global_tensor.dtype)

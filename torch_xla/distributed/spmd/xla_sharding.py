@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
-import torch.utils._pytree as pytree
 
 from torch_xla._core.functions import jax_functions
 from torch_xla._errors import message
+from torch_xla._torch_internals import pytree
 from torch_xla.core import _barriers
 from torch_xla.distributed.spmd.inputs import ShardingSpec
 from torch_xla.distributed.spmd.linear import (

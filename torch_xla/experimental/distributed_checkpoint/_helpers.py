@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torch_xla._torch_internals import pytree
 from torch_xla.core import xla_model as xm
 from torch_xla.distributed.spmd import ShardingType, XLAShard, XLAShardedTensor, wrap_if_sharded
 

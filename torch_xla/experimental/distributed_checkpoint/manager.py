@@ -18,15 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import torch_xla
 from torch_xla._errors import message
+from torch_xla._torch_internals import FsspecReader, FsspecWriter
 from torch_xla.core import _preemption
 from torch_xla.core import xla_model as xm
 from torch_xla.experimental.distributed_checkpoint._helpers import _sharded_cpu_state_dict
 from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
-
-try:
-    from torch.distributed.checkpoint import FsspecReader, FsspecWriter  # type: ignore[attr-defined]
-except ImportError:  # before PyTorch 2.15
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 _FILE = ".manager_metadata"  # in each checkpoint's folder: it is complete
 

@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import default_planner as defaults
-from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -36,6 +33,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from torch_xla._errors import message
 from torch_xla._legacy import splits as legacy_splits
+from torch_xla._torch_internals import dedup_save_plans, flatten_state_dict, set_element
 from torch_xla.distributed.spmd import XLAShard, XLAShardedTensor, wrap_if_sharded
 from torch_xla.experimental.distributed_checkpoint._helpers import _CpuShards, _is_sharded_tensor, _plain
 
