@@ -5,49 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from torch_xla._errors import message
+from torch_xla.ops.xla_types import XLA_NAMES
 
-
-class Type:
-    """XLA's names of element types."""
-
-    F32 = "f32"
-    F64 = "f64"
-    BF16 = "bf16"
-    F16 = "f16"
-    U8 = "u8"
-    S8 = "s8"
-    U16 = "u16"
-    S16 = "s16"
-    U32 = "u32"
-    S32 = "s32"
-    U64 = "u64"
-    S64 = "s64"
-    C64 = "c64"
-    C128 = "c128"
-    PRED = "pred"
-
-
-XLA_TO_TORCH = {
-    Type.F32: torch.float32,
-    Type.F64: torch.float64,
-    Type.BF16: torch.bfloat16,
-    Type.F16: torch.float16,
-    Type.U8: torch.uint8,
-    Type.S8: torch.int8,
-    Type.U16: torch.uint16,
-    Type.S16: torch.int16,
-    Type.U32: torch.uint32,
-    Type.S32: torch.int32,
-    Type.U64: torch.uint64,
-    Type.S64: torch.int64,
-    Type.C64: torch.complex64,
-    Type.C128: torch.complex128,
-    Type.PRED: torch.bool,
-}
-TORCH_TO_XLA = {dtype: name for name, dtype in XLA_TO_TORCH.items()}
+TORCH_TO_XLA = XLA_NAMES
+XLA_TO_TORCH = {name: dtype for dtype, name in XLA_NAMES.items()}
+# ``Type.F32`` is ``"f32"``, and so on.
+Type: Any = type("Type", (), {name.upper(): name for name in XLA_TO_TORCH})
 
 
 class Shape:

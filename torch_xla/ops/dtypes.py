@@ -14,6 +14,7 @@ import torch
 from torch_xla import _config
 from torch_xla.ops.call_settings import default_dtype
 from torch_xla.ops.registry import Lifted
+from torch_xla.ops.xla_types import XLA_NAMES
 
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {
     torch.bool: np.dtype(np.bool_),
@@ -35,23 +36,6 @@ _TO_NUMPY: dict[torch.dtype, np.dtype] = {
     torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
     torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
     torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
-}
-_XLA_NAMES = {
-    torch.bool: "pred",
-    torch.uint8: "u8",
-    torch.uint16: "u16",
-    torch.uint32: "u32",
-    torch.uint64: "u64",
-    torch.int8: "s8",
-    torch.int16: "s16",
-    torch.int32: "s32",
-    torch.int64: "s64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
 }
 _FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in _TO_NUMPY.items()}
 _SHORTENED = {torch.int64: torch.int32, torch.uint64: torch.uint32}
@@ -89,7 +73,7 @@ def limits(dtype: np.dtype) -> tuple[int, int]:
 def xla_name(dtype: torch.dtype) -> str:
     """XLA's name of a dtype, such as ``"bf16"``."""
     dtype = _kept(dtype)
-    return _XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
+    return XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
