@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch_xla import _files
 from torch_xla._core.device.memory_stats import in_bytes
 from torch_xla._errors import message
 from torch_xla.debug._profile import words
@@ -33,19 +34,11 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
             message("profile", f"got {os.fspath(path)!r}", expected="the page's name", do="call it report.html")
         )
     texts = {page: html(report, trace.name), trace: json.dumps(chrome_trace(report), separators=(",", ":"))}
-    written: list[tuple[str, Path]] = []
     try:
-        for target, text in texts.items():
-            handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            written.append((temporary, target))
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-        for temporary, target in written:
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
+        with ExitStack() as stack:  # both take their places once both are whole
+            for target, text in texts.items():
+                Path(stack.enter_context(_files.replacing(target))).write_text(text, encoding="utf-8")
     except OSError as error:
-        for temporary, _ in written:
-            Path(temporary).unlink(missing_ok=True)
         text = message(
             "profile",
             f"{os.fspath(path)!r} cannot be written ({error.strerror or error})",
