@@ -17,7 +17,7 @@ from torch_xla.distributed.fsdp import wrap
 from torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel import require_forward
 
 
-class SpmdFullyShardedDataParallel(nn.Module):
+class SpmdFullyShardedDataParallel(wrap.Wrapping):
     """Marks the parameters of a module as split along axis ``fsdp`` of a mesh, each in its longest dimension.
 
     Args:
@@ -34,6 +34,8 @@ class SpmdFullyShardedDataParallel(nn.Module):
         ValueError: There is no mesh, or it has no such axes.
         RuntimeError: The module has no forward pass, or is of this class already.
     """
+
+    _inside = "_orig_module"
 
     def __init__(
         self,
@@ -66,20 +68,6 @@ class SpmdFullyShardedDataParallel(nn.Module):
             if not legacy_splits.get_spec(param):
                 spmd.mark_sharding(param, active_mesh, _longest_split(param.shape, count))
         spmd.apply_backward_optimization_barrier(module)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module inside."""
-        return self._orig_module
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_orig_module"), name)
-
-    def __getitem__(self, key: int) -> Any:
-        return self.module[key]  # type: ignore[index]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, with its result marked."""

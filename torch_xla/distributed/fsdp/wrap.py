@@ -19,6 +19,27 @@ EXCLUDE_WRAP_MODULES: set[type[nn.Module]] = {nn.ModuleList, nn.ModuleDict}
 FORCE_LEAF_MODULES: set[type[nn.Module]] = {nn.MultiheadAttention}
 
 
+class Wrapping(nn.Module):
+    """A module around another one, whose attributes and items it has too; ``_inside`` is that one's name here."""
+
+    _inside: str
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside."""
+        inner: nn.Module = getattr(self, self._inside)
+        return inner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__(self._inside), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, unwrapped_params: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:

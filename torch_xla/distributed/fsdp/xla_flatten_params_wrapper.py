@@ -6,15 +6,19 @@ from typing import Any
 
 from torch import nn
 
+from torch_xla.distributed.fsdp.wrap import Wrapping
+
 INSIDE = "_fpw_module."
 
 
-class XlaFlattenParamsWrapper(nn.Module):
+class XlaFlattenParamsWrapper(Wrapping):
     """Runs a module.
 
     Args:
         module: The module.
     """
+
+    _inside = "_fpw_module"
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -22,23 +26,9 @@ class XlaFlattenParamsWrapper(nn.Module):
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_put_back)
 
-    @property
-    def module(self) -> nn.Module:
-        """The module inside."""
-        return self._fpw_module
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         return self._fpw_module(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_fpw_module"), name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.module[key]  # type: ignore[index]
 
 
 def _rename(state: dict[str, Any], old: str, new: str) -> None:

@@ -33,7 +33,7 @@ def require_forward(module: nn.Module, wrapper: type[nn.Module]) -> None:
         )
 
 
-class XlaFullyShardedDataParallel(nn.Module):
+class XlaFullyShardedDataParallel(wrap.Wrapping):
     """Runs a module whose parameters are split over processes; with one process they are whole.
 
     All processes must have the same parameters when they wrap them, and split, run and train alike. Where a parameter
@@ -69,6 +69,8 @@ class XlaFullyShardedDataParallel(nn.Module):
         ValueError: A type or the groups make no sense.
         RuntimeError: The module is wrapped already, or cannot be called.
     """
+
+    _inside = "_fsdp_wrapped_module"
 
     def __init__(
         self,
@@ -179,23 +181,9 @@ class XlaFullyShardedDataParallel(nn.Module):
             shard.ending = ending
 
     @property
-    def module(self) -> nn.Module:
-        """What is inside; its ``module`` is the one that was wrapped."""
-        return self._fsdp_wrapped_module
-
-    @property
     def sharded_params(self) -> list[nn.Parameter]:
         """This process's parts of the parameters that no wrapper inside has."""
         return [shard.param for shard in self._shards]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_fsdp_wrapped_module"), name)
-
-    def __getitem__(self, key: int) -> Any:
-        return self.module[key]  # type: ignore[index]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
