@@ -232,10 +232,10 @@ def following(on: bool, **limits: int) -> Iterator[None]:
     from torch_xla import _bindings
 
     torch_xla.sync()
-    was = _bindings.follows_streams()
-    _bindings.follow_streams(on, **limits)
+    was = _bindings.traces_calls()
+    _bindings.trace_calls(on, **limits)
     yield
-    _bindings.follow_streams(was)
+    _bindings.trace_calls(was)
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def short_loops() -> Iterator[None]:
     import torch_xla
     from torch_xla._core.execute import auto_barrier
 
-    with following(True, first_look=100, least_piece=24):
+    with following(True, first_look=100, least_segment=24):
         auto_barrier.forget()
         yield
     torch_xla.sync()

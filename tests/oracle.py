@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.execute import by_operator, fills
+from torch_xla._core.execute import fills, op_by_op
 from torch_xla._core.graph import graph, verify
 
 
@@ -23,7 +23,7 @@ def value(tensor: torch.Tensor) -> torch.Tensor:
     verify.verify(graph.describe(recorded))
     if not recorded.num_outputs:
         return tensor.cpu()
-    (result,) = by_operator.prepare(recorded).values()
+    (result,) = op_by_op.prepare(recorded).values()
     return result
 
 

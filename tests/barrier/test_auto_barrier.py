@@ -261,7 +261,7 @@ def test_off() -> None:
     experimental.auto_barrier(False)
     before = cuts()
     run(trained(torch.optim.SGD, lr=0.1), "xla", 5)
-    assert cuts() == before and not _bindings.follows_streams()
+    assert cuts() == before and not _bindings.traces_calls()
 
 
 def test_a_loop_with_barriers_is_let_be(compiles: Counting) -> None:

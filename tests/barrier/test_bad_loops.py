@@ -80,8 +80,8 @@ def test_calls_without_a_period(looks: list[int]) -> None:
 def test_a_million_calls_without_a_period(looks: list[int], capfd: pytest.CaptureFixture[str]) -> None:
     before = cuts()
     aperiodic(1_000_000)
-    rounds = 1_000_000 / _bindings.LONGEST_STREAM
-    per_round = math.log(_bindings.LONGEST_STREAM / FIRST_LOOK, 1.25) + 2
+    rounds = 1_000_000 / _bindings.LONGEST_TRACE
+    per_round = math.log(_bindings.LONGEST_TRACE / FIRST_LOOK, 1.25) + 2
     assert cuts() == before and len(looks) <= math.ceil(rounds) * per_round
     told = [line for line in capfd.readouterr().err.splitlines() if "do not repeat" in line]
     assert len(told) == 1 and "test_bad_loops.py" in told[0]

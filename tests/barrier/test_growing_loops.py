@@ -38,7 +38,7 @@ def when_hot() -> Iterator[None]:
     with ExitStack() as scope:
         scope.enter_context(setting(_config.XLA_COMPILE_WHEN_HOT, True))
         scope.enter_context(setting(_config.XLA_VERIFY_GRAPHS, False))
-        scope.enter_context(following(True, first_look=100, least_piece=24))
+        scope.enter_context(following(True, first_look=100, least_segment=24))
         yield
         torch_xla.sync()
     hotness.clear()
@@ -223,7 +223,7 @@ def test_one_that_does_not_grow_is_cut_where_it_was(monkeypatch: pytest.MonkeyPa
             cut(device, end, run)
 
         monkeypatch.setattr(auto_barrier, "_cut", noted)
-        with setting(_config.XLA_COMPILE_WHEN_HOT, hot), following(True, first_look=100, least_piece=24):
+        with setting(_config.XLA_COMPILE_WHEN_HOT, hot), following(True, first_look=100, least_segment=24):
             for result in steady("xla", 40):
                 assert result is None or result.cpu().isfinite().all()
     assert len(places[False]) >= 20 and places[False] == places[True]
@@ -268,7 +268,7 @@ def chosen(body: list[tuple[str, int, int, int]], read: int) -> Program:
 @settings(max_examples=10)
 @given(BODY, st.sampled_from([7, 1000]), st.integers(20, 30))
 def test_values_are_those_of_the_cpu(body: list[tuple[str, int, int, int]], read: int, turns: int) -> None:
-    with following(True, first_look=20, least_piece=4):
+    with following(True, first_look=20, least_segment=4):
         ours, expected = (run(chosen(body, read), device, turns)[0] for device in ("xla", "cpu"))
     for got, wanted in zip(ours, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -71,7 +71,7 @@ def run(device: str, body: list[Call], keep: int, read: int, leave: int) -> list
 
 @pytest.fixture(autouse=True)
 def short_pieces() -> Iterator[None]:
-    with following(True, first_look=20, least_piece=4):
+    with following(True, first_look=20, least_segment=4):
         yield
     torch_xla.sync()
 

@@ -63,7 +63,7 @@ def test_a_buffer_that_was_given_away() -> None:
     x = torch.linspace(0, 1, SIZE).to("xla")
     torch_xla.sync()
     buffer = barrier.buffers([x])[0]
-    assert _bindings.give_buffer(x, True)
+    assert _bindings.set_buffer_donor(x, True)
     y = x * 3
     torch_xla.sync()
     assert y[-1].item() == 3

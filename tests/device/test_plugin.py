@@ -16,7 +16,7 @@ import torch_xla
 from torch_xla import _notices
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client, placement
-from torch_xla._core.execute import by_operator
+from torch_xla._core.execute import op_by_op
 from torch_xla.core.xla_builder import call_jax
 from torch_xla.experimental.fori_loop import while_loop
 
@@ -117,7 +117,7 @@ class TestWithoutCallbacks:
         assert torch.equal(z.cpu(), airy(airy(airy(y.cpu()))))
 
     def test_where_the_host_cannot_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(by_operator, "run", lambda *_: by_operator.CANNOT_RUN)
+        monkeypatch.setattr(op_by_op, "run", lambda *_: op_by_op.CANNOT_RUN)
         x = torch.ones(1051, device="xla") * 3
         y = erfcx(x)
         with pytest.raises(RuntimeError, match=r"\[run\] got prims::erfcx, which runs on the host .*\.cpu\(\)"):

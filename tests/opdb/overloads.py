@@ -23,7 +23,7 @@ from opdb.schema_inputs import Call, Spec, names, overload
 from opdb.search import Searcher
 from torch_xla import _XLAC
 from torch_xla._core.compile import cache
-from torch_xla._core.execute import by_operator
+from torch_xla._core.execute import op_by_op
 from torch_xla._core.lower import lowering
 from torch_xla.debug import metrics
 from torch_xla.ops import call, decompositions, fallback, host_kernel
@@ -123,7 +123,7 @@ def check(name: str) -> Result:
     lowering._rules.clear()  # host callbacks are counted when an operator is lowered
     metrics.clear_counters()
     with (
-        mock.patch.object(by_operator, "run", lambda *_: by_operator.CANNOT_RUN),  # the CPU would compute what is read
+        mock.patch.object(op_by_op, "run", lambda *_: op_by_op.CANNOT_RUN),  # the CPU would compute what is read
         mock.patch.object(host_kernel, "register", lambda: False),  # rules are what other devices have
         mock.patch.object(decompositions, "run", wraps=decompositions.run) as decomposed,
         mock.patch.object(fallback, "run", wraps=fallback.run) as called,

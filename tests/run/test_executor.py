@@ -116,7 +116,7 @@ class TestWhatFailsLate:
         x = torch.arange(5.0).to("xla")
         torch_xla.sync(wait=True)
         _bindings.in_flight(0).add_program(Failing())
-        for _ in range(_bindings.RUNS_AHEAD - 1):
+        for _ in range(_bindings.MAX_PROGRAMS_IN_FLIGHT - 1):
             _bindings.in_flight(0).add_program(_bindings.buffer_of(x))
         return x * 3.5
 

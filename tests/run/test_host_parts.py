@@ -15,7 +15,7 @@ from probes import setting
 import torch_xla
 from torch_xla import _config
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.execute import by_operator
+from torch_xla._core.execute import op_by_op
 
 pytestmark = [
     pytest.mark.compiled("it is what these tests are about", reads=False),
@@ -169,7 +169,7 @@ def test_a_failure_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupt_between_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(turn: int) -> None:
         if turn == 4:
-            monkeypatch.setattr(by_operator, "run", raising)
+            monkeypatch.setattr(op_by_op, "run", raising)
 
     def raising(*arguments: Any) -> Any:
         monkeypatch.undo()

@@ -14,7 +14,7 @@ def give(tensor: torch.Tensor, should_donate: bool = True) -> bool:
 
     Says whether it had a buffer; it has none while it is pending, if it is a view, or if it is lost.
     """
-    has_buffer = _bindings.give_buffer(tensor, should_donate)
+    has_buffer = _bindings.set_buffer_donor(tensor, should_donate)
     if has_buffer:
         _metrics.count("XlaSetBufferDonation")
     return has_buffer
@@ -22,7 +22,7 @@ def give(tensor: torch.Tensor, should_donate: bool = True) -> bool:
 
 def is_given(tensor: torch.Tensor) -> bool:
     """Whether `give` was called for the buffer."""
-    return _bindings.is_given(tensor)
+    return _bindings.is_buffer_donor(tensor)
 
 
 def without_values(tensor: torch.Tensor) -> bool:

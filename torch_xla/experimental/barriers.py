@@ -15,4 +15,4 @@ def auto_barrier(enable: bool) -> None:
     Args:
         enable: Whether such loops shall be cut.
     """
-    _bindings.follow_streams(bool(enable))
+    _bindings.trace_calls(bool(enable))

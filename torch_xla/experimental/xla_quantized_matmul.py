@@ -111,7 +111,7 @@ XLA_LIB.define(
     "bool? int4_weight=False, bool? quantize_activation=False) -> Tensor"
 )
 XLA_LIB.impl("quantized_matmul", _quantized_matmul, "CompositeExplicitAutograd")
-_bindings.record_whole(["xla::quantized_matmul"])
+_bindings.record_undecomposed(["xla::quantized_matmul"])
 torch.library.register_autograd("xla::quantized_matmul", _gradients, setup_context=_keep, lib=XLA_LIB)
 
 

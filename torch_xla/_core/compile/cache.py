@@ -210,7 +210,7 @@ def _file(cut: _bindings.Graph) -> Path:
     target = placement.of(cut.device)
     digest = hashlib.sha256(_identity())
     decides = _ADDRESS.sub("", str(settings.program_settings()))
-    digest.update(f"{cut.key} {cut.number_places} {cut.stacks} {decides} {target.target}".encode())
+    digest.update(f"{cut.key} {cut.number_indices} {cut.stacks} {decides} {target.target}".encode())
     if session.connected() is not None:
         digest.update(agreement.part_of(graph.describe(cut)).encode())
     return _folder / f"{digest.hexdigest()}.xla"

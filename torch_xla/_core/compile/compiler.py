@@ -63,7 +63,7 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
         raise NeedsHost("a function of JAX's", "it calls back into Python")
     if lowered.has_callback and graph.donated:
         # A callback can fail half-way through a run; the inputs must then still be there.
-        lowered = lowering.lower(replace(graph, donated=(), successors=()), name, to_run=True)
+        lowered = lowering.lower(replace(graph, donated=(), aliased_outputs=()), name, to_run=True)
     return lowered
 
 

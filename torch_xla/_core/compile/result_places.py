@@ -18,10 +18,10 @@ def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[
     packs = [(leaves, outputs) for leaves, outputs in program.packing.packs if outputs]
     packed_inputs = {leaf for leaves, _ in program.packing.packs for leaf in leaves}
     packed_results = {output for _, outputs in packs for output in outputs}
-    to = list(cut.wanted_places) or [shardings.WHOLE] * cut.num_outputs
+    to = list(cut.output_placements) or [shardings.WHOLE] * cut.num_outputs
     single = [i for i in range(cut.num_outputs) if i not in packed_results]
     if placement.of(cut.device).mesh:
-        at = list(cut.leaf_places)
+        at = list(cut.leaf_placements)
         described = graph.describe(cut)
         parts = manual_lowering.find(described)
         for i, (node, _) in enumerate(described.outputs):
@@ -46,5 +46,5 @@ def note(loaded: Any, cut: _bindings.Graph, program: _bindings.Program) -> list[
         for _, outputs in packs:
             for output in outputs:
                 to[output] = shardings.KNOWN_WHOLE if to[output] == shardings.ANYWHERE else to[output]
-        program.set_places(at, to)
+        program.set_placements(at, to)
     return [shardings.WHOLE] * len(packs) + [to[i] for i in single] + [shardings.WHOLE]

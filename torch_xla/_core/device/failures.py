@@ -37,7 +37,7 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
     elif (reason := explained(error)) is not None:
         failure = JobError(reason)
         failure.__cause__ = error
-    elif not nodes and not fills and (halves := cut.halves()):
+    elif not nodes and not fills and (halves := cut.independent_halves()):
         return None, halves
     elif not isinstance(error, (JobError, OutOfMemoryError)):
         if memory_stats.ran_out(error):
@@ -45,7 +45,7 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
         else:
             failure = RuntimeError(f"[sync] graph {name or cut.key} failed: {error}")
         failure.__cause__ = error
-    rest = cut.abandon(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
+    rest = cut.roll_back(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
     return failure, rest
 
 

@@ -79,7 +79,7 @@ def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     if stats is None:
         return
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-    live_bytes = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unheld_bytes
+    live_bytes = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unreferenced_bytes
     if live_bytes + stats.temp_size_in_bytes + results <= limit:
         return
     temporary, requested_bytes = stats.temp_size_in_bytes, stats.temp_size_in_bytes + results

@@ -21,7 +21,7 @@ _grown: dict[str | None, int] = {}  # by line of a loop that stays whole, how lo
 
 def initialize() -> None:
     """Follows what is recorded from now on, unless the environment says otherwise."""
-    _bindings.follow_streams(_config.XLA_AUTO_BARRIER.get())
+    _bindings.trace_calls(_config.XLA_AUTO_BARRIER.get())
 
 
 def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
@@ -45,7 +45,7 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
             _tell_of_no_loop(device)
             return
         _tell_of_loop(*loop, growing)
-    for end in _bindings.piece_ends(device)[:-1]:
+    for end in _bindings.segment_ends(device)[:-1]:
         _cut(device, end, run)
 
 
@@ -55,7 +55,7 @@ def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) 
     The youngest piece runs only where its program is `known`, in memory: its variables are alive.
     """
     failed: list[Exception] = []
-    ends = _bindings.piece_ends(device)
+    ends = _bindings.segment_ends(device)
     for end in ends:
         try:
             if end != ends[-1] or known(_bindings.Cut.of_device(device, end)):
@@ -70,9 +70,9 @@ def _cut(device: int, end: int, run: Run) -> None:
         with _events.span("barrier", lambda: (debug_level.AUTO, _bindings.user_frame())):
             run(device, _bindings.Cut.of_device(device, end))
     except Exception:
-        _bindings.drop_piece_ends(device, end)  # what failed does not come again; what was interrupted does
+        _bindings.drop_segment_ends(device, end)  # what failed does not come again; what was interrupted does
         raise
-    _bindings.drop_piece_ends(device, end)
+    _bindings.drop_segment_ends(device, end)
     _metrics.count("AutoBarrier")
 
 
@@ -87,10 +87,10 @@ def _tell_of_loop(calls: int, crossing: int, line: str | None, growing: bool) ->
 
 
 def _tell_of_no_loop(device: int) -> None:
-    if _bindings.nothing_found(device):
+    if _bindings.no_loop_found(device):
         _tell(
             "long",
-            f"{_bindings.LONGEST_STREAM} operators were recorded without a barrier, and do not repeat: put "
+            f"{_bindings.LONGEST_TRACE} operators were recorded without a barrier, and do not repeat: put "
             f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
         )
 

@@ -77,7 +77,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
                 if _bindings.has_pending(device):
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
-                _bindings.end_stream(device)
+                _bindings.end_call_trace(device)
                 if wait or _bindings.in_flight(device).failures:
                     _wait(device)
             except Exception as error:
@@ -101,7 +101,7 @@ def evaluate(
     small graph behind a read that has none of them leaves them pending. With `reading` the values go to the host next,
     so a very small graph is computed there; with `give` the program may write over buffers that were given away.
     """
-    donate = _bindings.Cut.Donate.GIVEN if give else _bindings.Cut.Donate.NOTHING
+    donate = _bindings.Cut.Donate.DONORS if give else _bindings.Cut.Donate.NOTHING
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
@@ -241,7 +241,7 @@ def _on_host(cut: _bindings.Cut) -> bool:
 
 def _cut_pieces(device: int) -> list[Exception]:
     """Runs the pieces of a loop that were found in what is pending; gives what failed."""
-    if not _bindings.piece_ends(device):
+    if not _bindings.segment_ends(device):
         return []
     with _lock:
         stages().finish(device)

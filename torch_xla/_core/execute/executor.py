@@ -17,9 +17,9 @@ def run(executable: Executable, cut: _bindings.Graph) -> None:
     """
     device, key = cut.device, cut.key
     in_flight = _bindings.in_flight(device)
-    if in_flight.programs >= _bindings.RUNS_AHEAD:
+    if in_flight.programs >= _bindings.MAX_PROGRAMS_IN_FLIGHT:
         with _events.span("wait"):
-            in_flight.wait_for_programs(_bindings.RUNS_AHEAD - 1)
+            in_flight.wait_for_programs(_bindings.MAX_PROGRAMS_IN_FLIGHT - 1)
     start = time.perf_counter()
     with undisturbed(), _events.span(_metrics.stage("ExecuteTime")):
         token = cut.execute(executable.program)

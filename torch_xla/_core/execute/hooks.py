@@ -99,7 +99,7 @@ def install() -> None:
     """Connects the recorder; called once, at import."""
     _bindings.set_python_hooks(Hooks())
     if _config.XLA_USE_32BIT_LONG.get():
-        _bindings.send_all_at_once()
+        _bindings.upload_eagerly()
     auto_barrier.initialize()
     pending.add_runner(barrier.sync)
     transfer.set_agreement(same_program.gather, same_program.settle)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache
 from torch_xla._core.device import placement
-from torch_xla._core.execute import by_operator, region
+from torch_xla._core.execute import op_by_op, region
 from torch_xla._core.graph import graph
 from torch_xla._core.job import session
 from torch_xla._core.report import recompiles
@@ -58,7 +58,7 @@ def counts(device: int) -> bool:
     """
     return (
         _config.XLA_COMPILE_WHEN_HOT.get()
-        and by_operator.on()
+        and op_by_op.on()
         and not (region.stack() or _bindings.is_eager())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
         and session.connected() is None

@@ -29,7 +29,7 @@ def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
 
     With `recorded` a value that is elsewhere is moved by the next program, and not at once.
     """
-    if _bindings.place(tensor, number, recorded):
+    if _bindings.set_placement(tensor, number, recorded):
         return
     with barrier.exclusive():
         location = barrier.location(tensor)

@@ -15,7 +15,7 @@ from typing import Any
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory_stats, placement
-from torch_xla._core.execute import by_operator, executor, fills, hotness, plan, region, split_check
+from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import graph, verify
 from torch_xla._core.job import agreement, same_program, session
@@ -78,10 +78,10 @@ def finish(device: int) -> None:
         raise_first(untold)
 
 
-def _finished(running: _bindings.OperatorRun, request: Request) -> list[Step]:
+def _finished(running: _bindings.OpByOpRun, request: Request) -> list[Step]:
     """Finishes such a graph; gives what is left of it."""
     try:
-        obstacle = by_operator.finish(running)
+        obstacle = op_by_op.finish(running)
     except Exception as error:
         if running.interrupted:
             raise
@@ -92,7 +92,7 @@ def _finished(running: _bindings.OperatorRun, request: Request) -> list[Step]:
     if isinstance(obstacle, StaticNumbers):
         numbers.specialize(obstacle)
     running.graph.clear()
-    request.cut.again = True
+    request.cut.retry = True
     return [Step(request.cut, Way.PROGRAM, ahead=False)]
 
 
@@ -146,12 +146,12 @@ def _attempt(step: Step, request: Request) -> list[Step]:
             if steps[0].graph is not cut:
                 return steps
             (step,) = steps
-        if step.way is Way.HOST and (cut.fits_host or cut.is_small_part) and _run_on_host(cut, request):
+        if step.way is Way.HOST and (cut.fits_host or cut.fits_host_partition) and _run_on_host(cut, request):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
         ran_cached = not (watched or cut.has_fills) and cache.run(cut)
         if not ran_cached and not _run_by_stages(cut, request, step.ahead and not watched):
-            step.cut.again = True
+            step.cut.retry = True
             cut.clear()
             return [replace(step, graph=None)]
         if request.reading and step.cut is request.cut:
@@ -191,14 +191,14 @@ def reads_directly(device: int) -> bool:
     """Whether small values are read without these stages: nobody looks at them, and kernels read a device's memory."""
     return (
         client.client_started()
-        and by_operator.on()
+        and op_by_op.on()
         and not (_watched() or lowering.inside() or client.spmd())
         and placement.of(device).on_host
     )
 
 
 def _run_on_host(cut: _bindings.Graph, request: Request) -> bool:
-    if not by_operator.on() or cut.has_fills or by_operator.run(cut, request) is not None:
+    if not op_by_op.on() or cut.has_fills or op_by_op.run(cut, request) is not None:
         return False
     _metrics.count("HostCompute")
     return True
@@ -266,7 +266,7 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
             return True
         executable = outcome
     if cut.has_fills:
-        fills.provide(cut, executable.program.input_places)
+        fills.provide(cut, executable.program.input_placements)
     if new and client.spmd():
         same_program.compare(cut)
     memory_stats.before_run(executable.loaded, cut, request.name)
@@ -284,7 +284,7 @@ def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, comp
 
     def attempt() -> tuple[_bindings.Graph, compiler.Executable | None]:
         cut = what.graph()
-        what.again = True
+        what.retry = True
         executable = cache.find(cut) if cut.num_outputs else None
         while cut.num_outputs and executable is None and (numbers.compare(cut) or numbers.take_wanted()):
             cut = what.graph()
@@ -326,14 +326,14 @@ def _runs_without(cut: _bindings.Graph) -> bool:
     return not inspected() and hotness.counts(cut.device) and not hotness.is_due(cut)
 
 
-def _run_uncompiled(cut: _bindings.Graph, request: Request, ahead: bool) -> by_operator.Obstacle | None:
+def _run_uncompiled(cut: _bindings.Graph, request: Request, ahead: bool) -> op_by_op.Obstacle | None:
     """Runs a graph operator by operator, while the host records on where `ahead` says so."""
     if not ahead or request.reading or cut.fits_host:
-        return by_operator.run(cut, request)
-    running = by_operator.begin(cut, request)
+        return op_by_op.run(cut, request)
+    running = op_by_op.begin(cut, request)
     if running is None:
-        return by_operator.CANNOT_RUN
-    return None if running.start() else by_operator.finish(running)
+        return op_by_op.CANNOT_RUN
+    return None if running.start() else op_by_op.finish(running)
 
 
 def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Request) -> None:
@@ -346,7 +346,7 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Requ
     if cut.has_fills:
         fills.provide(cut)
     key = hotness.key_of(cut)
-    if session.connected() is not None or by_operator.run(cut, request) is not None:
+    if session.connected() is not None or op_by_op.run(cut, request) is not None:
         problem = f"got {needed.op}, which runs on the host ({needed.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
         failure: Any = RuntimeError(message("run", problem, expected=where, do="compute it with .cpu()"))

@@ -10,7 +10,7 @@ import torch
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client
-from torch_xla._core.execute import by_operator, fills, hotness, region
+from torch_xla._core.execute import fills, hotness, op_by_op, region
 
 
 class Way(enum.Enum):
@@ -56,19 +56,19 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     pending_cut = request.cut
     if not request.reading:
         return [Step(pending_cut, Way.PROGRAM, graph)]
-    if by_operator.on() and graph.fits_host and not graph.has_fills:
+    if op_by_op.on() and graph.fits_host and not graph.has_fills:
         return [Step(pending_cut, Way.HOST, graph)]
     if region.stack() or torch.are_deterministic_algorithms_enabled() or knows(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
-    pending_cut.again = True
+    pending_cut.retry = True
     other = _instead(pending_cut)
     if other is not None:
         return [Step(other, Way.PROGRAM, ahead=False)]
     if client.spmd():
         return [Step(pending_cut, Way.PROGRAM)]
     graph = pending_cut.graph()
-    parts = by_operator.divide(graph, pending_cut)
+    parts = op_by_op.divide(graph, pending_cut)
     if not parts:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()
@@ -87,8 +87,8 @@ def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
     has_program = is_known(full_cut)
     if has_program:
         return full_cut
-    value_cut = what.needed()
-    if value_cut is not None and _bindings.whole_comes(what.device):
+    value_cut = what.roots_only()
+    if value_cut is not None and _bindings.expects_whole_step(what.device):
         return value_cut
     return full_cut if has_program is not None and _bindings.was_cut(what.device) else None
 

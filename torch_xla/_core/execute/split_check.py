@@ -41,7 +41,7 @@ def before_run(cut: _bindings.Graph) -> None:
     with client.x64():
         inputs = [
             transfer.upload(leaf, cut.device, number)
-            for leaf, number in zip(leaves, described.leaf_places, strict=True)
+            for leaf, number in zip(leaves, described.leaf_placements, strict=True)
         ]
         results = split(*inputs, *numbers)
         expected = unsplit(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
@@ -52,13 +52,17 @@ def before_run(cut: _bindings.Graph) -> None:
 def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
     """The graph with all its values as results, split and whole."""
     free = (shardings.ANYWHERE,) * len(places)
-    all_values = replace(described, outputs=tuple(places), donated=(), successors=(), packs=(), wanted_places=free)
+    all_values = replace(
+        described, outputs=tuple(places), donated=(), aliased_outputs=(), packs=(), output_placements=free
+    )
     nodes = tuple(
         replace(node, args=(node.args[0], shardings.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
         for node in described.nodes
     )
     whole_places = (shardings.WHOLE,) * len(described.leaves)
-    unsplit = replace(all_values, nodes=nodes, leaf_places=whole_places, wanted_places=(shardings.WHOLE,) * len(places))
+    unsplit = replace(
+        all_values, nodes=nodes, leaf_placements=whole_places, output_placements=(shardings.WHOLE,) * len(places)
+    )
     with client.x64():
         return tuple(lowering.lower(g, "split_check").stage.compile() for g in (all_values, unsplit))  # type: ignore[return-value]
 

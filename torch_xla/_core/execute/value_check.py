@@ -14,7 +14,7 @@ from torch_xla._core.graph.graph import Node
 from torch_xla._errors import RefusedValue
 
 
-def check(running: _bindings.OperatorRun | None, node: Node, tensors: list[torch.Tensor]) -> None:
+def check(running: _bindings.OpByOpRun | None, node: Node, tensors: list[torch.Tensor]) -> None:
     """Looks at the operator that a run has come to, whose kernel did not compute it.
 
     Args:
@@ -41,9 +41,9 @@ def _same(refusal: Exception, other: Exception | None) -> bool:
     return type(other) is type(refusal) and str(other) == str(refusal)
 
 
-def _refusal(running: _bindings.OperatorRun, tensors: list[torch.Tensor]) -> Exception | None:
+def _refusal(running: _bindings.OpByOpRun, tensors: list[torch.Tensor]) -> Exception | None:
     try:
-        running.ask_kernel(tensors)
+        running.raise_as_kernel(tensors)
     except Exception as error:
         return error
     return None

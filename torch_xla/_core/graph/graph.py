@@ -135,15 +135,15 @@ class Graph:
     leaves: tuple[Meta, ...]  # shape and dtype of each input buffer
     outputs: tuple[tuple[int, int], ...]  # (node, result) pairs
     donated: tuple[int, ...]  # leaves whose buffers the program may overwrite
-    successors: tuple[int, ...] = ()  # for each of them the output that its tensor has instead, or -1
+    aliased_outputs: tuple[int, ...] = ()  # for each of them the output that its tensor has instead, or -1
     # (leaves, outputs) that travel in one buffer each, end to end; some have no leaves
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     stacks: int = 0  # so many of them, the first, are arrays of tensors of one type; some have no outputs
     leaf_frames: tuple[str | None, ...] = ()  # the user's line that made each leaf, if known
     # index of each node's numbers, seed and offset too, in the vector of their type; equal ones may share
     numbers: tuple[int, ...] = ()
-    leaf_places: tuple[int, ...] = ()  # placement number of each leaf; none where buffers are never split
-    wanted_places: tuple[int, ...] = ()  # likewise that which each output is to have
+    leaf_placements: tuple[int, ...] = ()  # placement number of each leaf; none where buffers are never split
+    output_placements: tuple[int, ...] = ()  # likewise that which each output is to have
     layers: tuple[Layers, ...] = ()  # runs of layers that are loops in its program, in order
 
 
@@ -161,13 +161,13 @@ def describe(cut: _bindings.Graph) -> Graph:
         leaves=tuple(Meta(*meta) for meta in cut.leaf_metas),
         outputs=tuple(cut.outputs),
         donated=tuple(cut.donated),
-        successors=tuple(cut.successors[leaf] for leaf in cut.donated),
+        aliased_outputs=tuple(cut.aliased_outputs[leaf] for leaf in cut.donated),
         packs=tuple(packing.packs),
         stacks=len(cut.stacks),
         leaf_frames=tuple(cut.leaf_frames),
-        numbers=cut.number_places,
-        leaf_places=tuple(cut.leaf_places) if cut.wanted_places else (),
-        wanted_places=tuple(cut.wanted_places),
+        numbers=cut.number_indices,
+        leaf_placements=tuple(cut.leaf_placements) if cut.output_placements else (),
+        output_placements=tuple(cut.output_placements),
     )
 
 

@@ -96,7 +96,7 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
 
 
 def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str | None) -> None:
-    program.meet = functools.partial(_meet, ranks, _meaning(ranks, identity, text, where), [])
+    program.join_rendezvous = functools.partial(_meet, ranks, _meaning(ranks, identity, text, where), [])
 
 
 def _meaning(ranks: Ranks, identity: str, text: str, where: str | None) -> int:

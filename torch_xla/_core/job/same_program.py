@@ -123,14 +123,14 @@ def _typed(meta: Meta) -> str:
 def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[_Entry]:
     """What the processes have to have in common, in order."""
     for i, meta in enumerate(graph.leaves):
-        where = shardings.text_of(graph.leaf_places[i]) or "whole"
+        where = shardings.text_of(graph.leaf_placements[i]) or "whole"
         yield f"an input {_typed(meta)}, {where}", graph.leaf_frames[i]
     start = 0
     for node in graph.nodes:
         end = start + len(node.number_inputs())
         yield _node(node, graph.numbers[start:end], vectors), node.frame
         start = end
-    result_places = [shardings.text_of(number) for number in graph.wanted_places]
+    result_places = [shardings.text_of(number) for number in graph.output_placements]
     yield f"the results {list(graph.outputs)} {result_places}, over inputs {list(graph.donated)}", None
 
 

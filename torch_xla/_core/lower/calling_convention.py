@@ -73,8 +73,8 @@ class Convention:
             self.buffers.append((shape, dtypes.numpy_dtype(first.dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
-        at = graph.leaf_places or (shardings.WHOLE,) * len(graph.leaves)
-        to = graph.wanted_places or (shardings.WHOLE,) * len(graph.outputs)
+        at = graph.leaf_placements or (shardings.WHOLE,) * len(graph.leaves)
+        to = graph.output_placements or (shardings.WHOLE,) * len(graph.outputs)
         parts = manual_lowering.find(graph)
         to = tuple(
             shardings.PARTS if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
@@ -95,7 +95,7 @@ class Convention:
         inputs = {leaf: i for i, leaf in enumerate(self._singles)}
         results = {output: i for i, output in enumerate(single, len(self.wanted))}
         aliases: dict[int, int | None] = {}
-        for leaf, output in zip(graph.donated, graph.successors, strict=True):
+        for leaf, output in zip(graph.donated, graph.aliased_outputs, strict=True):
             if leaf in inputs:  # several may have one successor, which takes the place of the first
                 aliases[inputs[leaf]] = results.pop(output, None) if _fits(graph, leaf, output) else None
         updated = [leaves for leaves, outputs in graph.packs if outputs]

@@ -26,7 +26,7 @@ _REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 def find(graph: Graph) -> frozenset[int]:
     """The nodes whose results are parts."""
     part_nodes: set[int] = set()
-    if shardings.PARTS not in graph.leaf_places and not any(node.op == ENTER for node in graph.nodes):
+    if shardings.PARTS not in graph.leaf_placements and not any(node.op == ENTER for node in graph.nodes):
         return frozenset()
     for slot, node in enumerate(graph.nodes):
         inside = any(is_part(graph, wire, part_nodes) for wire in node.inputs)
@@ -38,7 +38,7 @@ def find(graph: Graph) -> frozenset[int]:
 def is_part(graph: Graph, wire: Wire, parts: Container[int]) -> bool:
     """Whether what a wire carries is a part, given the nodes whose results are parts."""
     if wire.leaf:
-        return bool(graph.leaf_places) and graph.leaf_places[wire.slot] == shardings.PARTS
+        return bool(graph.leaf_placements) and graph.leaf_placements[wire.slot] == shardings.PARTS
     return wire.slot in parts
 
 

@@ -71,4 +71,4 @@ def _demote(op: str, arguments: tuple[int, ...] | None) -> bool:
     namespace, name, overload = op.split(".")
     if arguments is None:
         arguments = tuple(range(len(find_overload(op)._schema.arguments)))
-    return _bindings.demote_numbers(f"{namespace}::{name}", "" if overload == "default" else overload, arguments)
+    return _bindings.specialize_numbers(f"{namespace}::{name}", "" if overload == "default" else overload, arguments)

@@ -66,7 +66,7 @@ def decide(cut: _bindings.Graph) -> Graph | None:
     if least(place.platform, place.mesh) is None:
         return None
     graph = rolled(describe(cut), place.platform, place.mesh)
-    cut.stacks = stacks.find(graph, cut.resting)
+    cut.stacks = stacks.find(graph, cut.resident_stacks)
     return replace(describe(cut), layers=graph.layers) if cut.stacks else graph
 
 

@@ -21,7 +21,7 @@ Stack = tuple[tuple[int, ...], tuple[int, ...]]  # leaves and outputs, as in `Gr
 
 
 def find(graph: Graph, resting: Collection[Sequence[int]]) -> list[Stack]:
-    """The stacks of a graph with its runs of layers; `resting` are leaves whose values are one array now."""
+    """The stacks of a graph with its runs of layers; `resident_stacks` are leaves whose values are one array now."""
     runs = graph.layers
     if not (runs or resting):
         return []
@@ -44,9 +44,9 @@ class _StackSearch:
         self.found: list[Stack] = []
         self._graph = graph
         self._looped = {slot for run in graph.layers for slot in run.slots}
-        self._after = dict(zip(graph.donated, graph.successors, strict=True))
+        self._after = dict(zip(graph.donated, graph.aliased_outputs, strict=True))
         self._output = {Wire(False, *output): i for i, output in enumerate(graph.outputs)}
-        self._replaces = {output for output in graph.successors if output >= 0}
+        self._replaces = {output for output in graph.aliased_outputs if output >= 0}
         self._leaves: set[int] = set()  # in a stack
         self._outputs: set[int] = set()
         self._order: dict[Wire, int] = {}
@@ -113,7 +113,7 @@ class _StackSearch:
         return ((), outputs) if len(outputs) == len(column) and self._replaces.isdisjoint(outputs) else ((), ())
 
     def _are_whole(self, leaves: Iterable[int], outputs: Iterable[int]) -> bool:
-        at, to = self._graph.leaf_places, self._graph.wanted_places
+        at, to = self._graph.leaf_placements, self._graph.output_placements
         places = [*(at[leaf] for leaf in leaves if at), *(to[output] for output in outputs if to)]
         return all(shardings.same(place, shardings.WHOLE) for place in places)
 

@@ -89,7 +89,7 @@ def install() -> None:
     fake_devices.install()
     device_lists.install()
     _promise_shapes()
-    _bindings.record_whole(whole.names())
+    _bindings.record_undecomposed(whole.names())
     _bindings.keep_on_host([f"aten::{name}" for name in whole.READS_MEMORY + whole.ASSERTS])
     _bindings.check_errors({f"aten::{op}": name for op, name in whole.CHECKED.items()})
     _bindings.refuse_packing([f"aten::{name}" for name in whole.PACKS])

@@ -22,8 +22,8 @@ All& all() {
 
 void take_all() {
   all().mutex.lock();
-  for (const auto& [order, kept] : all().locks) {
-    kept.take(kept.lock);
+  for (const auto& [order, entry] : all().locks) {
+    entry.take(entry.lock);
   }
 }
 
@@ -35,8 +35,8 @@ void leave_all() {
 }
 
 void renew_all() {
-  for (const auto& [order, kept] : all().locks) {
-    kept.renew(kept.lock);
+  for (const auto& [order, entry] : all().locks) {
+    entry.renew(entry.lock);
   }
   new (&all().mutex) std::mutex();
 }
@@ -48,7 +48,7 @@ void keep_over_forks(LockOrder order, const ForkLock& lock) {
   (void)registered;
   auto& [mutex, locks] = all();
   const std::lock_guard<std::mutex> guard(mutex);
-  const auto later = [](LockOrder wanted, const auto& entry) { return wanted < entry.first; };
+  const auto later = [](LockOrder order_of_new, const auto& entry) { return order_of_new < entry.first; };
   locks.emplace(std::upper_bound(locks.begin(), locks.end(), order, later), order, lock);
 }
 

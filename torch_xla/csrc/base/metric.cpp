@@ -26,8 +26,8 @@ Registry& registry() {
 Metric& find(std::string_view name, uint64_t every) {
   auto& [lock, metrics] = registry();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = metrics.find(name);
-  return found != metrics.end() ? found->second : metrics.try_emplace(std::string(name), every).first->second;
+  const auto it = metrics.find(name);
+  return it != metrics.end() ? it->second : metrics.try_emplace(std::string(name), every).first->second;
 }
 
 }  // namespace
@@ -75,14 +75,14 @@ void Metric::end(std::chrono::steady_clock::time_point start) {
 
 Metric::Snapshot Metric::snapshot() const {
   const std::lock_guard<std::mutex> guard(lock_);
-  Snapshot found{unit_, count_.load(std::memory_order_relaxed), every, total_, {}};
+  Snapshot result{unit_, count_.load(std::memory_order_relaxed), every, total_, {}};
   if (every > 1 && sampled_ > 0) {
-    found.total *= static_cast<double>(found.count) / static_cast<double>(sampled_);
+    result.total *= static_cast<double>(result.count) / static_cast<double>(sampled_);
   }
   for (auto i = sampled_ - ring_.size(); i < sampled_; ++i) {
-    found.samples.push_back(ring_[i % kSamples]);
+    result.samples.push_back(ring_[i % kSamples]);
   }
-  return found;
+  return result;
 }
 
 Metric& metric(std::string_view name) { return find(name, 1); }
@@ -90,23 +90,23 @@ Metric& metric(std::string_view name) { return find(name, 1); }
 std::optional<Metric::Snapshot> snapshot_of(std::string_view name) {
   auto& [lock, all] = registry();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = all.find(name);
-  if (found == all.end() || !found->second.used()) {
+  const auto it = all.find(name);
+  if (it == all.end() || !it->second.used()) {
     return std::nullopt;
   }
-  return found->second.snapshot();
+  return it->second.snapshot();
 }
 
 std::vector<std::string> metric_names() {
   auto& [lock, all] = registry();
   const std::lock_guard<std::mutex> guard(lock);
-  std::vector<std::string> found;
+  std::vector<std::string> names;
   for (const auto& [name, metric] : all) {
     if (metric.used()) {
-      found.push_back(name);
+      names.push_back(name);
     }
   }
-  return found;
+  return names;
 }
 
 void clear_metrics() {

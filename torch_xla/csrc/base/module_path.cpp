@@ -20,9 +20,9 @@ thread_local Scope current_scope = nullptr;
 
 ForkSafe<std::mutex, LockOrder::Scopes> lock;
 // By the sequence number of the autograd node that an operator made last.
-std::unordered_map<uint64_t, Scope>& forwards() {
-  static auto* const known = new std::unordered_map<uint64_t, Scope>();
-  return *known;
+std::unordered_map<uint64_t, Scope>& forward_scopes() {
+  static auto* const scopes = new std::unordered_map<uint64_t, Scope>();
+  return *scopes;
 }
 
 }  // namespace
@@ -34,11 +34,11 @@ void set_scope(const std::string& path) {
     return;
   }
   const std::lock_guard<std::mutex> guard(lock);
-  auto& kept = (*paths)[path];
-  if (kept == nullptr) {
-    kept = new std::string(path);
+  auto& scope = (*paths)[path];
+  if (scope == nullptr) {
+    scope = new std::string(path);
   }
-  current_scope = kept;
+  current_scope = scope;
   used.store(true, std::memory_order_relaxed);
 }
 
@@ -48,18 +48,18 @@ Scope recorded_scope() {
   }
   const std::lock_guard<std::mutex> guard(lock);
   if (current_scope != nullptr) {
-    if (forwards().size() >= kForwards) {
-      forwards().clear();
+    if (forward_scopes().size() >= kForwards) {
+      forward_scopes().clear();
     }
-    forwards()[at::sequence_number::peek() - 1] = current_scope;
+    forward_scopes()[at::sequence_number::peek() - 1] = current_scope;
     return current_scope;
   }
   const auto backward = torch::autograd::get_current_node();
   if (backward == nullptr) {
     return nullptr;
   }
-  const auto found = forwards().find(backward->sequence_nr());
-  return found != forwards().end() ? found->second : nullptr;
+  const auto it = forward_scopes().find(backward->sequence_nr());
+  return it != forward_scopes().end() ? it->second : nullptr;
 }
 
 }  // namespace torch_xla

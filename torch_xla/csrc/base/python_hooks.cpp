@@ -13,7 +13,7 @@ namespace torch_xla {
 namespace {
 
 PyObject* hooks = nullptr;
-std::atomic<bool> eager_on{false};
+std::atomic<bool> eager_mode{false};
 thread_local int suspended = 0;  // regions of this thread
 
 // References to the elements of what a hook gave.
@@ -38,11 +38,11 @@ py::object argument(const std::vector<std::vector<int64_t>>& shapes) {
 }
 
 py::object argument(c10::ArrayRef<c10::IValue> values) {
-  py::tuple given(values.size());
+  py::tuple items(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    given[i] = torch::jit::toPyObject(values[i]);
+    items[i] = torch::jit::toPyObject(values[i]);
   }
-  return given;
+  return items;
 }
 
 template <class Value>
@@ -52,21 +52,21 @@ py::object argument(const Value& value) {
 
 // Calls a hook. Results that are objects are new references.
 template <class Result, class... Arguments>
-Result ask(const char* method, const Arguments&... arguments) {
+Result call_hook(const char* method, const Arguments&... arguments) {
   const py::gil_scoped_acquire gil;
   try {
     TORCH_CHECK(hooks != nullptr, "[device] torch_xla is not initialised; import torch_xla first");
-    auto found = py::handle(hooks).attr(method)(argument(arguments)...);
+    auto result = py::handle(hooks).attr(method)(argument(arguments)...);
     if constexpr (std::is_same_v<Result, PyObject*>) {
-      return found.release().ptr();
+      return result.release().ptr();
     } else if constexpr (std::is_same_v<Result, Objects>) {
       Objects references;
-      for (const auto& item : found) {
+      for (const auto& item : result) {
         references.push_back(py::reinterpret_borrow<py::object>(item).release().ptr());
       }
       return references;
     } else if constexpr (!std::is_void_v<Result>) {
-      return found.template cast<Result>();
+      return result.template cast<Result>();
     }
   } catch (py::error_already_set& e) {
     // PyTorch carries this type across its threads and restores the exception in the caller.
@@ -79,47 +79,47 @@ Result ask(const char* method, const Arguments&... arguments) {
 
 }  // namespace
 
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool kept) {
-  return ask<PyObject*>("upload", cpu, device, placement, kept);
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool immutable) {
+  return call_hook<PyObject*>("upload", cpu, device, placement, immutable);
 }
 
-Objects copy(const Objects& buffers) { return ask<Objects>("copy", buffers); }
+Objects copy(const Objects& buffers) { return call_hook<Objects>("copy", buffers); }
 
-PyObject* pack(const Objects& buffers, bool stacked) { return ask<PyObject*>("pack", buffers, stacked); }
+PyObject* pack(const Objects& buffers, bool stacked) { return call_hook<PyObject*>("pack", buffers, stacked); }
 
-PyObject* member(PyObject* stack, size_t place) { return ask<PyObject*>("member", stack, place); }
+PyObject* member(PyObject* stack, size_t place) { return call_hook<PyObject*>("member", stack, place); }
 
 Objects unpack(PyObject* buffer, const std::vector<std::vector<int64_t>>& shapes) {
-  return ask<Objects>("unpack", buffer, shapes);
+  return call_hook<Objects>("unpack", buffer, shapes);
 }
 
-PyObject* put(PyObject* numbers, c10::DeviceIndex device) { return ask<PyObject*>("put", numbers, device); }
+PyObject* put(PyObject* numbers, c10::DeviceIndex device) { return call_hook<PyObject*>("put", numbers, device); }
 
-void explain(PyObject* token, c10::DeviceIndex device) { ask<void>("explain", token, device); }
+void explain(PyObject* token, c10::DeviceIndex device) { call_hook<void>("explain", token, device); }
 
-at::Tensor fetch(const at::Tensor& xla) { return ask<at::Tensor>("fetch", xla, xla.device().index()); }
+at::Tensor fetch(const at::Tensor& xla) { return call_hook<at::Tensor>("fetch", xla, xla.device().index()); }
 
-bool query(c10::DeviceIndex device) { return ask<bool>("query", device); }
+bool query(c10::DeviceIndex device) { return call_hook<bool>("query", device); }
 
-void synchronize(c10::DeviceIndex device) { ask<void>("synchronize", device); }
+void synchronize(c10::DeviceIndex device) { call_hook<void>("synchronize", device); }
 
-void note_read(const char* op) { ask<void>("note_read", op); }
+void note_read(const char* op) { call_hook<void>("note_read", op); }
 
-void evaluate(const std::vector<at::Tensor>& tensors) { ask<void>("evaluate", tensors); }
+void evaluate(const std::vector<at::Tensor>& tensors) { call_hook<void>("evaluate", tensors); }
 
-void note_host_op(const std::string& op, const std::string& reason) { ask<void>("note_host_op", op, reason); }
+void note_host_op(const std::string& op, const std::string& reason) { call_hook<void>("note_host_op", op, reason); }
 
-void cut_loop(c10::DeviceIndex device) { ask<void>("cut_loop", device); }
+void cut_loop(c10::DeviceIndex device) { call_hook<void>("cut_loop", device); }
 
-bool is_lowered(const std::string& op) { return ask<bool>("is_lowered", op); }
+bool is_lowered(const std::string& op) { return call_hook<bool>("is_lowered", op); }
 
-bool needs_host(const std::string& op) { return ask<bool>("needs_host", op); }
+bool needs_host(const std::string& op) { return call_hook<bool>("needs_host", op); }
 
 double check_call(const std::string& op, const std::string& recorded, c10::ArrayRef<c10::IValue> arguments,
                   size_t result_bytes, const AskCpu& ask_cpu) {
   const py::gil_scoped_acquire gil;
   const py::cpp_function function(torch::wrap_pybind_function([&](size_t bytes, int fill) { ask_cpu(bytes, fill); }));
-  return ask<double>("check_call", op, recorded, arguments, result_bytes, function.ptr());
+  return call_hook<double>("check_call", op, recorded, arguments, result_bytes, function.ptr());
 }
 
 bool refuses_call(std::exception& error) {
@@ -141,8 +141,8 @@ void set_python_hooks(PyObject* h) {
   hooks = h;
 }
 
-bool eager() { return eager_on.load(std::memory_order_relaxed) && suspended == 0; }
-void set_eager(bool on) { eager_on.store(on, std::memory_order_relaxed); }
+bool eager() { return eager_mode.load(std::memory_order_relaxed) && suspended == 0; }
+void set_eager(bool on) { eager_mode.store(on, std::memory_order_relaxed); }
 void suspend_eager(bool on) { suspended += on ? 1 : -1; }
 
 }  // namespace torch_xla

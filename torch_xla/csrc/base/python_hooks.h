@@ -14,8 +14,8 @@ typedef struct _object PyObject;
 namespace torch_xla {
 
 // Brings a CPU tensor to a device, to where `placement` says; returns a new reference to its buffer. One whose memory
-// nobody writes to, `kept`, need not be copied.
-PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool kept);
+// nobody writes to, `immutable`, need not be copied.
+PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool immutable);
 // Copies of buffers, each on its own device; new references.
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.

@@ -28,7 +28,7 @@ std::vector<std::string>& skipped() {
 std::atomic<int> depth{0};
 thread_local Frame current_frame = nullptr;
 // The interpreter's frame that a PlaceScope is in, which stays where it is, and its line.
-thread_local std::pair<const void*, Frame> place{nullptr, nullptr};
+thread_local std::pair<const void*, Frame> scope_line{nullptr, nullptr};
 
 // Changes when what `Lines` hold may be wrong.
 std::atomic<uint64_t> generation{0};
@@ -38,10 +38,10 @@ class Lines {
  public:
   // The line of the user, or null for a frame that is skipped; nothing for an unknown instruction.
   std::optional<Frame> find(const void* instruction) {
-    const auto& entry = entries_[place(instruction)];
+    const auto& entry = entries_[scope_line(instruction)];
     return entry.instruction == instruction ? std::optional<Frame>(entry.line) : std::nullopt;
   }
-  void add(const void* instruction, Frame line) { entries_[place(instruction)] = {instruction, line}; }
+  void add(const void* instruction, Frame line) { entries_[scope_line(instruction)] = {instruction, line}; }
 
   static Lines& of_thread() {
     thread_local std::unique_ptr<Lines> lines;
@@ -60,7 +60,7 @@ class Lines {
   };
   static constexpr size_t kEntries = 1024;
 
-  static size_t place(const void* instruction) {
+  static size_t scope_line(const void* instruction) {
     const auto address = reinterpret_cast<uintptr_t>(instruction);
     return (address >> 1 ^ address >> 11) % kEntries;
   }
@@ -78,22 +78,22 @@ struct Code {
 // Code objects that were seen; under the GIL. They are kept alive, so that the addresses of their instructions are not
 // used again.
 std::unordered_map<PyCodeObject*, Code>& codes() {
-  static auto* const known = new std::unordered_map<PyCodeObject*, Code>();
-  return *known;
+  static auto* const by_object = new std::unordered_map<PyCodeObject*, Code>();
+  return *by_object;
 }
 
 Code code_of(PyCodeObject* object) {
-  auto& known = codes();
-  const auto found = known.find(object);
-  if (found != known.end()) {
-    return found->second;
+  auto& cache = codes();
+  const auto it = cache.find(object);
+  if (it != cache.end()) {
+    return it->second;
   }
-  if (known.size() >= kCodeObjects) {
+  if (cache.size() >= kCodeObjects) {
     generation.fetch_add(1, std::memory_order_release);
-    for (const auto& [old, unused] : known) {
+    for (const auto& [old, unused] : cache) {
       Py_DECREF(old);
     }
-    known.clear();
+    cache.clear();
   }
   Py_INCREF(object);
   const char* const file = PyUnicode_AsUTF8(object->co_filename);
@@ -105,17 +105,17 @@ Code code_of(PyCodeObject* object) {
   };
   const bool skip = name.starts_with("<frozen") || name.starts_with("<eval_with_key") ||
                     std::any_of(skipped().begin(), skipped().end(), starts);
-  return known[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos, starts("<frozen importlib")};
+  return cache[object] = {skip, name.find("/torch/utils/data/") != std::string_view::npos, starts("<frozen importlib")};
 }
 
 // Under the GIL.
 Frame intern(std::string text) {
   static auto* const texts = new std::unordered_map<std::string, Frame>();
-  auto& kept = (*texts)[text];
-  if (kept == nullptr) {
-    kept = new std::string(std::move(text));
+  auto& line = (*texts)[text];
+  if (line == nullptr) {
+    line = new std::string(std::move(text));
   }
-  return kept;
+  return line;
 }
 
 Frame line_of(PyFrameObject* frame, PyCodeObject* object) {
@@ -148,7 +148,7 @@ void walk(Visit visit) {
 }
 
 // The user's innermost line, where all instructions up to it are known; costs some nanoseconds a frame.
-std::optional<Frame> known_frame() {
+std::optional<Frame> cached_frame() {
   if (!Py_IsInitialized()) {
     return nullptr;
   }
@@ -163,7 +163,7 @@ std::optional<Frame> known_frame() {
 }
 
 // What a call that is recorded here keeps of its lines.
-Frame kept_frame() {
+Frame fresh_frame() {
   const auto lines = depth.load(std::memory_order_relaxed);
   // Where every operator is a graph of its own, the line that records it is the one that runs it.
   if (lines == 1 && !eager()) {
@@ -180,12 +180,12 @@ const void* top_frame() { return Py_IsInitialized() ? PythonFrame::top().address
 void set_frame_depth(int lines) { depth.store(lines, std::memory_order_relaxed); }
 
 FrameScope::FrameScope() {
-  current_frame = place.first != nullptr && place.first == top_frame() ? place.second : kept_frame();
+  current_frame = scope_line.first != nullptr && scope_line.first == top_frame() ? scope_line.second : fresh_frame();
 }
 FrameScope::~FrameScope() { current_frame = nullptr; }
 
-PlaceScope::PlaceScope() : outer_(std::exchange(place, {top_frame(), kept_frame()})) {}
-PlaceScope::~PlaceScope() { place = outer_; }
+LineScope::LineScope() : outer_(std::exchange(scope_line, {top_frame(), fresh_frame()})) {}
+LineScope::~LineScope() { scope_line = outer_; }
 
 Frame recorded_frame() { return current_frame; }
 
@@ -195,15 +195,15 @@ void add_skipped_prefix(std::string prefix) {
 }
 
 Frame user_frame() {
-  if (const auto known = known_frame()) {
-    return *known;
+  if (const auto cached = cached_frame()) {
+    return *cached;
   }
-  Frame found = nullptr;
+  Frame user = nullptr;
   walk([&](Frame frame) {
-    found = frame;
+    user = frame;
     return false;
   });
-  return found;
+  return user;
 }
 
 Frame user_frames(int lines) {
@@ -228,20 +228,20 @@ std::pair<Frame, bool> thread_position(unsigned long thread) {
   while (state != nullptr && state->thread_id != thread) {
     state = PyThreadState_Next(state);
   }
-  std::pair<Frame, bool> found{nullptr, false};
+  std::pair<Frame, bool> position{nullptr, false};
   PyFrameObject* frame = state != nullptr ? PyThreadState_GetFrame(state) : nullptr;
   bool imported = false;
   while (frame != nullptr) {
     PyCodeObject* const object = PyFrame_GetCode(frame);
     const auto code = code_of(object);
     if (imported && code.skip && !code.imports) {
-      found.first = nullptr;  // a library's import: what that runs is no line of the user's
+      position.first = nullptr;  // a library's import: what that runs is no line of the user's
     }
     imported = code.imports;
-    if (found.first == nullptr && !code.skip) {
-      found.first = line_of(frame, object);
+    if (position.first == nullptr && !code.skip) {
+      position.first = line_of(frame, object);
     }
-    found.second |= code.loader;
+    position.second |= code.loader;
     Py_DECREF(object);
     PyFrameObject* const back = PyFrame_GetBack(frame);
     Py_DECREF(frame);
@@ -250,7 +250,7 @@ std::pair<Frame, bool> thread_position(unsigned long thread) {
   if (collecting) {
     PyGC_Enable();
   }
-  return found;
+  return position;
 }
 
 }  // namespace torch_xla

@@ -32,12 +32,12 @@ struct FrameScope {
 Frame recorded_frame();
 
 // The scope of several calls that are recorded from one place in Python: its line is looked for once.
-class PlaceScope {
+class LineScope {
  public:
-  PlaceScope();
-  ~PlaceScope();
-  PlaceScope(const PlaceScope&) = delete;
-  PlaceScope& operator=(const PlaceScope&) = delete;
+  LineScope();
+  ~LineScope();
+  LineScope(const LineScope&) = delete;
+  LineScope& operator=(const LineScope&) = delete;
 
  private:
   std::pair<const void*, Frame> outer_;

@@ -69,25 +69,25 @@ class Calls {
 
   // Ends the graph: `outputs` are what it returns, with None for what is no value of its own.
   void finish(const std::vector<std::optional<Slot>>& outputs) {
-    std::vector<bool> wanted(slots_, false);
-    std::fill_n(wanted.begin(), inputs_, true);  // these have another owner
+    std::vector<bool> used(slots_, false);
+    std::fill_n(used.begin(), inputs_, true);  // these have another owner
     for (const auto& output : outputs) {
       outputs_.push_back(output ? std::optional(checked(*output)) : std::nullopt);
       if (output) {
-        wanted[output->number] = true;
+        used[output->number] = true;
       }
     }
     const std::function<void(Operand&)> mark = [&](Operand& x) {
       if (x.kind == Operand::Kind::Value) {
-        x.last = !wanted[x.slot];
-        wanted[x.slot] = true;
+        x.last = !used[x.slot];
+        used[x.slot] = true;
       }
       std::for_each(x.parts.rbegin(), x.parts.rend(), mark);
     };
     for (auto call = calls_.rbegin(); call != calls_.rend(); ++call) {
       for (auto i = call->first; i < call->first + call->count; ++i) {
-        if (!wanted[i]) {
-          call->unwanted.push_back(i);
+        if (!used[i]) {
+          call->unused.push_back(i);
         }
       }
       std::for_each(call->operands.rbegin(), call->operands.rend(), mark);
@@ -95,11 +95,11 @@ class Calls {
   }
 
   // What the graph returns; or None, with nothing done, where an input is neither a tensor nor a number.
-  py::object run(const py::tuple& given) const {
-    TORCH_CHECK(given.size() == inputs_, "[calls] got ", given.size(), " inputs, expected ", inputs_);
+  py::object run(const py::tuple& inputs) const {
+    TORCH_CHECK(inputs.size() == inputs_, "[calls] got ", inputs.size(), " inputs, expected ", inputs_);
     std::vector<IValue> values(slots_);
     for (uint32_t i = 0; i < inputs_; ++i) {
-      auto* const x = PyTuple_GET_ITEM(given.ptr(), i);
+      auto* const x = PyTuple_GET_ITEM(inputs.ptr(), i);
       if (THPVariable_Check(x)) {
         values[i] = THPVariable_Unpack(x);
       } else if (const auto number = number_of(x)) {
@@ -109,7 +109,7 @@ class Calls {
       }
     }
     {
-      const PlaceScope place;
+      const LineScope line;
       const py::gil_scoped_release no_gil;
       torch::jit::Stack stack;
       for (const auto& call : calls_) {
@@ -140,7 +140,7 @@ class Calls {
     std::vector<Operand> operands;
     uint32_t first = 0;  // result
     uint32_t count = 0;
-    std::vector<uint32_t> unwanted;  // results
+    std::vector<uint32_t> unused;  // results
   };
 
   uint32_t checked(const Slot& slot) const {
@@ -156,9 +156,9 @@ class Calls {
     return calls_.back().first;
   }
 
-  Operand operand_of(const py::handle& x, const c10::TypePtr& given, std::optional<int32_t> length = {}) const {
-    const auto optional = given->cast<c10::OptionalType>();
-    const auto type = optional ? optional->getElementType() : given;
+  Operand operand_of(const py::handle& x, const c10::TypePtr& declared, std::optional<int32_t> length = {}) const {
+    const auto optional = declared->cast<c10::OptionalType>();
+    const auto type = optional ? optional->getElementType() : declared;
     if (py::isinstance<Slot>(x)) {
       return {.kind = Operand::Kind::Value, .slot = checked(py::cast<Slot>(x)), .type = type};
     }
@@ -166,17 +166,17 @@ class Calls {
     if (list && (PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()))) {
       const auto elements = list->getElementType();
       const bool sizes = elements->kind() == c10::TypeKind::SymIntType;  // numbers by the time of a call
-      Operand found{.kind = Operand::Kind::List, .type = sizes ? c10::IntType::get() : elements};
+      Operand operands{.kind = Operand::Kind::List, .type = sizes ? c10::IntType::get() : elements};
       bool constant = true;
       for (const auto& part : py::reinterpret_borrow<py::sequence>(x)) {
-        found.parts.push_back(operand_of(part, elements));
-        constant = constant && found.parts.back().kind == Operand::Kind::Constant;
+        operands.parts.push_back(operand_of(part, elements));
+        constant = constant && operands.parts.back().kind == Operand::Kind::Constant;
       }
       if (!constant) {
-        return found;
+        return operands;
       }
     }
-    return {.constant = torch::jit::toIValue(x, given, length)};
+    return {.constant = torch::jit::toIValue(x, declared, length)};
   }
 
   static std::optional<IValue> number_of(PyObject* x) {
@@ -226,13 +226,13 @@ class Calls {
 
   static IValue computed(const Call& call, const torch::jit::Stack& arguments) {
     const py::gil_scoped_acquire gil;
-    py::tuple given(arguments.size());
+    py::tuple numbers(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
-      given[i] = to_python(arguments[i]);
+      numbers[i] = to_python(arguments[i]);
     }
-    const auto found = call.function(*given);
-    const auto number = number_of(found.ptr());
-    TORCH_CHECK_TYPE(number, "[calls] got ", py::repr(found).cast<std::string>(), " of ",
+    const auto result = call.function(*numbers);
+    const auto number = number_of(result.ptr());
+    TORCH_CHECK_TYPE(number, "[calls] got ", py::repr(result).cast<std::string>(), " of ",
                      py::repr(call.function).cast<std::string>(), ", expected a number");
     return *number;
   }
@@ -248,7 +248,7 @@ class Calls {
     } else {
       values[call.first] = call.function ? computed(call, stack) : IValue(stack[0].toListRef().at(call.position));
     }
-    for (const auto slot : call.unwanted) {
+    for (const auto slot : call.unused) {
       values[slot] = {};
     }
   }
@@ -270,7 +270,7 @@ void bind_calls(py::module_& m) {
       .def("add_number", &Calls::add_number)
       .def("add_element", &Calls::add_element)
       .def("finish", &Calls::finish)
-      .def("run", torch::wrap_pybind_function([](const Calls& c, const py::tuple& given) { return c.run(given); }));
+      .def("run", torch::wrap_pybind_function([](const Calls& c, const py::tuple& inputs) { return c.run(inputs); }));
 }
 
 }  // namespace torch_xla

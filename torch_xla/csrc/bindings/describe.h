@@ -20,11 +20,11 @@ py::object to_python(const c10::IValue& value);
 // What `describe` gives for each element, as a list.
 template <class Range, class Describe>
 py::list listed(const Range& range, Describe describe) {
-  py::list found;
+  py::list items;
   for (const auto& element : range) {
-    found.append(describe(element));
+    items.append(describe(element));
   }
-  return found;
+  return items;
 }
 
 }  // namespace torch_xla

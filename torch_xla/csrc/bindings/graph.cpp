@@ -5,10 +5,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
-#include "cut/division.h"
+#include "cut/host_partition.h"
 #include "cut/packing.h"
 #include "ir/op_info.h"
-#include "run/by_operator.h"
+#include "run/op_by_op.h"
 #include "run/program.h"
 
 namespace torch_xla {
@@ -17,10 +17,10 @@ namespace {
 
 // Makes a node of a graph by the classes that Python has: `Node`, `Wire`, `Input`, `Number` and `Meta`. Code of
 // Python's runs meanwhile, and perhaps a signal handler that computes the node: what that changes is copied.
-class Described {
+class NodeDescription {
  public:
-  Described(const Graph& graph, size_t position, const py::tuple& classes)
-      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args), wires_(node_->inputs) {
+  NodeDescription(const Graph& graph, size_t position, const py::tuple& classes)
+      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args), edges_(node_->inputs) {
     const auto earlier = [&](const NumberSlot& slot) { return slot.node < position; };
     for (auto slot = std::partition_point(graph.numbers.begin(), graph.numbers.end(), earlier);
          slot != graph.numbers.end() && slot->node == position; ++slot) {
@@ -34,9 +34,9 @@ class Described {
     for (uint32_t i = 0; i < args_.size(); ++i) {
       args.append(argument(i));
     }
-    const auto wire = [&](const Value& v) { return classes_[1](v.node->leaf(), v.node->slot, v.index); };
+    const auto edge = [&](const Value& v) { return classes_[1](v.node->leaf(), v.node->slot, v.index); };
     const auto meta = [&](const Meta& m) { return m.defined() ? classes_[4](*describe_meta(m)) : py::none(); };
-    return classes_[0](op_.name, py::tuple(args), py::tuple(listed(wires_, wire)),
+    return classes_[0](op_.name, py::tuple(args), py::tuple(listed(edges_, edge)),
                        py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame,
                        py::make_tuple(n.attrs.hi, n.attrs.lo), n.scope, n.settings);
   }
@@ -98,7 +98,7 @@ class Described {
   const NodePtr node_;
   const OpInfo& op_;
   const Args args_;
-  const Inputs wires_;
+  const Inputs edges_;
   Vector<std::pair<uint32_t, uint32_t>> numbers_;  // its numbers: of which argument, of a list which element
   size_t next_ = 0;                                // of them
   size_t inputs_ = 0;                              // so far
@@ -107,7 +107,7 @@ class Described {
 py::list describe_nodes(Graph& graph, const py::tuple& classes) {
   py::list nodes;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    nodes.append(Described(graph, i, classes).node());
+    nodes.append(NodeDescription(graph, i, classes).node());
     graph.check();
   }
   return nodes;
@@ -117,7 +117,7 @@ py::list describe_nodes(Graph& graph, const py::tuple& classes) {
 py::tuple describe_node(const Graph& graph, size_t position, const py::tuple& classes) {
   const auto node = graph.nodes.at(position);
   auto seed = node->seeded ? py::object(py::make_tuple(node->seed[0], node->seed[1])) : py::object(py::none());
-  return py::make_tuple(Described(graph, position, classes).node(), seed);
+  return py::make_tuple(NodeDescription(graph, position, classes).node(), seed);
 }
 
 py::list leaf_locations(const Graph& graph) {
@@ -133,7 +133,7 @@ py::list leaf_locations(const Graph& graph) {
 
 // The numbers of the graph as one vector per type: float64, int64, complex128.
 py::tuple packed_numbers(Graph& graph) {
-  const auto vectors = graph.sharing()->pack(graph.numbers);
+  const auto vectors = graph.scalar_layout()->pack(graph.numbers);
   const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
   return py::make_tuple(array(vectors.floats), array(vectors.ints), array(vectors.complexes));
 }
@@ -147,15 +147,16 @@ py::list describe_fills(const Graph& graph) {
   });
 }
 
-void provide_fills(const Graph& graph, const std::vector<py::object>& buffers, const std::vector<uint32_t>& places) {
+void provide_fills(const Graph& graph, const std::vector<py::object>& buffers,
+                   const std::vector<uint32_t>& placements) {
   const auto fills = graph.fills();
-  TORCH_CHECK(fills.size() == buffers.size() && fills.size() == places.size(), "[fill] got ", buffers.size(),
+  TORCH_CHECK(fills.size() == buffers.size() && fills.size() == placements.size(), "[fill] got ", buffers.size(),
               " buffers, expected ", fills.size());
   const RecorderLock lock;
   for (size_t i = 0; i < fills.size(); ++i) {
     fills[i]->buffer = py::object(buffers[i]).release().ptr();
     fills[i]->args.clear();
-    fills[i]->placement = places[i];
+    fills[i]->placement = placements[i];
   }
 }
 
@@ -239,16 +240,17 @@ void bind_parts(py::class_<Graph>& graph) {
                                }
                                return indices;
                              })
-      .def_readonly("successors", &Graph::successors)
+      .def_readonly("aliased_outputs", &Graph::aliased_outputs)
       .def_property_readonly("outputs", checked(+[](Graph& g) {
                                return listed(g.outputs,
                                              [](const Value& v) { return py::make_tuple(v.node->slot, v.index); });
                              }))
       .def_property_readonly("leaf_metas", of_leaves([](const Node& leaf) { return describe_meta(leaf.meta(0)); }))
       .def_property_readonly("leaf_frames", of_leaves([](const Node& leaf) { return py::cast(leaf.frame); }))
-      .def_property_readonly("leaf_places", of_leaves([](const Node& leaf) { return leaf.placement; }))
-      .def_property_readonly("wanted_places", [](const Graph& g) { return py::list(py::cast(g.wanted)); })
-      .def_property_readonly("resting", &Graph::resting)
+      .def_property_readonly("leaf_placements", of_leaves([](const Node& leaf) { return leaf.placement; }))
+      .def_property_readonly("output_placements",
+                             [](const Graph& g) { return py::list(py::cast(g.output_placements)); })
+      .def_property_readonly("resident_stacks", &Graph::resident_stacks)
       .def_property(
           "stacks", [](const Graph& g) { return describe_members(g.stacks); },
           [](Graph& g, const std::vector<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>>& stacks) {
@@ -260,12 +262,12 @@ void bind_parts(py::class_<Graph>& graph) {
       .def("describe_nodes", checked(&describe_nodes))
       .def("describe_node", &describe_node)
       .def("leaf_locations", &leaf_locations)
-      .def_property_readonly("number_places",
-                             checked(+[](Graph& g) { return py::tuple(py::cast(g.sharing()->places)); }))
+      .def_property_readonly("number_indices",
+                             checked(+[](Graph& g) { return py::tuple(py::cast(g.scalar_layout()->indices)); }))
       .def("packed_numbers", checked(&packed_numbers))
       .def("describe_fills", &describe_fills)
       .def_property_readonly("has_fills", &Graph::has_fills)
-      .def_property_readonly("unheld_bytes", &Graph::unheld_bytes);
+      .def_property_readonly("unreferenced_bytes", &Graph::unreferenced_bytes);
 }
 
 // What is done with it.
@@ -274,36 +276,36 @@ void bind_acts(py::class_<Graph>& graph) {
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
       .def_property_readonly("small_operators", [](const Graph& g) { return g.small_operators(); })
       .def_property_readonly("fits_host", checked(+[](Graph& g) { return g.fits_host(); }))
-      .def_property_readonly("is_small_part", checked(+[](Graph& g) { return is_small_part(g); }))
-      .def("divide", checked(+[](Graph& g, const Cut& what) {
+      .def_property_readonly("fits_host_partition", checked(+[](Graph& g) { return fits_host_partition(g); }))
+      .def("partition_for_host", checked(+[](Graph& g, const Cut& what) {
              std::vector<Cut> cuts;
-             if (auto division = divide(g, what)) {
-               if (!division->before.values.empty()) {
-                 cuts.push_back(std::move(division->before));
+             if (auto partition = partition_for_host(g, what)) {
+               if (!partition->before.values.empty()) {
+                 cuts.push_back(std::move(partition->before));
                }
-               cuts.push_back(std::move(division->rest));
+               cuts.push_back(std::move(partition->device));
              }
              return cuts;
            }))
       .def("constants_vary", checked(+[](Graph& g) { return g.constants_vary(); }))
       .def("clear", &Graph::clear)
-      .def("halves", &Graph::halves)
-      .def("abandon", &Graph::abandon, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
+      .def("independent_halves", &Graph::independent_halves)
+      .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
            py::arg("failed_fills") = std::vector<size_t>());
 }
 
 void bind_operator_runs(py::module_& m) {
-  py::class_<OperatorRun>(m, "OperatorRun")
+  py::class_<OpByOpRun>(m, "OpByOpRun")
       .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
            py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
-      .def_readwrite("request", &OperatorRun::request)
-      .def_property_readonly("graph", &OperatorRun::graph, py::return_value_policy::reference)
-      .def_property_readonly("interrupted", &OperatorRun::interrupted)
-      .def("start", &OperatorRun::start)
-      .def("finish", [](OperatorRun& run) { run.finish(); })
-      .def("values", &OperatorRun::values)
-      .def("ask_kernel", &OperatorRun::ask_kernel)
-      .def_property_readonly("position", &OperatorRun::position);
+      .def_readwrite("request", &OpByOpRun::request)
+      .def_property_readonly("graph", &OpByOpRun::graph, py::return_value_policy::reference)
+      .def_property_readonly("interrupted", &OpByOpRun::interrupted)
+      .def("start", &OpByOpRun::start)
+      .def("finish", [](OpByOpRun& run) { run.finish(); })
+      .def("values", &OpByOpRun::values)
+      .def("raise_as_kernel", &OpByOpRun::raise_as_kernel)
+      .def_property_readonly("position", &OpByOpRun::position);
 }
 
 void bind_cuts(py::module_& m) {
@@ -314,7 +316,7 @@ void bind_cuts(py::module_& m) {
       .value("PENDING", Cut::Scope::kPending);
   py::enum_<Cut::Donate>(cut, "Donate")
       .value("NOTHING", Cut::Donate::kNothing)
-      .value("GIVEN", Cut::Donate::kGiven)
+      .value("DONORS", Cut::Donate::kDonors)
       .value("OVERWRITTEN", Cut::Donate::kOverwritten);
   cut.def_static("of_device", &Cut::of_device, py::arg("device"), py::arg("until") = Cut::kNow)
       .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
@@ -322,9 +324,9 @@ void bind_cuts(py::module_& m) {
       .def_static("of_capture", &Cut::of_capture)
       .def("graph", &Cut::graph)
       .def("preview", &Cut::preview)
-      .def("needed", &Cut::needed)
+      .def("roots_only", &Cut::roots_only)
       .def_readonly("device", &Cut::device)
-      .def_readwrite("again", &Cut::again);
+      .def_readwrite("retry", &Cut::retry);
 }
 
 }  // namespace
@@ -339,14 +341,15 @@ void bind_graphs(py::module_& m) {
   bind_cuts(m);
   m.def("node_sequence", &node_sequence);
   m.def("has_pending", &has_pending, py::arg("device"), py::arg("until") = Cut::kNow);
-  m.def("demote_numbers", [](const std::string& name, const std::string& overload, const std::vector<size_t>& places) {
-    auto& info = op_info(name.c_str(), overload.c_str());
-    bool changed = false;
-    for (const auto place : places) {
-      changed = info.demote(place) || changed;
-    }
-    return changed;
-  });
+  m.def("specialize_numbers",
+        [](const std::string& name, const std::string& overload, const std::vector<size_t>& arguments) {
+          auto& info = op_info(name.c_str(), overload.c_str());
+          bool changed = false;
+          for (const auto argument : arguments) {
+            changed = info.specialize(argument) || changed;
+          }
+          return changed;
+        });
 }
 
 }  // namespace torch_xla

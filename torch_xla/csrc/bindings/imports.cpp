@@ -24,9 +24,9 @@ bool in_function_of_torch(PyObject* globals, PyObject* locals) {
 }
 
 bool knows_all(PyObject* stand_in, PyObject* names) {
-  PyObject* known = PyModule_GetDict(stand_in);
+  PyObject* attributes = PyModule_GetDict(stand_in);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
-    if (PyDict_Contains(known, PyTuple_GET_ITEM(names, i)) != 1) {
+    if (PyDict_Contains(attributes, PyTuple_GET_ITEM(names, i)) != 1) {
       return false;
     }
   }
@@ -35,22 +35,22 @@ bool knows_all(PyObject* stand_in, PyObject* names) {
 
 // The stand-in that a statement gets, borrowed, or null.
 PyObject* stand_in_for(PyObject* const* args) {
-  PyObject* found = PyDict_GetItemWithError(stand_ins, args[0]);
-  if (found == nullptr || !in_function_of_torch(args[1], args[2]) ||
+  PyObject* entry = PyDict_GetItemWithError(stand_ins, args[0]);
+  if (entry == nullptr || !in_function_of_torch(args[1], args[2]) ||
       PyDict_Contains(PyImport_GetModuleDict(), args[0]) != 0) {
     return nullptr;
   }
   if (args[3] == Py_None) {
-    return PyTuple_GET_ITEM(found, 0);
+    return PyTuple_GET_ITEM(entry, 0);
   }
-  PyObject* stand_in = PyTuple_GET_ITEM(found, 1);
+  PyObject* stand_in = PyTuple_GET_ITEM(entry, 1);
   return PyTuple_Check(args[3]) && knows_all(stand_in, args[3]) ? stand_in : nullptr;
 }
 
 PyObject* import(PyObject* /*self*/, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   if (count == 5 && names == nullptr) {  // name, globals, locals, names of `from`, level: as a statement calls it
-    if (PyObject* given = stand_in_for(args)) {
-      return Py_NewRef(given);
+    if (PyObject* stand_in = stand_in_for(args)) {
+      return Py_NewRef(stand_in);
     }
     PyErr_Clear();
   }

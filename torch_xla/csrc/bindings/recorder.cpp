@@ -44,7 +44,7 @@ void bind_recorder(py::module_& m) {
     return py::make_tuple(line, loading);
   });
   m.def("add_skipped_prefix", &add_skipped_prefix);
-  m.def("record_whole", &record_whole);
+  m.def("record_undecomposed", &record_undecomposed);
   m.def("keep_on_host", &keep_on_host);
   m.def("check_errors", &check_errors);
   m.def("refuse_packing", &refuse_packing);
@@ -54,11 +54,11 @@ void bind_recorder(py::module_& m) {
       "add_sample", [](std::string_view name, double value, std::string_view unit) { metric(name).add(value, unit); },
       py::arg("name"), py::arg("value"), py::arg("unit") = "seconds");
   m.def("metric", [](std::string_view name) -> py::object {
-    const auto found = snapshot_of(name);
-    if (!found) {
+    const auto snapshot = snapshot_of(name);
+    if (!snapshot) {
       return py::none();
     }
-    return py::make_tuple(found->unit, found->count, found->total, found->samples, found->every);
+    return py::make_tuple(snapshot->unit, snapshot->count, snapshot->total, snapshot->samples, snapshot->every);
   });
   m.def("metric_names", &metric_names);
   m.def("clear_metrics", &clear_metrics);

@@ -40,12 +40,12 @@ void bind_runs(py::module_& m) {
            py::arg("graph"), py::arg("waits"))
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
-      .def("set_places", &Program::set_places, py::arg("inputs"), py::arg("outputs"))
+      .def("set_placements", &Program::set_placements, py::arg("inputs"), py::arg("outputs"))
       .def_property_readonly(
-          "input_places",
+          "input_placements",
           [](const Program& p) { return listed(p.inputs, [](const Program::Type& type) { return type.placement; }); })
       .def_readwrite("starter", &Program::starter)
-      .def_readwrite("meet", &Program::meet)
+      .def_readwrite("join_rendezvous", &Program::join_rendezvous)
       .def_property_readonly("run", &Program::run);
   py::class_<ExecutableCache>(m, "ExecutableCache")
       .def(py::init<>())
@@ -58,7 +58,7 @@ void bind_runs(py::module_& m) {
       .def("values", &ExecutableCache::values)
       .def("__len__", &ExecutableCache::size)
       .def_readonly("hits", &ExecutableCache::hits);
-  m.attr("RUNS_AHEAD") = kRunsAhead;
+  m.attr("MAX_PROGRAMS_IN_FLIGHT") = kMaxProgramsInFlight;
   py::class_<InFlight>(m, "InFlight")
       .def_property("operator_run", &InFlight::operator_run, &InFlight::set_operator_run)
       .def_property_readonly("programs", &InFlight::programs)
@@ -87,7 +87,7 @@ void bind_runs(py::module_& m) {
   m.def("set_eager_operation", &set_eager_operation);
   m.def("read_directly", &read_directly);
   m.def("host_kernel_target", &host_kernel_target);
-  m.def("trusting_operators", &trusting_operators);
+  m.def("unchecked_index_operators", &unchecked_index_operators);
   m.def("note_wait", &note_wait);
 }
 

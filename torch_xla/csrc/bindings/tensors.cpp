@@ -36,8 +36,8 @@ py::list live_tensors(c10::DeviceIndex device) {
       }
     });
   }
-  return listed(live, [](const auto& found) {
-    const auto& [meta, pending, frame] = found;
+  return listed(live, [](const auto& tensor) {
+    const auto& [meta, pending, frame] = tensor;
     return py::make_tuple(describe_meta(*meta), pending, frame);
   });
 }
@@ -51,7 +51,7 @@ void bind_tensors(py::module_& m) {
   });
   m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
   m.def("copy_on_host", &copy_on_host);
-  m.def("send_all_at_once", &send_all_at_once);
+  m.def("upload_eagerly", &upload_eagerly);
   m.def(
       "tensor_of",
       [](const py::object& buffer, const std::vector<int64_t>& sizes, at::ScalarType dtype, c10::DeviceIndex device,
@@ -65,15 +65,15 @@ void bind_tensors(py::module_& m) {
   m.def("placeholder", [](const std::vector<int64_t>& sizes, at::ScalarType dtype, c10::DeviceIndex device) {
     return make_placeholder(contiguous_meta(sizes, dtype), device);
   });
-  m.def("place", &place, py::arg("tensor"), py::arg("placement"), py::arg("recorded") = false);
+  m.def("set_placement", &set_placement, py::arg("tensor"), py::arg("placement"), py::arg("recorded") = false);
   m.def("replace_buffer", [](const at::Tensor& t, const py::object& buffer, uint32_t placement) {
     replace_buffer(t, py::object(buffer).release().ptr(), placement);
   });
   m.def("placement_of", &placement_of);
   m.def("is_placeholder", py::overload_cast<const at::Tensor&>(&is_placeholder));
   m.def("tensor_id", &tensor_id);
-  m.def("give_buffer", &give_buffer);
-  m.def("is_given", &is_given);
+  m.def("set_buffer_donor", &set_buffer_donor);
+  m.def("is_buffer_donor", &is_buffer_donor);
   m.def("is_lost", &is_lost);
   m.def("storage_generation", [](const at::Tensor& t) {
     const RecorderLock lock;

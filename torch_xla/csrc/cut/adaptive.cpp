@@ -11,68 +11,68 @@ namespace {
 // Graphs that are remembered; beyond them one costs a compile more when it comes again.
 constexpr size_t kGraphs = 1 << 14;
 
-struct Known {
-  Vector<uint64_t> places;
+struct History {
+  Vector<uint64_t> positions;
   Vector<uint64_t> first;
   Vector<bool> vary;
 };
 
-std::unordered_map<Hash, Known, HashHasher>& known() {
-  static auto* const graphs = new std::unordered_map<Hash, Known, HashHasher>();
+std::unordered_map<Hash, History, HashHasher>& histories() {
+  static auto* const graphs = new std::unordered_map<Hash, History, HashHasher>();
   return *graphs;
 }
 
 // Of other numbers of the same graph, which policies have changed to or from constants since.
-Known of_places(const Known& known, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
-                const Vector<bool>& vary) {
-  Known found{places, numbers, vary};
-  for (size_t i = 0, k = 0; i < places.size(); ++i) {
-    while (k < known.places.size() && known.places[k] < places[i]) {
+History moved_history(const History& before, const Vector<uint64_t>& positions, const Vector<uint64_t>& numbers,
+                      const Vector<bool>& vary) {
+  History history{positions, numbers, vary};
+  for (size_t i = 0, k = 0; i < positions.size(); ++i) {
+    while (k < before.positions.size() && before.positions[k] < positions[i]) {
       ++k;
     }
-    if (k < known.places.size() && known.places[k] == places[i]) {
-      found.first[i] = known.first[k];
-      found.vary[i] = known.vary[k];
+    if (k < before.positions.size() && before.positions[k] == positions[i]) {
+      history.first[i] = before.first[k];
+      history.vary[i] = before.vary[k];
     }
   }
-  return found;
+  return history;
 }
 
 }  // namespace
 
-void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
+void find_varying(const Hash& structure, const Vector<uint64_t>& positions, const Vector<uint64_t>& numbers,
                   Vector<bool>& vary, bool runs) {
-  auto& graphs = known();
-  auto found = graphs.find(structure);
-  if (found == graphs.end()) {
+  auto& graphs = histories();
+  auto history = graphs.find(structure);
+  if (history == graphs.end()) {
     if (!runs) {
       return;
     }
     if (graphs.size() >= kGraphs) {
       graphs.clear();
     }
-    found = graphs.emplace(structure, Known{places, numbers, vary}).first;
+    history = graphs.emplace(structure, History{positions, numbers, vary}).first;
   }
-  Known moved;
-  const bool same = found->second.places == places;
+  History moved;
+  const bool same = history->second.positions == positions;
   if (!same) {
-    moved = of_places(found->second, places, numbers, vary);
+    moved = moved_history(history->second, positions, numbers, vary);
   }
-  auto& known = same ? found->second : moved;
+  auto& current = same ? history->second : moved;
   for (size_t i = 0; i < numbers.size(); ++i) {
-    vary[i] = vary[i] || known.vary[i] || (runs && numbers[i] != known.first[i]);
+    vary[i] = vary[i] || current.vary[i] || (runs && numbers[i] != current.first[i]);
   }
   if (runs) {
-    known.vary = vary;
+    current.vary = vary;
     if (!same) {
-      found->second = std::move(moved);
+      history->second = std::move(moved);
     }
   }
 }
 
 void forget_varying() {
   const RecorderLock lock;
-  known().clear();
+  histories().clear();
 }
 
 }  // namespace torch_xla

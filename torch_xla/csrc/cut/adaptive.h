@@ -10,10 +10,10 @@
 namespace torch_xla {
 
 // Sets `vary` for each adaptive number of a graph that had another value in an earlier graph with the same `structure`;
-// entries that are set stay set. `structure` is the key without the numbers. `places` are where the numbers are in the
-// graph, in ascending order, and `numbers` are their bits. `runs` is false for a graph that is only looked at: it is
-// not remembered. Wants the recorder's lock.
-void find_varying(const Hash& structure, const Vector<uint64_t>& places, const Vector<uint64_t>& numbers,
+// entries that are set stay set. `structure` is the key without the numbers. `positions` are where the numbers are in
+// the graph, in ascending order, and `numbers` are their bits. `runs` is false for a graph that is only looked at: it
+// is not remembered. Wants the recorder's lock.
+void find_varying(const Hash& structure, const Vector<uint64_t>& positions, const Vector<uint64_t>& numbers,
                   Vector<bool>& vary, bool runs);
 
 // Forget the numbers that `find_varying`, and the constants that `Graph::constants_vary`, compares with.

@@ -1,7 +1,7 @@
 // What one run binds to a program. A cut gives it along with the program's structure (`Graph`); a replay finds it
 // without a cut (`run/captured.h`).
 #pragma once
-#include "cut/common_scalars.h"
+#include "cut/scalar_layout.h"
 #include "tensor/source.h"
 
 namespace torch_xla {
@@ -12,14 +12,14 @@ class Arguments {
   struct Result {
     PyObject* buffer = nullptr;
     c10::intrusive_ptr<Source> source;
-    uint32_t place = 0;
-    uint32_t placement = kWhole;
+    uint32_t source_index = 0;
+    uint32_t placement = kReplicated;
 
     // The leaf that has it from now on.
     void give_to(Node& leaf) {
       leaf.buffer = std::exchange(buffer, nullptr);
       leaf.source = std::move(source);
-      leaf.place = place;
+      leaf.source_index = source_index;
       leaf.placement = placement;
     }
   };

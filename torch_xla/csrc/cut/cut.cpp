@@ -30,10 +30,10 @@ void leave_traced(Vector<Value>& roots) {
 // A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
 // has the same graph as the second.
 void fill_to_leaf(Storage& s) {
-  s.origin.node->op = nullptr;  // keeps its arguments until it gets its buffer
-  s.origin.node->placement = s.placement;
-  s.synced = std::move(s.origin);
-  s.origin = {};
+  s.initial_fill.node->op = nullptr;  // keeps its arguments until it gets its buffer
+  s.initial_fill.node->placement = s.placement;
+  s.committed = std::move(s.initial_fill);
+  s.initial_fill = {};
 }
 
 // What else of a graph is still alive (saved activations, parameters), or what stays pending needs: the next graph
@@ -51,7 +51,7 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   });
   // A fill that lives on must be a leaf here as it will be at the barrier.
   for_each_storage(device, [&](Storage& s) {
-    if (runs && s.origin && s.origin.node->epoch == reached) {
+    if (runs && s.initial_fill && s.initial_fill.node->epoch == reached) {
       fill_to_leaf(s);
     }
   });
@@ -84,7 +84,7 @@ void go_back(uint64_t until, Vector<Value>& roots) {
 
 void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
   for_each_storage(cut.device, [&](Storage& s) {
-    if (runs && !cut.captured && s.origin && s.origin.node->sequence < cut.until) {
+    if (runs && !cut.captured && s.initial_fill && s.initial_fill.node->sequence < cut.until) {
       fill_to_leaf(s);
     }
     resolve(s.value);
@@ -119,7 +119,7 @@ Cut Cut::of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate 
   return {tensors.empty() ? c10::DeviceIndex{0} : tensors.back().device().index(), tensors, {}, scope, kNow, donate};
 }
 
-std::optional<Cut> Cut::needed() const {
+std::optional<Cut> Cut::roots_only() const {
   const auto one = [](const at::Tensor& t) { return t.numel() == 1; };
   if (tensors.empty() || !std::all_of(tensors.begin(), tensors.end(), one)) {
     return {};
@@ -137,11 +137,11 @@ Graph::Graph(const Cut& cut, bool runs) {
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] got until for chosen tensors, expected it for what is pending");
   const RecorderLock lock;
-  if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
+  if (runs && !cut.retry && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);
   }
   if (runs && pending && !cut.captured) {
-    cut_at_ = std::min(cut.until, node_sequence());
+    barrier_sequence_ = std::min(cut.until, node_sequence());
   }
   if (runs) {
     note_change(device);
@@ -158,19 +158,19 @@ Graph::Graph(const Cut& cut, bool runs) {
   }
   read_ = runs && cut.scope == Cut::Scope::kLive;
   collect(std::move(roots), runs);
-  if (cut_at_ != 0) {
+  if (barrier_sequence_ != 0) {
     keep_values(cut.until);
   }
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }
-  find_places();
+  hash_placements();
   change_ = changes_of(device);
   epoch_ = latest_epoch();
   if (outputs.empty()) {
-    settle();
-    if (cut_at_ != 0) {
-      for_each_storage(device, [&](Storage& s) { s.take_synced(forgotten_); });
+    end_barrier();
+    if (barrier_sequence_ != 0) {
+      for_each_storage(device, [&](Storage& s) { s.commit(forgotten_); });
     }
   }
 }

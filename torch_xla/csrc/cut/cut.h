@@ -21,7 +21,7 @@ struct Cut {
   };
   enum class Donate : uint8_t {
     kNothing,
-    kGiven,        // buffers that were given away
+    kDonors,       // buffers that were given away
     kOverwritten,  // and those of overwritten tensors
   };
   static constexpr uint64_t kNow = std::numeric_limits<uint64_t>::max();
@@ -34,7 +34,7 @@ struct Cut {
   Donate donate = Donate::kNothing;
   // Whether this was cut before and the graph did not run. Views then keep the values that they have replayed, so that
   // the next graph has the same nodes; for new nodes, what was found out about their numbers would be lost.
-  bool again = false;
+  bool retry = false;
   // A graph that is to run at each replay: what was made from nothing is made anew by each, so it is no input.
   bool captured = false;
 
@@ -44,7 +44,7 @@ struct Cut {
   static Cut of_tensors(const std::vector<at::Tensor>& tensors, Scope scope, Donate donate);
 
   // A cut that computes these tensors alone and donates nothing, if each tensor has one element; else none.
-  std::optional<Cut> needed() const;
+  std::optional<Cut> roots_only() const;
 
   // The graph, to be run.
   Graph graph() const;

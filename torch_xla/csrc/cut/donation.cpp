@@ -29,16 +29,16 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
                : -1;
   };
   for_each_storage(device, [&](Storage& s) {
-    for (const auto* held : {&s.value, &s.synced, &s.at_barrier}) {
-      if (*held && held->node->epoch == epoch) {
-        ++held->node->references;
+    for (const auto* holder : {&s.value, &s.committed, &s.pending_commit}) {
+      if (*holder && holder->node->epoch == epoch) {
+        ++holder->node->references;
       }
     }
-    if (s.at_barrier && s.at_barrier.node->leaf() && !(s.at_barrier == s.value)) {
-      s.at_barrier.node->pinned = true;
+    if (s.pending_commit && s.pending_commit.node->leaf() && !(s.pending_commit == s.value)) {
+      s.pending_commit.node->pinned = true;
     }
     if (s.value.node->epoch == epoch && s.value.node->leaf()) {
-      const auto slot = s.value.node->given ? slot_of(*s.value.node) : -1;
+      const auto slot = s.value.node->donor ? slot_of(*s.value.node) : -1;
       if (slot >= 0 && !held_once[slot]) {
         held_once[slot] = true;
       } else {
@@ -47,24 +47,24 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
     }
     // A failure gives a tensor its value at the last barrier back, which it must not have lost to an older graph: what
     // was written since that was cut must have a value at the cut.
-    const auto slot = s.synced ? slot_of(*s.synced.node) : -1;
-    if (slot < 0 || s.synced == s.value || cut.donate != Cut::Donate::kOverwritten) {
+    const auto slot = s.committed ? slot_of(*s.committed.node) : -1;
+    if (slot < 0 || s.committed == s.value || cut.donate != Cut::Donate::kOverwritten) {
       return;
     }
     const bool here = s.value.node->sequence < cut.until;
-    const auto& value = here ? s.value : s.at_barrier;
+    const auto& value = here ? s.value : s.pending_commit;
     const auto output = value && value.node->epoch == epoch && !value.node->leaf()
                             ? output_at[base[value.node->slot] + value.index]
                             : -1;
     if (here || output >= 0) {
       overwritten[slot] = true;
-      successors[slot] = output;
+      aliased_outputs[slot] = output;
     } else {
-      s.synced.node->pinned = true;
+      s.committed.node->pinned = true;
     }
   });
-  for (const auto* ours : {&outputs, &forgotten_}) {
-    for (const auto& value : *ours) {
+  for (const auto* own_values : {&outputs, &forgotten_}) {
+    for (const auto& value : *own_values) {
       if (value.node->epoch == epoch) {
         ++value.node->references;
       }
@@ -89,27 +89,27 @@ void Graph::pin_inputs() {
 // A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
 // it away, and no one else can still reach it.
 void Graph::find_donations(const Cut& cut) {
-  successors.assign(leaves.size(), -1);
+  aliased_outputs.assign(leaves.size(), -1);
   Vector<bool> overwritten(leaves.size(), false);
   mark_holders(cut, overwritten);
   pin_inputs();
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] = (overwritten[i] || leaf.given) && !leaf.pinned &&
-                 leaves[i].use_count() == leaf.references + waiting_clones(leaf) + 1;
-    const auto how = donated[i] ? static_cast<uint64_t>(successors[i] + 2) : uint64_t{0};
+    donated[i] = (overwritten[i] || leaf.donor) && !leaf.pinned &&
+                 leaves[i].use_count() == leaf.references + bufferless_clones(leaf) + 1;
+    const auto how = donated[i] ? static_cast<uint64_t>(aliased_outputs[i] + 2) : uint64_t{0};
     key.mix(how);
-    form.mix(how);
+    topology.mix(how);
   }
 }
 
-void Graph::take_given() {
+void Graph::release_donors() {
   for (size_t i = 0; i < leaves.size(); ++i) {
     auto& leaf = *leaves[i];
-    if (!donated[i] || !leaf.given) {
+    if (!donated[i] || !leaf.donor) {
       continue;
     }
-    leaf.given = false;
+    leaf.donor = false;
     leaf.source = {};
     release_object(std::exchange(leaf.buffer, nullptr));
     leaf.error = std::make_unique<std::string>(
@@ -117,7 +117,7 @@ void Graph::take_given() {
   }
 }
 
-bool give_buffer(const at::Tensor& tensor, bool give) {
+bool set_buffer_donor(const at::Tensor& tensor, bool donor) {
   TORCH_CHECK(is_xla(tensor), "[donation] got a tensor on ", tensor.device(), ", expected one on xla");
   const RecorderLock lock;
   auto& alias = impl_of(tensor)->alias;
@@ -126,13 +126,13 @@ bool give_buffer(const at::Tensor& tensor, bool give) {
   if (alias.path.defined() || !node.leaf() || node.unfilled() || node.error != nullptr) {
     return false;
   }
-  node.given = give;
+  node.donor = donor;
   return true;
 }
 
-bool is_given(const at::Tensor& tensor) {
+bool is_buffer_donor(const at::Tensor& tensor) {
   const RecorderLock lock;
-  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->given;
+  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->donor;
 }
 
 }  // namespace torch_xla

@@ -11,7 +11,7 @@
 #include "base/metric.h"
 #include "cut/reach.h"
 #include "ir/op_info.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placeholder.h"
 #include "tensor/placement.h"
@@ -24,7 +24,7 @@ namespace {
 
 // The node sequence at the cut of each device's latest barrier that runs or was run; one that was interrupted, or did
 // not fit into memory, is still to come.
-std::array<uint64_t, kMaxDevices> last_cut{};
+std::array<uint64_t, kMaxDevices> last_barrier{};
 
 // How often the nodes of a device's graphs were changed: by a cut, which decides on their numbers, or by results.
 std::array<uint64_t, kMaxDevices> changes{};
@@ -51,27 +51,29 @@ void Graph::check() {
   epoch_ = latest_epoch();
 }
 
-const std::shared_ptr<const Sharing>& Graph::sharing() {
-  if (sharing_ == nullptr) {
+const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {
+  if (scalar_layout_ == nullptr) {
     // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
-    sharing_ = std::make_shared<const Sharing>(numbers, roles());
+    scalar_layout_ = std::make_shared<const ScalarLayout>(numbers, roles());
   }
-  return sharing_;
+  return scalar_layout_;
 }
 
-bool Graph::share_as(const std::shared_ptr<const Sharing>& known) {
-  const bool holds = known->holds(numbers);
-  sharing_ = holds ? known : std::make_shared<const Sharing>(known->unbroken(numbers));
+bool Graph::adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other) {
+  const bool holds = other->holds(numbers);
+  scalar_layout_ = holds ? other : std::make_shared<const ScalarLayout>(other->unbroken(numbers));
   return holds;
 }
 
 Vector<NodePtr> Graph::fills() const {
-  Vector<NodePtr> found(unused_fills_);
-  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(found), [](const NodePtr& n) { return n->unfilled(); });
+  Vector<NodePtr> unfilled(unused_fills_);
+  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(unfilled),
+               [](const NodePtr& n) { return n->unfilled(); });
   // As recorded: the processes of a job number what they put on their devices, and addresses differ between them.
-  std::sort(found.begin(), found.end(), [](const NodePtr& a, const NodePtr& b) { return a->sequence < b->sequence; });
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
+  std::sort(unfilled.begin(), unfilled.end(),
+            [](const NodePtr& a, const NodePtr& b) { return a->sequence < b->sequence; });
+  unfilled.erase(std::unique(unfilled.begin(), unfilled.end()), unfilled.end());
+  return unfilled;
 }
 
 bool Graph::has_fills() const {
@@ -110,13 +112,13 @@ size_t Graph::small_operators() const {
   return values <= kValues * static_cast<int64_t>(nodes.size()) ? nodes.size() : 0;
 }
 
-int64_t Graph::unheld_bytes() const {
+int64_t Graph::unreferenced_bytes() const {
   const RecorderLock lock;
-  std::unordered_set<const Node*> held;
-  for_each_storage(device, [&](const Storage& s) { held.insert(s.value.node.get()); });
+  std::unordered_set<const Node*> tensor_leaves;
+  for_each_storage(device, [&](const Storage& s) { tensor_leaves.insert(s.value.node.get()); });
   int64_t bytes = 0;
   for (const auto& leaf : leaves) {
-    bytes += held.count(leaf.get()) != 0 ? 0 : leaf->meta(0).bytes;
+    bytes += tensor_leaves.count(leaf.get()) != 0 ? 0 : leaf->meta(0).bytes;
   }
   return bytes;
 }
@@ -126,29 +128,29 @@ void Graph::attach(Vector<Result> results) {
   sizes.add(static_cast<double>(nodes.size()), "count");
   TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
   Vector<Value> garbage;
-  Vector<Value> old;
+  Vector<Value> replaced;
   {
     const RecorderLock lock;
     note_change(device);
-    settle();
+    end_barrier();
     if (read_) {
-      stream_of(device).read(nodes.size());
+      call_trace_of(device).read(nodes.size());
     }
-    take_given();
+    release_donors();
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& node = *outputs[i].node;
       auto* leaf = &node;
       if (node.outs->metas.size() == 1) {
         node.become_leaf(garbage);
       } else {
-        if (node.forwards == nullptr) {
-          node.forwards = std::make_unique<Vector<Value>>(node.outs->metas.size());
+        if (node.replacements == nullptr) {
+          node.replacements = std::make_unique<Vector<Value>>(node.outs->metas.size());
         }
-        auto& forward = (*node.forwards)[outputs[i].index];
+        auto& forward = (*node.replacements)[outputs[i].index];
         forward = make_leaf({node.outs, outputs[i].index}, nullptr);
         forward.node->frame = node.frame;
         leaf = forward.node.get();
-        if (std::all_of(node.forwards->begin(), node.forwards->end(),
+        if (std::all_of(node.replacements->begin(), node.replacements->end(),
                         [](const Value& v) { return static_cast<bool>(v); })) {
           for (auto& input : node.inputs) {
             garbage.push_back(std::move(input));
@@ -162,34 +164,34 @@ void Graph::attach(Vector<Result> results) {
     for_each_storage(device, [&](Storage& s) {
       resolve(s.value);
       if (s.value.node->epoch == epoch && is_cloneable(*s.value.node)) {  // an older tensor has it
-        old.push_back(std::exchange(s.value, clone_leaf(s.value, {})));
+        replaced.push_back(std::exchange(s.value, clone_leaf(s.value, {})));
       }
       s.value.node->epoch = epoch;
-      if (s.value.node->leaf() && s.placement == kAnywhere) {
+      if (s.value.node->leaf() && s.placement == kUnspecified) {
         s.placement = s.value.node->placement;
       }
-      s.take_synced(old);
-      if (s.value.node->leaf() && !(s.synced == s.value)) {
-        old.push_back(std::exchange(s.synced, s.value));
+      s.commit(replaced);
+      if (s.value.node->leaf() && !(s.committed == s.value)) {
+        replaced.push_back(std::exchange(s.committed, s.value));
       }
     });
   }
   clear();
 }
 
-bool Graph::let_record() {
+bool Graph::begin_async() {
   const RecorderLock lock;
-  if (cut_at_ != 0) {
-    last_cut[device] = cut_at_;
+  if (barrier_sequence_ != 0) {
+    last_barrier[device] = barrier_sequence_;
   }
-  return cut_at_ != 0;
+  return barrier_sequence_ != 0;
 }
 
-void Graph::settle() {
-  if (cut_at_ != 0) {
-    last_cut[device] = cut_at_;
-    forget_writes(device, cut_at_);
-    stream_of(device).drop_ends(cut_at_);
+void Graph::end_barrier() {
+  if (barrier_sequence_ != 0) {
+    last_barrier[device] = barrier_sequence_;
+    forget_writes(device, barrier_sequence_);
+    call_trace_of(device).drop_ends(barrier_sequence_);
   }
 }
 
@@ -215,41 +217,42 @@ void Graph::keep_values(uint64_t until) {
   for_each_storage(device, [&](Storage& s) {
     Value value;
     if (s.value.node->sequence < until) {
-      value = s.value == s.synced ? Value() : s.value;
+      value = s.value == s.committed ? Value() : s.value;
     } else if (const auto write = written.find(s.id); write != written.end()) {
       value = find(write->second);
-      if (!value && s.synced) {  // a leaf that is gone: it has none to go back to
-        forgotten_.push_back(std::exchange(s.synced, {}));
+      if (!value && s.committed) {  // a leaf that is gone: it has none to go back to
+        forgotten_.push_back(std::exchange(s.committed, {}));
       }
-    } else if (s.initial.node < until) {
-      value = find(s.initial);  // else it is `synced`
+    } else if (s.first_value.node < until) {
+      value = find(s.first_value);  // else it is `committed`
     }
-    if (s.at_barrier) {
-      forgotten_.push_back(std::move(s.at_barrier));
+    if (s.pending_commit) {
+      forgotten_.push_back(std::move(s.pending_commit));
     }
-    s.at_barrier = std::move(value);
+    s.pending_commit = std::move(value);
   });
 }
 
-std::vector<std::vector<uint32_t>> Graph::resting() const {
-  std::vector<std::vector<uint32_t>> found;
-  std::unordered_map<const Pack*, size_t> known;
+std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
+  std::vector<std::vector<uint32_t>> stacks_of_leaves;
+  std::unordered_map<const Pack*, size_t> stack_of_pack;
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     auto* const pack = leaves[i]->source.defined() ? leaves[i]->source->pack() : nullptr;
     if (pack == nullptr || !pack->layout->stacked) {
       continue;
     }
-    const auto [place, is_new] = known.emplace(pack, found.size());
+    const auto [entry, is_new] = stack_of_pack.emplace(pack, stacks_of_leaves.size());
     if (is_new) {
-      found.emplace_back(pack->layout->shapes.size(), i);
+      stacks_of_leaves.emplace_back(pack->layout->shapes.size(), i);
     }
-    found[place->second].at(leaves[i]->place) = i;
+    stacks_of_leaves[entry->second].at(leaves[i]->source_index) = i;
   }
   const auto lacks = [&](const std::vector<uint32_t>& slots) {
     return !leaves[slots[0]]->source->pack()->holds(leaves, slots);
   };
-  found.erase(std::remove_if(found.begin(), found.end(), lacks), found.end());
-  return found;
+  stacks_of_leaves.erase(std::remove_if(stacks_of_leaves.begin(), stacks_of_leaves.end(), lacks),
+                         stacks_of_leaves.end());
+  return stacks_of_leaves;
 }
 
 void Graph::clear() {
@@ -270,7 +273,7 @@ bool is_lost(const at::Tensor& tensor) {
 
 bool has_pending(c10::DeviceIndex device, uint64_t until) {
   const RecorderLock lock;
-  const auto since = last_cut[device];  // what is older runs, or waits for placeholders
+  const auto since = last_barrier[device];  // what is older runs, or waits for placeholders
   return since != node_sequence() && any_storage(device, [&](const Storage& s) {
            const auto& node = *s.value.node;
            return (!node.leaf() || node.unfilled()) && since <= node.sequence && node.sequence < until;
@@ -304,8 +307,8 @@ std::optional<at::Tensor> copy_on_host(const at::Tensor& tensor) {
   at::Tensor values;
   {
     const RecorderLock lock;
-    const auto* const found = find_values(*impl_of(tensor)->alias.current().node).values;
-    values = found != nullptr ? *found : at::Tensor();
+    const auto* const on_host = find_values(*impl_of(tensor)->alias.current().node).values;
+    values = on_host != nullptr ? *on_host : at::Tensor();
   }
   return values.defined() ? std::optional<at::Tensor>(values.clone()) : std::nullopt;
 }

@@ -24,22 +24,24 @@ struct Members {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
-  Hash form;                   // hash of operators, result types and wiring: equal where only constants differ
-  Hash whole_key;              // the key of a graph whose buffers are all whole
-  Hash same_as;                // key of a compiled graph with the same program, which `constants_vary` found; or none
-  Vector<NodePtr> nodes;       // in recording order
-  Vector<Value> outputs;       // in recording order
-  Vector<bool> donated;        // per leaf: no one needs its buffer after the run
-  Vector<int32_t> successors;  // per leaf: the output that its tensor has instead, or -1
-  Vector<uint32_t> wanted;     // per output: where its tensor wants it; empty where all are whole
+  Hash topology;          // hash of operators, result types and wiring: equal where only constants differ
+  Hash unplaced_key;      // the key of a graph whose buffers are all whole
+  Hash equal_key;         // key of a compiled graph with the same program, which `constants_vary` found; or none
+  Vector<NodePtr> nodes;  // in recording order
+  Vector<Value> outputs;  // in recording order
+  Vector<bool> donated;   // per leaf: no one needs its buffer after the run
+  Vector<int32_t> aliased_outputs;     // per leaf: the output that its tensor has instead, or -1
+  Vector<uint32_t> output_placements;  // per output: where its tensor wants it; empty where all are whole
 
   // The key with the leaves and the outputs in these places.
-  Hash placed_key(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const { return placed(whole_key, at, to); }
+  Hash key_with_placements(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const {
+    return with_placements(unplaced_key, at, to);
+  }
   // Per node a hash of its operator, of which of its inputs are leaves, and of the operators that read its results.
   std::vector<Hash> roles() const;
 
  protected:
-  static Hash placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to);
+  static Hash with_placements(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to);
 };
 
 // Nodes of a graph have become leaves, or other nodes, since it was cut: something computed what is pending meanwhile,
@@ -61,13 +63,13 @@ class Graph final : public Structure, public Arguments {
   // layers computes with them. To be set before the program is compiled, or loaded.
   std::vector<Members> stacks;
   // Per array of such tensors that exists now: the leaves in it, if all its members are leaves of this graph.
-  std::vector<std::vector<uint32_t>> resting() const;
+  std::vector<std::vector<uint32_t>> resident_stacks() const;
 
-  // Which numbers share a place in the program's vectors. `share_as` takes the sharing of a program with this key; if
-  // numbers that share a place there differ here, it separates them and returns false: the program must be compiled
-  // again.
-  const std::shared_ptr<const Sharing>& sharing();
-  bool share_as(const std::shared_ptr<const Sharing>& known);
+  // Which numbers share a place in the program's vectors. `adopt_scalar_layout` takes the sharing of a program with
+  // this key; if numbers that share a place there differ here, it separates them and returns false: the program must be
+  // compiled again.
+  const std::shared_ptr<const ScalarLayout>& scalar_layout();
+  bool adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other);
 
   // Whether a compiled graph differs from this one in constants only. If so, those become inputs from now on, and this
   // graph must be cut again. If not, this graph is remembered for such comparisons.
@@ -85,22 +87,22 @@ class Graph final : public Structure, public Arguments {
   size_t small_operators() const;
 
   // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
-  int64_t unheld_bytes() const;
+  int64_t unreferenced_bytes() const;
 
   // To be called if the host records on while the graph runs: what a barrier cut counts as computed from now on.
   // Returns whether a barrier cut this graph.
-  bool let_record();
+  bool begin_async();
   // Leaves the graph empty.
   void attach(Vector<Result> results) override;
   // Forgets what was cut, which stays pending.
   void clear();
   // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
-  std::vector<Cut> halves() const;
+  std::vector<Cut> independent_halves() const;
   // After a failure of these nodes and fills (by their positions), or of the graph as a whole where there are none:
   // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
   // what is left, if anything, and leaves the graph empty.
-  std::vector<Cut> abandon(const std::string& error, const std::vector<size_t>& failed_nodes = {},
-                           const std::vector<size_t>& failed_fills = {});
+  std::vector<Cut> roll_back(const std::string& error, const std::vector<size_t>& failed_nodes = {},
+                             const std::vector<size_t>& failed_fills = {});
 
  private:
   friend struct Cut;
@@ -111,22 +113,22 @@ class Graph final : public Structure, public Arguments {
   void add_numbers(const Node& node, Hash& constants, Adaptive& adaptive);
   void add_number(const Node& node, uint32_t position);
   void number_inputs(const Node& node);
-  void settle_adaptive(Adaptive& adaptive, bool runs);
+  void fold_constants(Adaptive& adaptive, bool runs);
   void find_donations(const Cut& cut);
   void mark_holders(const Cut& cut, Vector<bool>& overwritten);
   void pin_inputs();
-  void find_places();
-  void find_wanted();
-  void take_given();
-  void settle();
+  void hash_placements();
+  void find_output_placements();
+  void release_donors();
+  void end_barrier();
 
   void keep_values(uint64_t until);
 
-  bool read_ = false;    // it was cut for values that are read, with what else lives of it
-  uint64_t cut_at_ = 0;  // the node sequence, where a barrier cut it
-  uint64_t change_ = 0;  // the latest of its device's nodes, at the cut
-  uint64_t epoch_ = 0;   // the latest walk
-  std::shared_ptr<const Sharing> sharing_;
+  bool read_ = false;              // it was cut for values that are read, with what else lives of it
+  uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
+  uint64_t change_ = 0;            // the latest of its device's nodes, at the cut
+  uint64_t epoch_ = 0;             // the latest walk
+  std::shared_ptr<const ScalarLayout> scalar_layout_;
   Vector<Value> forgotten_;       // what views remembered, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
@@ -137,14 +139,14 @@ uint64_t changes_of(c10::DeviceIndex device);
 
 // Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
 // tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.
-bool give_buffer(const at::Tensor& tensor, bool give);
-bool is_given(const at::Tensor& tensor);
+bool set_buffer_donor(const at::Tensor& tensor, bool donor);
+bool is_buffer_donor(const at::Tensor& tensor);
 // Whether a tensor has no value any more.
 bool is_lost(const at::Tensor& tensor);
 
 // The buffers that a device's tensors, and what is pending there, have their values in; new references.
 std::vector<PyObject*> buffers_on(c10::DeviceIndex device);
-// As `Graph::abandon`, for all that depends on some of them, because what computed these failed.
+// As `Graph::roll_back`, for all that depends on some of them, because what computed these failed.
 void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error);
 
 // Whether a barrier on the device would do anything; of what was recorded before `until`, a node sequence.

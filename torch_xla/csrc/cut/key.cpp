@@ -28,7 +28,7 @@ Hash call_hash(const Node& node) {
 }
 
 // What turned out to be needed as a constant becomes one, as it is in calls recorded since.
-void settle_constants(Node& node) {
+void specialize_numbers(Node& node) {
   bool changed = false;
   for (size_t i = 0; i < node.args.size(); ++i) {
     if (node.args[i].kind == Arg::Kind::Adaptive && node.op->policy(i) == NumberPolicy::Constant) {
@@ -46,9 +46,9 @@ void settle_constants(Node& node) {
 
 // Numbers that may be constants, in the order of the graph's.
 struct Graph::Adaptive {
-  Vector<size_t> places;  // which numbers they are
-  Vector<bool> vary;      // those that were seen to
-  Vector<bool> inputs;    // those that are inputs whether they vary or not
+  Vector<size_t> indices;  // which numbers they are
+  Vector<bool> vary;       // those that were seen to
+  Vector<bool> inputs;     // those that are inputs whether they vary or not
 };
 
 void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
@@ -69,8 +69,8 @@ void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
     if (tracked) {
       const bool input =
           arg.kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries && !is_special_number(arg.value);
-      for (auto place = first; place < numbers.size(); ++place) {
-        adaptive.places.push_back(place);
+      for (auto index = first; index < numbers.size(); ++index) {
+        adaptive.indices.push_back(index);
         adaptive.vary.push_back(arg.count != 0);
         adaptive.inputs.push_back(input);
       }
@@ -83,7 +83,7 @@ void Graph::number_inputs(const Node& node) {
     auto& in = *input.node;
     ++in.references;
     if (!in.leaf()) {
-      form.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
+      topology.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
       continue;
     }
     check_value(in, device);
@@ -91,9 +91,9 @@ void Graph::number_inputs(const Node& node) {
       in.output = true;  // numbered
       in.slot = static_cast<uint32_t>(leaves.size());
       leaves.push_back(input.node);
-      form.mix(in.outs->value);
+      topology.mix(in.outs->value);
     }
-    form.mix(kLeafTag | in.slot);
+    topology.mix(kLeafTag | in.slot);
   }
 }
 
@@ -101,18 +101,18 @@ void Graph::number_leaves(bool runs) {
   Adaptive adaptive;
   Hash constants;
   // Without their lengths, the end of one list could be read as the start of the next.
-  form.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
+  topology.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
     if (node->numbered) {
-      settle_constants(*node);
+      specialize_numbers(*node);
     }
-    form.mix(call_hash(*node));
+    topology.mix(call_hash(*node));
     constants.mix(node->attrs);
     if (node->numbered) {
       add_numbers(*node, constants, adaptive);
     }
     if (node->seeded) {
-      form.mix(kSeedTag);
+      topology.mix(kSeedTag);
       for (const auto word : node->seed) {
         numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
@@ -124,34 +124,34 @@ void Graph::number_leaves(bool runs) {
     leaf->output = false;
   }
   for (const auto& output : outputs) {
-    form.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+    topology.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
     output.node->output = true;
   }
-  form.mix(static_cast<uint64_t>(device));
-  key = form;
+  topology.mix(static_cast<uint64_t>(device));
+  key = topology;
   key.mix(constants);
-  if (!adaptive.places.empty()) {
-    settle_adaptive(adaptive, runs);
+  if (!adaptive.indices.empty()) {
+    fold_constants(adaptive, runs);
   }
 }
 
-void Graph::find_places() {
-  whole_key = key;
+void Graph::hash_placements() {
+  unplaced_key = key;
   Vector<uint32_t> at;
   for (const auto& leaf : leaves) {
     at.push_back(leaf->placement);
   }
   if (spans_mesh()) {
-    find_wanted();
-  } else if (std::all_of(at.begin(), at.end(), is_whole)) {
+    find_output_placements();
+  } else if (std::all_of(at.begin(), at.end(), is_replicated)) {
     return;
   }
-  key = placed(whole_key, at, wanted);
-  form = placed(form, at, wanted);
+  key = with_placements(unplaced_key, at, output_placements);
+  topology = with_placements(topology, at, output_placements);
 }
 
-void Graph::find_wanted() {
-  wanted.assign(outputs.size(), kAnywhere);
+void Graph::find_output_placements() {
+  output_placements.assign(outputs.size(), kUnspecified);
   const auto epoch = latest_epoch();
   Vector<uint32_t> first(nodes.size(), 0);  // output of each node
   for (size_t i = outputs.size(); i-- > 0;) {
@@ -164,16 +164,16 @@ void Graph::find_wanted() {
     }
     for (size_t i = first[node.slot]; i < outputs.size() && outputs[i].node == s.value.node; ++i) {
       if (outputs[i] == s.value) {
-        wanted[i] = s.placement;
+        output_placements[i] = s.placement;
       }
     }
   });
 }
 
-Hash Structure::placed(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to) {
-  for (const auto* places : {&at, &to}) {
-    for (const auto place : *places) {
-      hash.mix(static_cast<uint64_t>(is_whole(place) ? kWhole : place));
+Hash Structure::with_placements(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to) {
+  for (const auto* placements : {&at, &to}) {
+    for (const auto placement : *placements) {
+      hash.mix(static_cast<uint64_t>(is_replicated(placement) ? kReplicated : placement));
     }
   }
   return hash;
@@ -198,21 +198,21 @@ void Graph::add_number(const Node& node, uint32_t position) {
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::settle_adaptive(Adaptive& adaptive, bool runs) {
-  auto& [places, vary, inputs] = adaptive;
+void Graph::fold_constants(Adaptive& adaptive, bool runs) {
+  auto& [indices, vary, inputs] = adaptive;
   Vector<uint64_t> where;
   Vector<uint64_t> values;
-  where.reserve(places.size());
-  values.reserve(places.size());
-  for (const auto place : places) {
-    where.push_back(numbers[place].where());
-    values.push_back(numbers[place].bits());
+  where.reserve(indices.size());
+  values.reserve(indices.size());
+  for (const auto index : indices) {
+    where.push_back(numbers[index].where());
+    values.push_back(numbers[index].bits());
   }
   find_varying(key, where, values, vary, runs);
   Vector<bool> constant(numbers.size(), false);
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (size_t i = 0; i < indices.size(); ++i) {
     vary[i] = vary[i] || inputs[i];
-    constant[places[i]] = !vary[i];
+    constant[indices[i]] = !vary[i];
     key.mix(static_cast<uint64_t>(vary[i]));
     key.mix(vary[i] ? uint64_t{0} : values[i]);
   }

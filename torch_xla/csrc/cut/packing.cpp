@@ -32,7 +32,7 @@ const Meta& meta_of(const Graph& graph, uint32_t output) {
   return graph.outputs[output].node->meta(graph.outputs[output].index);
 }
 
-PyObject* own_buffer(const NodePtr& leaf, uint32_t slot) {
+PyObject* buffer_of_leaf(const NodePtr& leaf, uint32_t slot) {
   fetch_buffer(leaf);
   TORCH_CHECK(leaf->buffer != nullptr, "[run] input ", slot, " has no buffer");
   return leaf->buffer;
@@ -59,23 +59,23 @@ Packing::Packing(const Graph& graph)
 
 void Packing::form(const Graph& graph) {
   for (auto stack : graph.stacks) {
-    close(graph, stack, 1, /*stacked=*/true);
+    close_pack(graph, stack, 1, /*stacked=*/true);
   }
   std::vector<int64_t> predecessors(graph.outputs.size(), -1);
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
-    if (graph.donated[i] && graph.successors[i] >= 0) {
-      predecessors[graph.successors[i]] = static_cast<int64_t>(i);
+    if (graph.donated[i] && graph.aliased_outputs[i] >= 0) {
+      predecessors[graph.aliased_outputs[i]] = static_cast<int64_t>(i);
     }
   }
-  const auto groups = updated_alike(graph, predecessors);
+  const auto groups = group_by_update(graph, predecessors);
   pack_updated(graph, groups);
   pack_gradients(graph, predecessors, groups);
 }
 
-std::vector<Members> Packing::updated_alike(const Graph& graph, const std::vector<int64_t>& predecessors) const {
+std::vector<Members> Packing::group_by_update(const Graph& graph, const std::vector<int64_t>& predecessors) const {
   const auto roles = graph.roles();
   std::vector<Members> groups;
-  std::unordered_map<Hash, size_t, HashHasher> found;  // group by role and dtype
+  std::unordered_map<Hash, size_t, HashHasher> group_of_role;  // group by role and dtype
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     if (predecessors[i] < 0 || results[i].pack >= 0) {
       continue;
@@ -84,11 +84,11 @@ std::vector<Members> Packing::updated_alike(const Graph& graph, const std::vecto
     const auto& leaf = *graph.leaves[predecessors[i]];
     const auto& before = leaf.outs->metas[0];
     const auto& after = node->meta(index);
-    if (before.value == after.value && small(before) && is_whole(leaf.placement) &&
-        (graph.wanted.empty() || is_whole(graph.wanted[i]))) {
+    if (before.value == after.value && small(before) && is_replicated(leaf.placement) &&
+        (graph.output_placements.empty() || is_replicated(graph.output_placements[i]))) {
       auto role = roles.at(node->slot);
       role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
-      const auto [group, unused] = found.emplace(role, groups.size());
+      const auto [group, unused] = group_of_role.emplace(role, groups.size());
       groups.resize(std::max(groups.size(), group->second + 1));
       groups[group->second].leaves.push_back(static_cast<uint32_t>(predecessors[i]));
       groups[group->second].outputs.push_back(i);
@@ -104,18 +104,18 @@ void Packing::pack_updated(const Graph& graph, const std::vector<Members>& group
     for (size_t k = 0; k < group.outputs.size(); ++k) {
       pack.leaves.push_back(group.leaves[k]);
       pack.outputs.push_back(group.outputs[k]);
-      close(graph, pack, kMembers);
+      close_pack(graph, pack, kMembers);
     }
-    close(graph, pack, kAlike);
+    close_pack(graph, pack, kAlike);
     for (size_t k = 0; k < pack.outputs.size(); ++k) {
       auto& rest = mixed[meta_of(graph, pack.outputs[k]).dtype];
       rest.leaves.push_back(pack.leaves[k]);
       rest.outputs.push_back(pack.outputs[k]);
-      close(graph, rest, kMixed);
+      close_pack(graph, rest, kMixed);
     }
   }
   for (auto& [dtype, pack] : mixed) {
-    close(graph, pack, 2);
+    close_pack(graph, pack, 2);
   }
 }
 
@@ -132,19 +132,19 @@ void Packing::pack_gradients(const Graph& graph, const std::vector<int64_t>& pre
   std::map<at::ScalarType, Members> gradients;
   for (uint32_t i = 0; i < predecessors.size(); ++i) {
     const auto& meta = meta_of(graph, i);
-    const bool whole = graph.wanted.empty() || is_whole(graph.wanted[i]);
-    if (predecessors[i] < 0 && results[i].pack < 0 && whole && meta.numel() > 1 && shapes.count(meta.value) > 0) {
+    const bool replicated = graph.output_placements.empty() || is_replicated(graph.output_placements[i]);
+    if (predecessors[i] < 0 && results[i].pack < 0 && replicated && meta.numel() > 1 && shapes.count(meta.value) > 0) {
       auto& pack = gradients[meta.dtype];
       pack.outputs.push_back(i);
-      close(graph, pack, kMembers);
+      close_pack(graph, pack, kMembers);
     }
   }
   for (auto& [dtype, pack] : gradients) {
-    close(graph, pack, 2);
+    close_pack(graph, pack, 2);
   }
 }
 
-void Packing::close(const Graph& graph, Members& pack, size_t least, bool stacked) {
+void Packing::close_pack(const Graph& graph, Members& pack, size_t least, bool stacked) {
   const auto count = std::max(pack.outputs.size(), pack.leaves.size());
   if (count < least) {
     return;
@@ -173,13 +173,13 @@ void Packing::close(const Graph& graph, Members& pack, size_t least, bool stacke
 // What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
 // that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
 // barriers' lock, so none is between here and the results.
-void Packing::keep_held(std::vector<py::object>& buffers) const {
+void Packing::copy_shared_donors(std::vector<py::object>& buffers) const {
   constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
-  std::vector<PyObject*> held;
+  std::vector<PyObject*> shared;
   std::vector<size_t> places;
   const auto look_at = [&](size_t place) {
     if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
-      held.push_back(buffers[place].ptr());
+      shared.push_back(buffers[place].ptr());
       places.push_back(place);
     }
   };
@@ -202,36 +202,36 @@ void Packing::keep_held(std::vector<py::object>& buffers) const {
     }
     ++place;
   }
-  if (held.empty()) {
+  if (shared.empty()) {
     return;
   }
   static auto& copied = metric("HeldBufferCopies");
-  copied.add(static_cast<double>(held.size()), "count");
-  const auto copies = copy(held);
+  copied.add(static_cast<double>(shared.size()), "count");
+  const auto copies = copy(shared);
   for (size_t i = 0; i < places.size(); ++i) {
     buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
   }
 }
 
-py::object Packing::put_together(size_t number, const Arguments& arguments) const {
+py::object Packing::assemble(size_t number, const Arguments& arguments) const {
   const auto& [members, outputs] = packs[number];
   std::vector<PyObject*> parts;
   for (const auto slot : members) {
-    parts.push_back(own_buffer(arguments.leaves[slot], slot));
+    parts.push_back(buffer_of_leaf(arguments.leaves[slot], slot));
   }
-  auto made = py::reinterpret_steal<py::object>(pack(parts, layouts[number]->stacked));
+  auto packed = py::reinterpret_steal<py::object>(pack(parts, layouts[number]->stacked));
   if (outputs.empty()) {  // the run leaves them as they are: they rest together from now on
-    auto rest = c10::make_intrusive<Pack>(made.inc_ref().ptr(), layouts[number]);
+    auto resident = c10::make_intrusive<Pack>(packed.inc_ref().ptr(), layouts[number]);
     std::vector<c10::intrusive_ptr<Source>> before;  // destroyed after the lock is gone
     const RecorderLock lock;
     for (uint32_t k = 0; k < members.size(); ++k) {
       auto& leaf = *arguments.leaves[members[k]];
-      before.push_back(std::exchange(leaf.source, rest));
-      leaf.place = k;
+      before.push_back(std::exchange(leaf.source, resident));
+      leaf.source_index = k;
       release_object(std::exchange(leaf.buffer, nullptr));
     }
   }
-  return made;
+  return packed;
 }
 
 std::vector<py::object> Packing::gather(const Arguments& arguments) const {
@@ -240,7 +240,7 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
   buffers.reserve(leaves.size());
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     if (leaves[i].pack < 0) {
-      buffers.push_back(py::reinterpret_borrow<py::object>(own_buffer(arguments.leaves[i], i)));
+      buffers.push_back(py::reinterpret_borrow<py::object>(buffer_of_leaf(arguments.leaves[i], i)));
     }
   }
   for (size_t k = 0; k < packs.size(); ++k) {
@@ -249,34 +249,35 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
       continue;
     }
     const auto& source = arguments.leaves[members[0]]->source;
-    const auto* held = source.defined() ? source->pack() : nullptr;
-    if (held != nullptr && held->holds(arguments.leaves, members)) {
-      buffers.push_back(py::reinterpret_borrow<py::object>(held->buffer));
+    const auto* pack_of_leaf = source.defined() ? source->pack() : nullptr;
+    if (pack_of_leaf != nullptr && pack_of_leaf->holds(arguments.leaves, members)) {
+      buffers.push_back(py::reinterpret_borrow<py::object>(pack_of_leaf->buffer));
     } else {
-      buffers.push_back(put_together(k, arguments));
+      buffers.push_back(assemble(k, arguments));
     }
   }
-  keep_held(buffers);
+  copy_shared_donors(buffers);
   return buffers;
 }
 
-Vector<Arguments::Result> Packing::results_of(const py::tuple& given) const {
-  const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))); };
-  std::vector<c10::intrusive_ptr<Pack>> made;
-  size_t given_packs = 0;
+Vector<Arguments::Result> Packing::results_of(const py::tuple& buffers) const {
+  const auto array = [&](size_t i) { return Py_NewRef(PyTuple_GET_ITEM(buffers.ptr(), static_cast<Py_ssize_t>(i))); };
+  std::vector<c10::intrusive_ptr<Pack>> result_packs;
+  size_t next_pack = 0;
   for (size_t k = 0; k < packs.size(); ++k) {
-    made.push_back(packs[k].outputs.empty() ? nullptr : c10::make_intrusive<Pack>(array(given_packs++), layouts[k]));
+    result_packs.push_back(packs[k].outputs.empty() ? nullptr
+                                                    : c10::make_intrusive<Pack>(array(next_pack++), layouts[k]));
   }
-  Vector<Arguments::Result> found;
-  found.reserve(results.size());
+  Vector<Arguments::Result> per_output;
+  per_output.reserve(results.size());
   for (const auto& place : results) {
     if (place.pack >= 0) {
-      found.push_back({nullptr, made[place.pack], place.index});
+      per_output.push_back({nullptr, result_packs[place.pack], place.index});
     } else {
-      found.push_back({array(given_packs + place.index)});
+      per_output.push_back({array(next_pack + place.index)});
     }
   }
-  return found;
+  return per_output;
 }
 
 }  // namespace torch_xla

@@ -14,7 +14,7 @@ namespace torch_xla {
 // then on.
 class Packing {
  public:
-  struct Place {
+  struct BufferSlot {
     int32_t pack = -1;   // none
     uint32_t index = 0;  // among the members of the pack, or among the single ones
   };
@@ -22,25 +22,25 @@ class Packing {
 
   std::vector<Members> packs;
   std::vector<std::shared_ptr<const Pack::Layout>> layouts;
-  std::vector<Place> leaves;   // per leaf
-  std::vector<Place> results;  // per output
-  const Vector<bool> donated;  // per leaf
+  std::vector<BufferSlot> leaves;   // per leaf
+  std::vector<BufferSlot> results;  // per output
+  const Vector<bool> donated;       // per leaf
 
   // The program's buffers: single leaves, then packs. Wants the GIL, not the recorder's lock.
   std::vector<py::object> gather(const Arguments& arguments) const;
   // What a run gave, packs first, as one result per output.
-  Vector<Arguments::Result> results_of(const py::tuple& given) const;
+  Vector<Arguments::Result> results_of(const py::tuple& buffers) const;
 
  private:
   void form(const Graph& graph);
   // Per group those that are updated alike.
-  std::vector<Members> updated_alike(const Graph& graph, const std::vector<int64_t>& predecessors) const;
+  std::vector<Members> group_by_update(const Graph& graph, const std::vector<int64_t>& predecessors) const;
   void pack_updated(const Graph& graph, const std::vector<Members>& groups);
   void pack_gradients(const Graph& graph, const std::vector<int64_t>& predecessors, const std::vector<Members>& groups);
   // Makes a pack of what was collected, if it is `least` or more.
-  void close(const Graph& graph, Members& pack, size_t least, bool stacked = false);
-  void keep_held(std::vector<py::object>& buffers) const;
-  py::object put_together(size_t pack, const Arguments& arguments) const;
+  void close_pack(const Graph& graph, Members& pack, size_t least, bool stacked = false);
+  void copy_shared_donors(std::vector<py::object>& buffers) const;
+  py::object assemble(size_t pack, const Arguments& arguments) const;
 };
 
 }  // namespace torch_xla

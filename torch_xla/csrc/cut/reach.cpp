@@ -18,7 +18,7 @@ uint64_t latest_epoch() { return epoch; }
 uint64_t next_epoch() { return ++epoch; }
 
 Vector<Node*> reach(Vector<Value>& roots) {
-  Vector<Node*> found;
+  Vector<Node*> reached;
   Vector<Node*> stack;
   const auto visit = [&](Value& value) {
     resolve(value);
@@ -42,12 +42,12 @@ Vector<Node*> reach(Vector<Value>& roots) {
   while (!stack.empty()) {
     auto* const node = stack.back();
     stack.pop_back();
-    found.push_back(node);
+    reached.push_back(node);
     for (auto& input : node->inputs) {
       visit(input);
     }
   }
-  return found;
+  return reached;
 }
 
 void sort_by_sequence(Vector<Node*>& nodes) {

@@ -19,16 +19,16 @@ namespace {
 // barrier, or says why it has none. `roots` are values beside those of tensors that the marks shall be right for. Wants
 // the recorder's lock; `old` is to be destroyed after it is gone.
 template <class Bad>
-void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
-               Vector<Value>& old) {
+void roll_back_storages(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, const std::string& error,
+                        Vector<Value>& old) {
   note_change(device);
   next_epoch();
   auto all = roots;
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
     all.push_back(s.value);
-    if (s.at_barrier) {
-      all.push_back(s.at_barrier);
+    if (s.pending_commit) {
+      all.push_back(s.pending_commit);
     }
   });
   auto nodes = reach(all);
@@ -42,18 +42,18 @@ void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, co
   }
   roots.erase(std::remove_if(roots.begin(), roots.end(), lost), roots.end());
   for_each_storage(device, [&](Storage& s) {
-    for (auto* held : {&s.origin, &s.synced, &s.at_barrier}) {
-      if (*held && lost(*held)) {
-        old.push_back(std::exchange(*held, {}));
+    for (auto* saved : {&s.initial_fill, &s.committed, &s.pending_commit}) {
+      if (*saved && lost(*saved)) {
+        old.push_back(std::exchange(*saved, {}));
       }
     }
-    s.take_synced(old);
+    s.commit(old);
     if (!lost(s.value)) {
       return;
     }
     old.push_back(std::move(s.value));
-    if (s.at_barrier || s.synced) {
-      s.value = s.at_barrier ? s.at_barrier : s.synced;
+    if (s.pending_commit || s.committed) {
+      s.value = s.pending_commit ? s.pending_commit : s.committed;
     } else {
       s.value = make_leaf(s.meta, nullptr);
       s.value.node->error = std::make_unique<std::string>(error);
@@ -65,8 +65,8 @@ void take_back(c10::DeviceIndex device, Vector<Value>& roots, const Bad& bad, co
 
 }  // namespace
 
-std::vector<Cut> Graph::abandon(const std::string& error, const std::vector<size_t>& failed_nodes,
-                                const std::vector<size_t>& failed_fills) {
+std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<size_t>& failed_nodes,
+                                  const std::vector<size_t>& failed_fills) {
   std::unordered_set<const Node*> bad;
   const auto unfilled = fills();
   for (const auto i : failed_nodes) {
@@ -86,7 +86,7 @@ std::vector<Cut> Graph::abandon(const std::string& error, const std::vector<size
   Vector<Value> old;
   {
     const RecorderLock lock;
-    take_back(device, rest.values, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
+    roll_back_storages(device, rest.values, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
   }
   clear();
   const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
@@ -94,7 +94,7 @@ std::vector<Cut> Graph::abandon(const std::string& error, const std::vector<size
                                                                                : std::vector<Cut>();
 }
 
-std::vector<Cut> Graph::halves() const {
+std::vector<Cut> Graph::independent_halves() const {
   // Per node one that it belongs together with, an earlier one or itself.
   std::unordered_map<const Node*, size_t> position;
   std::vector<size_t> leader(nodes.size());
@@ -109,8 +109,8 @@ std::vector<Cut> Graph::halves() const {
     position[nodes[i].get()] = i;
     leader[i] = i;
     for (const auto& input : nodes[i]->inputs) {
-      if (const auto found = position.find(input.node.get()); found != position.end()) {
-        const auto [low, high] = std::minmax({find(found->second), find(i)});
+      if (const auto it = position.find(input.node.get()); it != position.end()) {
+        const auto [low, high] = std::minmax({find(it->second), find(i)});
         leader[high] = low;
       }
     }
@@ -122,39 +122,39 @@ std::vector<Cut> Graph::halves() const {
   if (components.size() < 2) {
     return {};
   }
-  std::vector<Cut> halves{{device}, {device}};
-  size_t taken = 0;
+  std::vector<Cut> independent_halves{{device}, {device}};
+  size_t assigned = 0;
   for (auto& [unused, values] : components) {
-    auto& half = halves[taken++ < components.size() / 2 ? 0 : 1];
+    auto& half = independent_halves[assigned++ < components.size() / 2 ? 0 : 1];
     std::move(values.begin(), values.end(), std::back_inserter(half.values));
   }
-  return halves;
+  return independent_halves;
 }
 
 std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
-  std::unordered_set<PyObject*> found;
+  std::unordered_set<PyObject*> buffers;
   Vector<Value> roots;  // destroyed after the lock is gone
   const RecorderLock lock;
   const auto add = [&](const Value& v) {
     auto* const buffer = v && v.node->leaf() ? find_values(*v.node).buffer : nullptr;
     if (buffer != nullptr) {
-      found.insert(buffer);
+      buffers.insert(buffer);
     }
   };
   next_epoch();
   for_each_storage(device, [&](Storage& s) {
     resolve(s.value);
-    add(s.synced);
+    add(s.committed);
     roots.push_back(s.value);
   });
   for (const auto* const node : reach(roots)) {
     std::for_each(node->inputs.begin(), node->inputs.end(), add);
   }
   std::for_each(roots.begin(), roots.end(), add);
-  for (auto* const buffer : found) {
+  for (auto* const buffer : buffers) {
     Py_INCREF(buffer);
   }
-  return {found.begin(), found.end()};
+  return {buffers.begin(), buffers.end()};
 }
 
 void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error) {
@@ -162,7 +162,7 @@ void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers
   Vector<Value> none;
   Vector<Value> old;
   const RecorderLock lock;
-  take_back(
+  roll_back_storages(
       device, none, [&](const Node& n) { return n.leaf() && failed.count(find_values(n).buffer) != 0; }, error, old);
 }
 

@@ -15,19 +15,19 @@ namespace {
 constexpr size_t kConstants = size_t{1} << 22;
 constexpr uint64_t kConstantTag = uint64_t{1} << 62;
 
-struct Earlier {
+struct FirstGraph {
   Hash key;
   size_t inputs;  // among its numbers
   Vector<uint64_t> constants;
 };
 
-struct Compiled {
-  std::unordered_map<Hash, Earlier, HashHasher> graphs;  // the first of each kind, by what else the graph is
-  size_t count = 0;                                      // of their constants
+struct ComparedGraphs {
+  std::unordered_map<Hash, FirstGraph, HashHasher> graphs;  // the first of each kind, by what else the graph is
+  size_t count = 0;                                         // of their constants
 };
 
-Compiled& compiled() {
-  static auto* const graphs = new Compiled();
+ComparedGraphs& compared_graphs() {
+  static auto* const graphs = new ComparedGraphs();
   return *graphs;
 }
 
@@ -35,12 +35,12 @@ Compiled& compiled() {
 bool may_vary(const Node& node, size_t position) {
   const auto& arg = node.args[position];
   const auto policy = node.op->policy(position);
-  return arg.kind == Arg::Kind::Attr && is_numeric(arg.value) && node.op->redefined == 0 &&
+  return arg.kind == Arg::Kind::Attr && is_numeric(arg.value) && node.op->redefinitions == 0 &&
          (policy == NumberPolicy::UntilSeenToVary || policy == NumberPolicy::UntilVaries);
 }
 
 // A constant of a graph: an argument of a node, or an element of one.
-struct Place {
+struct Position {
   uint32_t node;
   uint32_t position;
   uint32_t element;
@@ -48,19 +48,19 @@ struct Place {
 
 struct Constants {
   Vector<uint64_t> bits;
-  Vector<Place> places;
+  Vector<Position> positions;
 
-  void add(Place place, const c10::IValue& value) {
+  void add(Position at, const c10::IValue& value) {
     NumberSlot slot;
     slot.set(value);
     bits.push_back(slot.bits());
-    places.push_back(place);
+    positions.push_back(at);
   }
 };
 
 // The hash of all else of a graph: what is not among its form, and no such constant.
-Hash rest_of(const Graph& graph, Constants& constants) {
-  auto rest = graph.form;
+Hash hash_without_constants(const Graph& graph, Constants& constants) {
+  auto rest = graph.topology;
   for (const auto& node : graph.nodes) {
     rest.mix(begin_attrs(*node->op, node->settings));
     for (uint32_t i = 0; i < node->args.size(); ++i) {
@@ -99,57 +99,57 @@ void make_adaptive(Node& node, size_t position) {
 
 bool Graph::constants_vary() {
   const RecorderLock lock;
-  Constants own;
-  const auto rest = rest_of(*this, own);
-  auto& known = compiled();
-  if (known.count > kConstants) {
-    known = {};
+  Constants constants;
+  const auto rest = hash_without_constants(*this, constants);
+  auto& compared = compared_graphs();
+  if (compared.count > kConstants) {
+    compared = {};
   }
-  const auto [found, fresh] = known.graphs.emplace(rest, Earlier{key, numbers.size(), own.bits});
+  const auto [it, fresh] = compared.graphs.emplace(rest, FirstGraph{key, numbers.size(), constants.bits});
   if (fresh) {
-    known.count += own.bits.size();
+    compared.count += constants.bits.size();
     return false;
   }
-  const auto& first = found->second;
-  if (first.constants == own.bits && first.inputs == numbers.size()) {
-    same_as = first.key;
+  const auto& first = it->second;
+  if (first.constants == constants.bits && first.inputs == numbers.size()) {
+    equal_key = first.key;
     return false;
   }
   bool any = false;
   auto input = numbers.begin();
-  for (size_t k = 0; k < own.bits.size(); ++k) {
-    const auto& place = own.places[k];
+  for (size_t k = 0; k < constants.bits.size(); ++k) {
+    const auto& at = constants.positions[k];
     const auto before = [&](const NumberSlot& n) {
-      return std::tie(n.node, n.position, n.element) < std::tie(place.node, place.position, place.element);
+      return std::tie(n.node, n.position, n.element) < std::tie(at.node, at.position, at.element);
     };
     while (input != numbers.end() && before(*input)) {
       ++input;
     }
-    const bool is_input = input != numbers.end() && input->node == place.node && input->position == place.position &&
-                          input->element == place.element;
-    if (own.bits[k] == first.constants[k] || is_input) {
+    const bool is_input = input != numbers.end() && input->node == at.node && input->position == at.position &&
+                          input->element == at.element;
+    if (constants.bits[k] == first.constants[k] || is_input) {
       continue;
     }
-    auto& node = *nodes[place.node];
+    auto& node = *nodes[at.node];
     auto& op = *node.op;
-    if (op.policy(place.position) == NumberPolicy::Constant) {
+    if (op.policy(at.position) == NumberPolicy::Constant) {
       continue;
     }
     any = true;
-    op.note_variation(place.position);
+    op.note_variation(at.position);
     for (const auto& other : nodes) {
-      if (other->op == &op && may_vary(*other, place.position)) {
-        make_adaptive(*other, place.position);
+      if (other->op == &op && may_vary(*other, at.position)) {
+        make_adaptive(*other, at.position);
       }
     }
-    node.args[place.position].count = 1;
+    node.args[at.position].count = 1;
   }
   return any;
 }
 
 void forget_constants() {
   const RecorderLock lock;
-  compiled() = {};
+  compared_graphs() = {};
 }
 
 }  // namespace torch_xla

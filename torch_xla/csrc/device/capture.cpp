@@ -46,9 +46,10 @@ bool captures_here() {
   if (captured_devices.load() == 0) {
     return false;
   }
-  const auto* const own = own_token();
-  for (c10::DeviceIndex device = 0; own != nullptr && device < std::numeric_limits<c10::DeviceIndex>::max(); ++device) {
-    if (device_at(device).thread.load() == own) {
+  const auto* const token = own_token();
+  for (c10::DeviceIndex device = 0; token != nullptr && device < std::numeric_limits<c10::DeviceIndex>::max();
+       ++device) {
+    if (device_at(device).thread.load() == token) {
       return true;
     }
   }

@@ -62,7 +62,7 @@ class XlaGeneratorImpl final : public c10::GeneratorImpl {
 
 struct Device {
   at::Generator generator;
-  bool own = false;  // it was given a state that is not of the program's seed
+  bool has_own_state = false;  // it was given a state that is not of the program's seed
   std::optional<CapturedDraws> captured{};
 };
 
@@ -101,36 +101,36 @@ class Host {
 };
 
 // What the host had when it was last looked at; of several devices, the number of the one that drew most.
-struct Seen {
+struct HostState {
   uint64_t seed = 0;
   std::optional<uint32_t> drawn;
 };
-Seen seen;
+HostState last_host_state;
 
 // Takes over what was made of the program's state since: a new seed, or a state that it had before.
 void follow(Host& host) {
   const auto seed = host.seed();
   const auto drawn = host.drawn();
-  if (drawn && seen.drawn == drawn && seen.seed == seed) {
+  if (drawn && last_host_state.drawn == drawn && last_host_state.seed == seed) {
     return;
   }
   for (auto& d : devices()) {
-    if (!drawn || !d.own || seed != seen.seed) {
+    if (!drawn || !d.has_own_state || seed != last_host_state.seed) {
       impl(d.generator).set_current_seed(seed);
       impl(d.generator).set_offset(drawn.value_or(0));
-      d.own = false;
+      d.has_own_state = false;
     }
   }
   host.set_drawn(drawn.value_or(0));
-  seen = {seed, drawn.value_or(0)};
+  last_host_state = {seed, drawn.value_or(0)};
 }
 
 // After a device's offset changed.
 void note_drawn(Host& host, const Device& device, bool set) {
   const auto offset = static_cast<uint32_t>(impl(device.generator).get_offset());
-  if (!device.own && (set || offset > *seen.drawn)) {
+  if (!device.has_own_state && (set || offset > *last_host_state.drawn)) {
     host.set_drawn(offset);
-    seen.drawn = offset;
+    last_host_state.drawn = offset;
   }
 }
 
@@ -138,7 +138,7 @@ Device& device_state(c10::DeviceIndex index) {
   auto& all = devices();
   while (all.size() <= static_cast<size_t>(index)) {
     all.push_back({at::make_generator<XlaGeneratorImpl>(static_cast<c10::DeviceIndex>(all.size()))});
-    impl(all.back().generator).set_current_seed(seen.seed);
+    impl(all.back().generator).set_current_seed(last_host_state.seed);
   }
   return all[index];
 }
@@ -194,7 +194,7 @@ void set_random_state(c10::DeviceIndex device, uint64_t seed, uint64_t offset) {
   follow(host);  // so that an earlier torch.manual_seed does not come after this
   impl(d.generator).set_current_seed(seed);
   impl(d.generator).set_offset(offset);
-  d.own = seed != seen.seed;
+  d.has_own_state = seed != last_host_state.seed;
   note_drawn(host, d, true);
 }
 

@@ -107,10 +107,10 @@ MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype) {
 
 Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}
 
-void Node::let_go() {
+void Node::release() {
   release_object(std::exchange(buffer, nullptr));
   source.reset();
-  forwards.reset();
+  replacements.reset();
   // A chain of a million nodes must not be released by a million nested destructors: take the inputs of every node
   // that dies here before it does. Mostly none does.
   const auto dies = [](const Value& v) { return v.node.defined() && v.node.use_count() == 1; };
@@ -141,9 +141,9 @@ void Node::become_leaf(Vector<Value>& garbage) {
 }
 
 void resolve(Value& value) {
-  const auto& forwards = value.node->forwards;
-  if (forwards != nullptr && (*forwards)[value.index]) {
-    value = Value((*forwards)[value.index]);
+  const auto& replacements = value.node->replacements;
+  if (replacements != nullptr && (*replacements)[value.index]) {
+    value = Value((*replacements)[value.index]);
   }
 }
 
@@ -175,8 +175,8 @@ void rehash_args(Node& node) {
 
 Hash begin_attrs(const OpInfo& op, CallSettings settings) {
   Hash attrs;
-  if (op.redefined != 0) {
-    attrs.mix(op.redefined);
+  if (op.redefinitions != 0) {
+    attrs.mix(op.redefinitions);
   }
   if (settings != 0) {
     attrs.mix(uint64_t{settings} << 32);

@@ -50,7 +50,7 @@ struct MetaSet final : c10::intrusive_ptr_target {
   c10::SmallVector<int32_t, 4> returns;
   std::vector<int64_t> numbers;
   // Numbers that are no larger change nothing about whether the call is refused; see record/eager_checks.h.
-  double unasked = std::numeric_limits<double>::infinity();
+  double validated_magnitude = std::numeric_limits<double>::infinity();
   Hash value;
   uint64_t kind = 0;                                 // of the dtypes and ranks alone
   std::vector<c10::intrusive_ptr<MetaSet>> singles;  // of each result by itself, once that was asked for
@@ -72,10 +72,10 @@ MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
 bool has_xla_type(at::ScalarType dtype);
 
 // Where a buffer is: on its device alone, or in all of the devices as a whole, or as a number says that Python knows.
-constexpr uint32_t kWhole = 0;
-constexpr uint32_t kAnywhere = 1;    // where the program that takes or gives it has it
-constexpr uint32_t kKnownWhole = 2;  // whole, as a program chose or somebody asked for
-inline bool is_whole(uint32_t placement) { return placement == kWhole || placement == kKnownWhole; }
+constexpr uint32_t kReplicated = 0;
+constexpr uint32_t kUnspecified = 1;           // where the program that takes or gives it has it
+constexpr uint32_t kExplicitlyReplicated = 2;  // whole, as a program chose or somebody asked for
+inline bool is_replicated(uint32_t placement) { return placement == kReplicated || placement == kExplicitlyReplicated; }
 
 struct Value {
   c10::intrusive_ptr<Node> node;
@@ -134,7 +134,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint64_t sequence = 0;
 
   // Results of a node with several that were computed while the node lives on.
-  std::unique_ptr<Vector<Value>> forwards;
+  std::unique_ptr<Vector<Value>> replacements;
 
   // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
   uint64_t epoch = 0;
@@ -146,7 +146,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
-  bool given = false;    // the next program may have the buffer, though a tensor still has it
+  bool donor = false;    // the next program may have the buffer, though a tensor still has it
   bool donated = false;  // a program is about to write over the buffer
   CallSettings settings = 0;
 
@@ -155,8 +155,8 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
   PyObject* buffer = nullptr;
   c10::intrusive_ptr<Source> source;  // where else its values are
-  uint32_t place = 0;                 // which of the source's they are
-  uint32_t placement = kWhole;        // where the buffer is
+  uint32_t source_index = 0;          // which of the source's they are
+  uint32_t placement = kReplicated;   // where the buffer is
   Inputs inputs;
   std::unique_ptr<std::string> error;
   std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
@@ -167,9 +167,9 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
 
   Node();
-  ~Node() override { let_go(); }
+  ~Node() override { release(); }
   // A node that is gone may wait for its weak references, but what it holds must not.
-  void release_resources() override { let_go(); }
+  void release_resources() override { release(); }
   bool leaf() const { return op == nullptr; }
   // A leaf whose buffer is still to be made.
   bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
@@ -178,7 +178,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   void become_leaf(Vector<Value>& garbage);
 
  private:
-  void let_go();
+  void release();
 };
 using NodePtr = c10::intrusive_ptr<Node>;
 

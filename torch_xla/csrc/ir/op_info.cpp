@@ -78,18 +78,18 @@ Form form_of(const std::string& name) {
   static const std::unordered_map<std::string, Form> forms{
       {"aten.as_strided.default", Form::AsStrided}, {"aten.as_strided_scatter.default", Form::AsStridedScatter},
       {"aten.index.Tensor", Form::Index},           {"aten.index.Tensor_out", Form::Index},
-      {"aten._unsafe_index.Tensor", Form::Index},   {"aten.unbind.int", Form::Pieces},
-      {"aten.split.Tensor", Form::Pieces},          {"aten.split_with_sizes.default", Form::Pieces},
+      {"aten._unsafe_index.Tensor", Form::Index},   {"aten.unbind.int", Form::Chunks},
+      {"aten.split.Tensor", Form::Chunks},          {"aten.split_with_sizes.default", Form::Chunks},
   };
-  const auto found = forms.find(name);
-  return found == forms.end() ? Form::Plain : found->second;
+  const auto it = forms.find(name);
+  return it == forms.end() ? Form::Plain : it->second;
 }
 
 struct View {
   Inverse inverse;
   const char* scatter = nullptr;
-  Repeats repeats = Repeats::Never;
-  Sign sign = Sign::None;
+  SelfOverlap self_overlap = SelfOverlap::Never;
+  LazyBit lazy_bit = LazyBit::None;
 };
 
 // The views that have steps of their own, which XLA makes better code of than of strides; null for others.
@@ -101,23 +101,23 @@ const View* view_of(const std::string& name) {
       {"aten.squeeze.dim", {Inverse::Shape}},
       {"aten.squeeze.dims", {Inverse::Shape}},
       {"aten.unsqueeze.default", {Inverse::Shape}},
-      {"aten.expand.default", {Inverse::Shape, nullptr, Repeats::WhereLarger}},
-      {"aten.unfold.default", {Inverse::Shape, nullptr, Repeats::Always}},
+      {"aten.expand.default", {Inverse::Shape, nullptr, SelfOverlap::WhereLarger}},
+      {"aten.unfold.default", {Inverse::Shape, nullptr, SelfOverlap::Always}},
       {"aten.select.int", {Inverse::Scatter, "aten::select_scatter"}},
       {"aten.slice.Tensor", {Inverse::Scatter, "aten::slice_scatter"}},
       {"aten.diagonal.default", {Inverse::Scatter, "aten::diagonal_scatter"}},
       {"aten.as_strided.default", {Inverse::Scatter, "aten::as_strided_scatter"}},
       {"aten.transpose.int", {Inverse::Same}},
       {"aten.t.default", {Inverse::Same}},
-      {"aten._conj.default", {Inverse::Same, nullptr, Repeats::Never, Sign::Conjugate}},
-      {"aten._neg_view.default", {Inverse::Same, nullptr, Repeats::Never, Sign::Negative}},
+      {"aten._conj.default", {Inverse::Same, nullptr, SelfOverlap::Never, LazyBit::Conjugate}},
+      {"aten._neg_view.default", {Inverse::Same, nullptr, SelfOverlap::Never, LazyBit::Negative}},
       {"aten.permute.default", {Inverse::Order}},
       {"aten.view_as_real.default", {Inverse::Complex}},
       {"aten.view_as_complex.default", {Inverse::Complex}},
       {"aten.view.dtype", {Inverse::Type}},
   };
-  const auto found = views.find(name);
-  return found == views.end() ? nullptr : &found->second;
+  const auto it = views.find(name);
+  return it == views.end() ? nullptr : &it->second;
 }
 
 // Whether an argument is a whole or floating-point number, or a list of them, and neither an enumeration nor a Scalar.
@@ -151,18 +151,18 @@ int8_t default_of(const c10::Argument& argument) {
 // What is known of the operators, by the address of their name, which lives in the dispatcher as long as they do.
 // Entries are never deleted, since nodes point to them, but an operator that is taken back (a library's scope ends, a
 // notebook cell runs again) loses its entry, and counts how often that happened.
-struct Known {
+struct OpRegistry {
   ForkSafe<std::shared_mutex, LockOrder::Operators> mutex;
-  std::atomic<uint64_t> losses{0};  // entries that were lost
+  std::atomic<uint64_t> invalidations{0};  // entries that were lost
   std::unordered_map<const void*, OpInfo*> by_address;
-  std::unordered_map<c10::OperatorName, uint64_t> redefined;
+  std::unordered_map<c10::OperatorName, uint64_t> redefinitions;
   std::unordered_map<std::string, std::vector<c10::OperatorName>> overloads;  // of all operators, by their name
 
   template <class Test>
-  void lose(Test test) {
+  void invalidate(Test test) {
     for (auto entry = by_address.begin(); entry != by_address.end();) {
       const bool lost = test(*entry->second);
-      losses.fetch_add(lost ? 1 : 0, std::memory_order_release);
+      invalidations.fetch_add(lost ? 1 : 0, std::memory_order_release);
       entry = lost ? by_address.erase(entry) : std::next(entry);
     }
   }
@@ -183,13 +183,13 @@ std::vector<std::string> functional_names(const std::string& name) {
 
 // The dispatcher tells it of all operators there are, and then of each that comes or goes.
 struct Listener final : c10::OpRegistrationListener {
-  explicit Listener(Known& k) : known(k) {}
+  explicit Listener(OpRegistry& r) : registry(r) {}
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     const auto& added = op.operator_name();
-    const std::unique_lock<std::shared_mutex> lock(known.mutex);
-    known.overloads[added.name].push_back(added);
+    const std::unique_lock<std::shared_mutex> lock(registry.mutex);
+    registry.overloads[added.name].push_back(added);
     // One that had no functional form may have one now.
-    known.lose([&](const OpInfo& info) {
+    registry.invalidate([&](const OpInfo& info) {
       if (info.written.empty() || info.functional != nullptr) {
         return false;
       }
@@ -198,36 +198,36 @@ struct Listener final : c10::OpRegistrationListener {
     });
   }
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
-    const auto& gone = op.operator_name();
-    const std::unique_lock<std::shared_mutex> lock(known.mutex);
-    auto& overloads = known.overloads[gone.name];
-    overloads.erase(std::remove(overloads.begin(), overloads.end(), gone), overloads.end());
-    ++known.redefined[gone];
-    const auto found = known.by_address.find(&gone);
-    if (found != known.by_address.end()) {
-      const auto* const lost = found->second;
-      known.lose([&](const OpInfo& info) { return &info == lost || info.functional == lost; });
+    const auto& name = op.operator_name();
+    const std::unique_lock<std::shared_mutex> lock(registry.mutex);
+    auto& overloads = registry.overloads[name.name];
+    overloads.erase(std::remove(overloads.begin(), overloads.end(), name), overloads.end());
+    ++registry.redefinitions[name];
+    const auto it = registry.by_address.find(&name);
+    if (it != registry.by_address.end()) {
+      const auto* const lost = it->second;
+      registry.invalidate([&](const OpInfo& info) { return &info == lost || info.functional == lost; });
     }
   }
-  Known& known;
+  OpRegistry& registry;
 };
 
-Known& known() {
-  static auto* const k = [] {
-    auto* made = new Known();
+OpRegistry& op_registry() {
+  static auto* const registry = [] {
+    auto* created = new OpRegistry();
     static auto* const registration = new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*made)));
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*created)));
     (void)registration;
-    return made;
+    return created;
   }();
-  return *k;
+  return *registry;
 }
 
 std::vector<c10::OperatorName> overloads(const std::string& name) {
-  auto& k = known();
-  const std::shared_lock<std::shared_mutex> lock(k.mutex);
-  const auto found = k.overloads.find(name);
-  return found == k.overloads.end() ? std::vector<c10::OperatorName>() : found->second;
+  auto& ops = op_registry();
+  const std::shared_lock<std::shared_mutex> lock(ops.mutex);
+  const auto it = ops.overloads.find(name);
+  return it == ops.overloads.end() ? std::vector<c10::OperatorName>() : it->second;
 }
 
 OpInfo* find_functional(const c10::OperatorHandle& op, int& extra) {
@@ -269,11 +269,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle) {
   read_returns();
   choose_policies();
   form = form_of(name);
-  if (const auto* known = view_of(name)) {
-    inverse = known->inverse;
-    scatter = known->scatter == nullptr ? nullptr : &op_info(known->scatter, "");
-    repeats = known->repeats;
-    sign = known->sign;
+  if (const auto* step_form = view_of(name)) {
+    inverse = step_form->inverse;
+    scatter = step_form->scatter == nullptr ? nullptr : &op_info(step_form->scatter, "");
+    self_overlap = step_form->self_overlap;
+    lazy_bit = step_form->lazy_bit;
   }
   inplace_view = handle.hasTag(at::Tag::inplace_view);
   seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
@@ -369,7 +369,7 @@ void OpInfo::order_as_returned() {
   }
 }
 
-bool OpInfo::demote(size_t argument) {
+bool OpInfo::specialize(size_t argument) {
   switch (policy(argument)) {
     case NumberPolicy::Input:
       policies_[argument] = NumberPolicy::UntilVaries;
@@ -395,30 +395,30 @@ namespace {
 // The operators a thread asked for lately, to be had without a lock.
 struct Recent {
   const void* address;
-  uint64_t losses;
+  uint64_t invalidations;
   OpInfo* info;
 };
 constexpr size_t kRecent = 512;
 thread_local std::array<Recent, kRecent> recent{};
 
 OpInfo& look_up(const c10::OperatorHandle& op) {
-  auto& k = known();
+  auto& ops = op_registry();
   const void* const address = &op.operator_name();
   {
-    const std::shared_lock<std::shared_mutex> lock(k.mutex);
-    const auto found = k.by_address.find(address);
-    if (found != k.by_address.end()) {
-      return *found->second;
+    const std::shared_lock<std::shared_mutex> lock(ops.mutex);
+    const auto it = ops.by_address.find(address);
+    if (it != ops.by_address.end()) {
+      return *it->second;
     }
   }
-  auto made = std::make_unique<OpInfo>(op);
-  const std::unique_lock<std::shared_mutex> lock(k.mutex);
-  auto& entry = k.by_address[address];
+  auto info = std::make_unique<OpInfo>(op);
+  const std::unique_lock<std::shared_mutex> lock(ops.mutex);
+  auto& entry = ops.by_address[address];
   if (entry == nullptr) {
-    const auto times = k.redefined.find(op.operator_name());
-    made->redefined = times == k.redefined.end() ? 0 : times->second;
-    made->hash.mix(made->redefined);
-    entry = made.release();
+    const auto times = ops.redefinitions.find(op.operator_name());
+    info->redefinitions = times == ops.redefinitions.end() ? 0 : times->second;
+    info->hash.mix(info->redefinitions);
+    entry = info.release();
   }
   return *entry;
 }
@@ -428,18 +428,18 @@ OpInfo& look_up(const c10::OperatorHandle& op) {
 OpInfo& op_info(const c10::OperatorHandle& op) {
   const void* const address = &op.operator_name();
   auto& entry = recent[reinterpret_cast<uintptr_t>(address) / 64 % kRecent];
-  const auto losses = known().losses.load(std::memory_order_acquire);
-  if (entry.address != address || entry.losses != losses) {
-    entry = {address, losses, &look_up(op)};
+  const auto invalidations = op_registry().invalidations.load(std::memory_order_acquire);
+  if (entry.address != address || entry.invalidations != invalidations) {
+    entry = {address, invalidations, &look_up(op)};
   }
   return *entry.info;
 }
 
 std::unordered_map<std::string, uint64_t> op_counts() {
-  auto& k = known();
+  auto& ops = op_registry();
   std::unordered_map<std::string, uint64_t> counts;
-  const std::shared_lock<std::shared_mutex> lock(k.mutex);
-  for (const auto& [_, info] : k.by_address) {
+  const std::shared_lock<std::shared_mutex> lock(ops.mutex);
+  for (const auto& [_, info] : ops.by_address) {
     if (const auto calls = info->calls.load(std::memory_order_relaxed)) {
       const auto start = info->name.find('.') + 1;
       auto name = info->name.substr(start, info->name.find('.', start) - start);

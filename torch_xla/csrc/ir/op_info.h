@@ -17,7 +17,7 @@ namespace torch_xla {
 enum class Form : uint8_t {
   Plain,
   AsStrided,         // its arguments tell the result's shape
-  Pieces,            // of a tensor, as views
+  Chunks,            // of a tensor, as views
   AsStridedScatter,  // so do they, of what is written
   Index,             // has a data-dependent shape, for masks only
 };
@@ -34,9 +34,9 @@ enum class Inverse : uint8_t {
 };
 
 // Whether a view may show some element more than once.
-enum class Repeats : uint8_t { Never, WhereLarger, Always };
+enum class SelfOverlap : uint8_t { Never, WhereLarger, Always };
 
-enum class Sign : uint8_t { None, Conjugate, Negative };
+enum class LazyBit : uint8_t { None, Conjugate, Negative };
 
 // What becomes of a number that an operator is given. Every change of it costs a compile, or less where the program is
 // not compiled yet.
@@ -55,7 +55,7 @@ struct OpInfo {
   c10::OperatorHandle op;
   std::string name;  // "aten.add.Tensor"
   Hash hash;
-  uint64_t redefined = 0;  // how often an operator of this name was taken back before
+  uint64_t redefinitions = 0;  // how often an operator of this name was taken back before
   std::vector<ArgKind> kinds;
   std::vector<uint8_t> written;       // positions of the arguments the call writes
   std::vector<bool> is_out;           // per argument: an out= argument
@@ -65,8 +65,8 @@ struct OpInfo {
   bool view = false;  // the results alias the first argument
   Inverse inverse = Inverse::Memory;
   OpInfo* scatter = nullptr;
-  Repeats repeats = Repeats::Never;
-  Sign sign = Sign::None;
+  SelfOverlap self_overlap = SelfOverlap::Never;
+  LazyBit lazy_bit = LazyBit::None;
   bool inplace_view = false;         // changes the shape of its first argument (`t_`, `squeeze_`, …)
   bool seeded = false;               // draws random numbers
   int dropout = -1;                  // position of a `dropout_p`; where that is 0 nothing is drawn
@@ -90,7 +90,7 @@ struct OpInfo {
     policies_[argument].compare_exchange_strong(expected, NumberPolicy::UntilVaries);
   }
   // It cannot be lowered so: an input becomes a constant until it varies, and that a constant. False where it is one.
-  bool demote(size_t argument);
+  bool specialize(size_t argument);
   // The operator that nodes stand for.
   const OpInfo& recorded() const { return functional != nullptr ? *functional : *this; }
 

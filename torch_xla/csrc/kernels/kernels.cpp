@@ -40,7 +40,7 @@ Tensor new_fill(const MetaRef& meta, c10::DeviceIndex device) {
   {
     const RecorderLock lock;  // another thread's barrier must not see the storage before it knows its origin
     alias = new_alias(value, meta, device);
-    alias.storage->origin = std::move(value);
+    alias.storage->initial_fill = std::move(value);
   }
   return make_tensor(std::move(alias));
 }
@@ -83,8 +83,8 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
 // The fill that a whole storage gets; a storage that was not written yet is one that was made with it.
 Value fill_for(Storage& storage, const MetaRef& meta, const c10::IValue& number) {
   auto value = make_fill(meta, number);
-  if (storage.origin && storage.value == storage.origin) {
-    storage.origin = value;
+  if (storage.initial_fill && storage.value == storage.initial_fill) {
+    storage.initial_fill = value;
   }
   return value;
 }
@@ -157,11 +157,11 @@ void write_value(const Tensor& self, Value value) { impl_of(self)->alias.write(s
 // at the last barrier, is forgotten unless something was computed with it: the next program may then have that buffer.
 void expect_leaf(Storage& storage, const Value& leaf) {
   const auto unused = [&](const Value& v) { return !v || v.node.use_count() == (storage.value == v ? 2U : 1U); };
-  if (unused(storage.origin)) {
-    storage.origin = {};
+  if (unused(storage.initial_fill)) {
+    storage.initial_fill = {};
   }
-  if (unused(storage.synced)) {
-    storage.synced = leaf;
+  if (unused(storage.committed)) {
+    storage.committed = leaf;
   }
 }
 
@@ -221,8 +221,8 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   const auto values = source.to(at::kCPU, self.scalar_type()).resolve_conj().resolve_neg().expand(self.sizes());
   auto& alias = impl_of(self)->alias;
   const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
-  const auto asked = alias.path.defined() ? kAnywhere : alias.storage->placement;
-  auto leaf = make_upload(meta, values, self.device().index(), asked);
+  const auto placement = alias.path.defined() ? kUnspecified : alias.storage->placement;
+  auto leaf = make_upload(meta, values, self.device().index(), placement);
   const RecorderLock lock;
   if (is_captured(self.device().index())) {
     leaf = converted(std::move(leaf), self.scalar_type());  // each replay copies it
@@ -237,7 +237,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) ||
       (self.is_alias_of(source) && self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
        self.strides() == source.strides() && self.dtype() == source.dtype() &&
-       signs_of(impl_of(self)->alias.path) == signs_of(impl_of(source)->alias.path))) {
+       lazy_bits_of(impl_of(self)->alias.path) == lazy_bits_of(impl_of(source)->alias.path))) {
     return self;
   }
   if (is_xla(self)) {
@@ -275,9 +275,9 @@ Tensor new_like(const Tensor& self, std::optional<at::ScalarType> dtype, std::op
   }
   const auto options =
       self.options().merge_in(at::TensorOptions().dtype(dtype).device(device).pinned_memory(pin_memory));
-  const bool kept = self.is_non_overlapping_and_dense();
+  const bool dense = self.is_non_overlapping_and_dense();
   return at::empty_strided(
-      self.sizes(), kept ? self.strides().vec() : at::infer_dense_strides(self.sizes(), self.strides()), options);
+      self.sizes(), dense ? self.strides().vec() : at::infer_dense_strides(self.sizes(), self.strides()), options);
 }
 
 Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -426,10 +426,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(const Tenso
                                                                      const Tensor& weight, IntArrayRef stride,
                                                                      IntArrayRef padding, IntArrayRef dilation,
                                                                      bool transposed, IntArrayRef output_padding,
-                                                                     int64_t groups, std::array<bool, 3> wanted) {
+                                                                     int64_t groups, std::array<bool, 3> output_mask) {
   const std::vector<int64_t> bias_sizes{grad.size(1)};
   return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
-                                  output_padding, groups, wanted);
+                                  output_padding, groups, output_mask);
 }
 }  // namespace
 

@@ -31,26 +31,27 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight, co
   const bool biased = bias && bias->defined();
   const bool tangents = has_tangent(input) || has_tangent(weight) || (biased && has_tangent(*bias));
   // Of complex numbers those derivatives leave the conjugates out.
-  const bool whole = !keys.has_any(kTransforms) && is_xla(input) && is_xla(weight) && input.dim() > 0 &&
-                     weight.dim() == 2 && (!biased || (is_xla(*bias) && bias->dim() == 1)) && !weight.is_complex() &&
-                     !tangents;
+  const bool undecomposed = !keys.has_any(kTransforms) && is_xla(input) && is_xla(weight) && input.dim() > 0 &&
+                            weight.dim() == 2 && (!biased || (is_xla(*bias) && bias->dim() == 1)) &&
+                            !weight.is_complex() && !tangents;
   if (tangents && input.dim() == 1 && weight.dim() == 2 && input.size(0) == weight.size(1)) {
     // PyTorch makes a matrix of the vector, and of a tangent that is batched it then keeps that form.
     return biased ? at::addmv(*bias, weight, input) : at::mv(weight, input);
   }
-  return whole ? at::_ops::linear::redispatch(derivatives(keys), input, weight, bias)
-               : at::native::linear(input, weight, bias);
+  return undecomposed ? at::_ops::linear::redispatch(derivatives(keys), input, weight, bias)
+                      : at::native::linear(input, weight, bias);
 }
 
 // The gradients as operators that have tangents and batching rules.
 std::tuple<Tensor, Tensor, Tensor> linear_backward(DispatchKeySet keys, const Tensor& input, const Tensor& grad,
-                                                   const Tensor& weight, std::array<bool, 3> wanted) {
+                                                   const Tensor& weight, std::array<bool, 3> output_mask) {
   if (!keys.has_any(kTransforms) && !has_tangent(input) && !has_tangent(grad) && !has_tangent(weight)) {
-    return at::_ops::linear_backward::redispatch(derivatives(keys), input, grad, weight, wanted);
+    return at::_ops::linear_backward::redispatch(derivatives(keys), input, grad, weight, output_mask);
   }
   const auto rows = grad.reshape({-1, weight.size(0)});
-  return {wanted[0] ? grad.matmul(weight) : Tensor(),
-          wanted[1] ? rows.t().mm(input.reshape({-1, weight.size(1)})) : Tensor(), wanted[2] ? rows.sum(0) : Tensor()};
+  return {output_mask[0] ? grad.matmul(weight) : Tensor(),
+          output_mask[1] ? rows.t().mm(input.reshape({-1, weight.size(1)})) : Tensor(),
+          output_mask[2] ? rows.sum(0) : Tensor()};
 }
 
 }  // namespace

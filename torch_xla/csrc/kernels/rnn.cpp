@@ -162,8 +162,8 @@ bool inside_functorch() {
 
 // Whether a call is one that the operators above describe. What is not (a wrong shape, mixed types, a functorch
 // transform, forward-mode gradients) is left to PyTorch's own kernel, which also words the errors.
-bool whole(const Tensor& input, const std::optional<Tensor>& batch_sizes, TensorList state, TensorList weights,
-           const Spec& s) {
+bool is_supported(const Tensor& input, const std::optional<Tensor>& batch_sizes, TensorList state, TensorList weights,
+                  const Spec& s) {
   const auto dtype = input.scalar_type();
   const auto plain = [&](const Tensor& t) {
     return t.defined() && t.key_set().has(c10::DispatchKey::XLA) && !t.key_set().has(c10::DispatchKey::Python) &&
@@ -245,7 +245,7 @@ Result padded(const char* mode, const Tensor& input, const State& hx, TensorList
               int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first) {
   const Spec spec{mode, has_biases, num_layers, bidirectional};
   const Tensor x = batch_first && input.dim() == 3 ? input.transpose(0, 1) : input;
-  if (!whole(x, std::nullopt, hx, params, spec)) {
+  if (!is_supported(x, std::nullopt, hx, params, spec)) {
     return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
   auto r = apply(x, std::nullopt, hx, params, dropout, train, spec);
@@ -257,7 +257,7 @@ template <class Result, class State, auto Native>
 Result packed(const char* mode, const Tensor& data, const Tensor& batch_sizes, const State& hx, TensorList params,
               bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
   const Spec spec{mode, has_biases, num_layers, bidirectional};
-  if (!whole(data, batch_sizes, hx, params, spec)) {
+  if (!is_supported(data, batch_sizes, hx, params, spec)) {
     return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional);
   }
   return as<Result>(apply(data, batch_sizes, hx, params, dropout, train, spec));

@@ -57,23 +57,24 @@ void Call::find_device() {
             "indices should be either on cpu or on the same device as the indexed tensor (", indexed, ")");
       }
     } else if (v.isDevice()) {
-      wanted_ = v.toDevice();
-      if (wanted_->is_xla()) {
-        wanted_ = c10::Device(c10::DeviceType::XLA, device_index(wanted_));
+      requested_device_ = v.toDevice();
+      if (requested_device_->is_xla()) {
+        requested_device_ = c10::Device(c10::DeviceType::XLA, device_index(requested_device_));
       }
     }
   }
   if (device < 0) {
-    device = wanted_ && wanted_->is_xla() ? wanted_->index() : current_device();
+    device = requested_device_ && requested_device_->is_xla() ? requested_device_->index() : current_device();
   }
   if (other_) {
     throw_other_device({c10::DeviceType::XLA, device}, *other_);
   }
 }
 
-at::Tensor Call::placed(at::Tensor result) const {
-  const bool there = !wanted_ || *wanted_ == c10::Device(c10::DeviceType::XLA, device) || !result.defined();
-  return there ? result : result.to(*wanted_);
+at::Tensor Call::on_requested_device(at::Tensor result) const {
+  const bool there =
+      !requested_device_ || *requested_device_ == c10::Device(c10::DeviceType::XLA, device) || !result.defined();
+  return there ? result : result.to(*requested_device_);
 }
 
 void Call::adopt_foreign() {
@@ -107,25 +108,25 @@ void Call::collect() {
   key = info.hash;
   sequence = node_sequence();
   reads = {};
-  first_storage_ = stream_of(device).first_storage();
+  first_storage_ = call_trace_of(device).first_storage();
   phase = current_phase();
   const auto& numbers_of = info.recorded();
   for (size_t i = 0; i < info.kinds.size(); ++i) {
     const auto& v = arguments[i];
     // The functional form of an out= call has no such argument, but shapes are checked against it.
     const bool drop = info.functional != nullptr && info.is_out[i];
-    const size_t kept_args = args.size();
-    const size_t kept_inputs = inputs.size();
-    const Hash kept_attrs = attrs;
+    const size_t args_before = args.size();
+    const size_t inputs_before = inputs.size();
+    const Hash attrs_before = attrs;
     if (numbers_of.policy(i) == NumberPolicy::UntilVaries && is_numeric(v)) {
       add_adaptive(i, v);
     } else {
       add(i, v);
     }
     if (drop) {
-      args.resize(kept_args);
-      inputs.resize(kept_inputs);
-      attrs = kept_attrs;
+      args.resize(args_before);
+      inputs.resize(inputs_before);
+      attrs = attrs_before;
     }
   }
   for (int i = 0; info.functional != nullptr && i < info.functional_extra; ++i) {

@@ -8,7 +8,7 @@
 
 #include "ir/node.h"
 #include "ir/op_info.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 #include "record/recompute.h"
 
 namespace torch_xla {
@@ -30,7 +30,7 @@ class Call {
   // Whether the call is not ours: what a FakeTensor wraps is a meta tensor that claims to be dispatched as on xla.
   bool fake() const { return fake_; }
   // A result where it is to be: an argument may ask for another device than that of the tensors.
-  at::Tensor placed(at::Tensor result) const;
+  at::Tensor on_requested_device(at::Tensor result) const;
   // Brings stray host values to the device. Runs without the recorder's lock: it may copy.
   void adopt_foreign();
   // Index lists may hold host tensors, as on every device.
@@ -42,7 +42,7 @@ class Call {
   // Equal for calls of one operator whose results have the same dtypes and ranks.
   uint64_t kind(const MetaSet& metas) const { return info.hash.lo + metas.kind * 0x9fb21c651e98df25ULL; }
 
-  c10::ArrayRef<c10::IValue> given() const { return c10::ArrayRef<c10::IValue>(arguments, info.kinds.size()); }
+  c10::ArrayRef<c10::IValue> argument_list() const { return c10::ArrayRef<c10::IValue>(arguments, info.kinds.size()); }
 
   OpInfo& info;
   c10::IValue* const arguments;
@@ -72,7 +72,7 @@ class Call {
   bool foreign_ = false;  // some tensor is on another device
   bool fake_ = false;
   std::optional<c10::Device> other_;
-  std::optional<c10::Device> wanted_;  // an argument
+  std::optional<c10::Device> requested_device_;  // an argument
 };
 
 }  // namespace torch_xla

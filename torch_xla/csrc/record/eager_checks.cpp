@@ -38,21 +38,20 @@ bool may_overlap(const OpInfo& info, const at::Tensor& written, const at::Tensor
 }
 
 bool overlaps(const OpInfo& info, Arguments arguments) {
-  bool found = false;
+  bool any = false;
   for (const auto position : info.written) {
     const auto& w = arguments[position];
     if (!w.isTensor() || !is_xla(w.toTensor())) {
       continue;
     }
-    found = found || at::has_internal_overlap(w.toTensor()) == at::MemOverlap::Yes;
+    any = any || at::has_internal_overlap(w.toTensor()) == at::MemOverlap::Yes;
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (i != position) {
-        for_each_tensor(arguments[i],
-                        [&](const at::Tensor& t) { found = found || may_overlap(info, w.toTensor(), t); });
+        for_each_tensor(arguments[i], [&](const at::Tensor& t) { any = any || may_overlap(info, w.toTensor(), t); });
       }
     }
   }
-  return found;
+  return any;
 }
 
 // What an overlap depends on: where in which of the call's storages each tensor is.
@@ -62,9 +61,9 @@ Hash geometry(const OpInfo& info, Arguments arguments) {
   for (const auto& v : arguments) {
     for_each_tensor(v, [&](const at::Tensor& t) {
       const auto* const storage = is_xla(t) ? t.storage().unsafeGetStorageImpl() : nullptr;
-      const auto place = std::find(storages.begin(), storages.end(), storage);
-      key.mix(static_cast<uint64_t>(place - storages.begin()));
-      if (place == storages.end()) {
+      const auto it = std::find(storages.begin(), storages.end(), storage);
+      key.mix(static_cast<uint64_t>(it - storages.begin()));
+      if (it == storages.end()) {
         storages.push_back(storage);
       }
       key.mix(static_cast<uint64_t>(t.scalar_type()));
@@ -96,11 +95,11 @@ bool accepted_before(const Hash& key, bool remember) {
 // Hands warnings on, and knows whether there were any.
 struct Listener final : c10::WarningHandler {
   void process(const c10::Warning& warning) override {
-    heard = true;
+    warned = true;
     next->process(warning);
   }
   c10::WarningHandler* const next = c10::WarningUtils::get_warning_handler();
-  bool heard = false;
+  bool warned = false;
 };
 
 }  // namespace
@@ -112,7 +111,7 @@ void raise_if_overlapping(const OpInfo& info, Arguments arguments) {
       Listener listener;
       const c10::WarningUtils::WarningHandlerGuard guard(&listener);
       warn_and_raise_as_cpu(info, arguments);
-      accepted_before(key, !listener.heard);
+      accepted_before(key, !listener.warned);
     }
   }
 }
@@ -129,13 +128,14 @@ double raise_if_refused(const OpInfo& info, Arguments arguments, Arguments resul
 namespace {
 
 // The signature of a call with those of its numbers that are larger than others its operator takes; null without any.
-std::optional<Hash> key_of_numbers(const OpInfo& info, Arguments arguments, const Hash& signature, double unasked) {
+std::optional<Hash> key_of_numbers(const OpInfo& info, Arguments arguments, const Hash& signature,
+                                   double validated_magnitude) {
   std::optional<Hash> key;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& v = arguments[i];
     if (info.kinds[i] == ArgKind::Number && !v.isNone() && !v.isBool() &&
-        !(v.isInt() && std::abs(static_cast<double>(v.toInt())) <= unasked) &&
-        !(v.isDouble() && std::abs(v.toDouble()) <= unasked)) {
+        !(v.isInt() && std::abs(static_cast<double>(v.toInt())) <= validated_magnitude) &&
+        !(v.isDouble() && std::abs(v.toDouble()) <= validated_magnitude)) {
       key = key ? key : signature;
       key->mix(static_cast<uint64_t>(i));
       hash_attr(*key, v);
@@ -144,26 +144,27 @@ std::optional<Hash> key_of_numbers(const OpInfo& info, Arguments arguments, cons
   return key;
 }
 
-std::unordered_set<Hash, HashHasher>& known_numbers() {
-  static auto* const known = new std::unordered_set<Hash, HashHasher>();
-  return *known;
+std::unordered_set<Hash, HashHasher>& validated_numbers() {
+  static auto* const validated = new std::unordered_set<Hash, HashHasher>();
+  return *validated;
 }
 
 }  // namespace
 
-bool are_known_numbers(const OpInfo& info, Arguments arguments, const Hash& signature, double unasked) {
-  const auto key = key_of_numbers(info, arguments, signature, unasked);
-  return !key || known_numbers().count(*key) != 0;
+bool are_validated_numbers(const OpInfo& info, Arguments arguments, const Hash& signature, double validated_magnitude) {
+  const auto key = key_of_numbers(info, arguments, signature, validated_magnitude);
+  return !key || validated_numbers().count(*key) != 0;
 }
 
-void remember_numbers(const OpInfo& info, Arguments arguments, const Hash& signature, double unasked) {
+void note_validated_numbers(const OpInfo& info, Arguments arguments, const Hash& signature,
+                            double validated_magnitude) {
   constexpr size_t kCapacity = 1 << 14;
-  if (const auto key = key_of_numbers(info, arguments, signature, unasked)) {
-    auto& known = known_numbers();
-    if (known.size() >= kCapacity) {
-      known.clear();
+  if (const auto key = key_of_numbers(info, arguments, signature, validated_magnitude)) {
+    auto& validated = validated_numbers();
+    if (validated.size() >= kCapacity) {
+      validated.clear();
     }
-    known.insert(*key);
+    validated.insert(*key);
   }
 }
 

@@ -18,7 +18,9 @@ void raise_if_overlapping(const OpInfo& info, c10::ArrayRef<c10::IValue> argumen
 double raise_if_refused(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
 // Whether the numbers of a call were accepted before, for its signature. Wants the recorder's lock, as the next does.
-bool are_known_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& signature, double unasked);
-void remember_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& signature, double unasked);
+bool are_validated_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& signature,
+                           double validated_magnitude);
+void note_validated_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& signature,
+                            double validated_magnitude);
 
 }  // namespace torch_xla

@@ -27,11 +27,11 @@ constexpr size_t kRemembered = 1024;
 
 struct Selections {
   ForkSafe<std::mutex, LockOrder::Selected> mutex;
-  std::unordered_map<uint64_t, int64_t> selected;                                     // by the leaf's sequence number
+  std::unordered_map<uint64_t, int64_t> counts_by_leaf;                               // by the leaf's sequence number
   std::unordered_map<Hash, c10::SmallVector<int64_t, kNumbers>, HashHasher> numbers;  // that have programs
 };
 
-Selections& selections() {
+Selections& selection_cache() {
   static auto* const r = new Selections();
   return *r;
 }
@@ -78,11 +78,11 @@ int64_t read_number(const Tensor& mask, bool may_read) {
     }
     leaf = value.node->leaf() ? value.node->sequence : 0;
   }
-  auto& known = selections();
+  auto& cache = selection_cache();
   if (leaf != 0) {
-    const std::lock_guard<std::mutex> lock(known.mutex);
-    if (const auto found = known.selected.find(leaf); found != known.selected.end()) {
-      return found->second;
+    const std::lock_guard<std::mutex> lock(cache.mutex);
+    if (const auto it = cache.counts_by_leaf.find(leaf); it != cache.counts_by_leaf.end()) {
+      return it->second;
     }
   }
   if (!may_read) {
@@ -91,24 +91,24 @@ int64_t read_number(const Tensor& mask, bool may_read) {
   note_read("aten::_local_scalar_dense");
   const auto number = at::count_nonzero(fetch(mask)).item<int64_t>();
   if (leaf != 0) {
-    const std::lock_guard<std::mutex> lock(known.mutex);
-    entry(known.selected, leaf) = number;
+    const std::lock_guard<std::mutex> lock(cache.mutex);
+    entry(cache.counts_by_leaf, leaf) = number;
   }
   return number;
 }
 
 // How many elements of a mask are set, or -1 where the host should run what is asked. `layout` is of the arguments.
-int64_t selected(const Tensor& mask, const Hash& layout) {
+int64_t count_selected(const Tensor& mask, const Hash& layout) {
   if (eager()) {
     return -1;
   }
-  auto& known = selections();
-  std::unique_lock<std::mutex> lock(known.mutex);
-  const bool full = entry(known.numbers, layout).size() == kNumbers;
+  auto& cache = selection_cache();
+  std::unique_lock<std::mutex> lock(cache.mutex);
+  const bool full = entry(cache.numbers, layout).size() == kNumbers;
   lock.unlock();  // reading waits for the GIL, and for other threads perhaps
   const auto number = read_number(mask, !full);
   lock.lock();
-  auto& numbers = entry(known.numbers, layout);
+  auto& numbers = entry(cache.numbers, layout);
   if (number < 0 || std::find(numbers.begin(), numbers.end(), number) != numbers.end()) {
     return number;
   }
@@ -131,14 +131,14 @@ bool is_mask_of(const Tensor& t, const Tensor& self) {
 }
 
 // As `index` does it: a mask stands for the indices of what it selects, one for each of its dimensions.
-std::optional<Tensor> index_by_masks(const Tensor& self, const c10::List<std::optional<Tensor>>& given) {
+std::optional<Tensor> index_by_masks(const Tensor& self, const c10::List<std::optional<Tensor>>& arguments) {
   if (!is_xla(self)) {
     return {};
   }
   Hash layout;
   mix_sizes(layout, self);
   int64_t dim = 0;
-  for (const std::optional<Tensor>& t : given) {
+  for (const std::optional<Tensor>& t : arguments) {
     const auto width = t && t->scalar_type() == at::kBool ? t->dim() : 1;
     if (t && t->defined()) {
       if (t->scalar_type() == at::kByte || dim + width > self.dim()) {
@@ -155,12 +155,12 @@ std::optional<Tensor> index_by_masks(const Tensor& self, const c10::List<std::op
     dim += width;
   }
   c10::List<std::optional<Tensor>> indices;
-  for (const std::optional<Tensor>& t : given) {
+  for (const std::optional<Tensor>& t : arguments) {
     if (!t || !t->defined() || t->scalar_type() != at::kBool) {
       indices.push_back(t);
       continue;
     }
-    const auto number = selected(*t, layout);
+    const auto number = count_selected(*t, layout);
     if (number < 0) {
       return {};
     }
@@ -182,7 +182,7 @@ std::optional<Tensor> select_by_mask(const Tensor& self, const Tensor& mask) {
 std::optional<Tensor> find_nonzero(const Tensor& self) {
   Hash layout;
   mix_sizes(layout, self);
-  const auto number = self.dim() > 0 ? selected(self, layout) : -1;
+  const auto number = self.dim() > 0 ? count_selected(self, layout) : -1;
   return number < 0 ? std::optional<Tensor>() : at::nonzero_static(self, number);
 }
 

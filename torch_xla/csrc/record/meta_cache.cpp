@@ -10,8 +10,8 @@
 #include <atomic>
 #include <unordered_map>
 
+#include "base/no_warnings.h"
 #include "base/python_hooks.h"
-#include "base/silence.h"
 #include "base/tensors_of.h"
 #include "record/eager_checks.h"
 #include "record/meta_kernel.h"
@@ -154,17 +154,17 @@ bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
 }
 
 // What a kernel returned, and the twins of the arguments that it was called with.
-struct Called {
+struct KernelCall {
   torch::jit::Stack stack;
-  std::vector<c10::IValue> given;
+  std::vector<c10::IValue> twin_arguments;
 };
 
 // Runs the CPU kernel on twins of the arguments.
-Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall,
-                   Fill fill = Fill::Zeros) {
+KernelCall call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall,
+                       Fill fill = Fill::Zeros) {
   torch::jit::Stack stack;
   CpuTwins twins(limit, fill);
-  const KernelsOnly alone;
+  const KernelsOnly kernels_only;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
       stack.push_back(at::detail::createCPUGenerator());
@@ -172,9 +172,9 @@ Called call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, siz
       stack.push_back(twin_argument(arguments[i], twins, c10::DeviceType::CPU));
     }
   }
-  std::vector<c10::IValue> given = stack;
+  std::vector<c10::IValue> twin_arguments = stack;
   info.op.callBoxed(stack);
-  return {std::move(stack), std::move(given)};
+  return {std::move(stack), std::move(twin_arguments)};
 }
 
 // A Meta kernel does not know quantized types, and promises others.
@@ -200,7 +200,7 @@ bool take_layouts(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std:
   }
   std::vector<c10::IValue> twins;
   try {
-    twins = call_on_cpu(info, arguments, limit).given;
+    twins = call_on_cpu(info, arguments, limit).twin_arguments;
   } catch (const TooLarge&) {
     return false;
   } catch (std::exception& error) {
@@ -230,7 +230,7 @@ bool all_dims(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t i
 
 // Which results a backward operator is asked for (`output_mask`, `grad_input_mask`); some Meta kernels promise them
 // all.
-void drop_unasked(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
+void drop_masked_results(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results) {
   const auto& declared = info.op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (declared[i].N() == static_cast<int32_t>(results.size()) && arguments[i].isBoolList()) {
@@ -253,13 +253,13 @@ void check_view(const OpInfo& info, const at::Tensor& viewed, const at::Tensor& 
               ", expected a view of it by strides; declare the operator as one that returns a new tensor");
 }
 
-void check_views(const OpInfo& info, const std::vector<c10::IValue>& given, const torch::jit::Stack& results) {
+void check_views(const OpInfo& info, const std::vector<c10::IValue>& twin_arguments, const torch::jit::Stack& results) {
   for (const auto& v : results) {
     if (v.isTensor()) {
-      check_view(info, given[0].toTensor(), v.toTensor());
+      check_view(info, twin_arguments[0].toTensor(), v.toTensor());
     } else if (v.isTensorList()) {
       for (const at::Tensor& t : v.toTensorList()) {
-        check_view(info, given[0].toTensor(), t);
+        check_view(info, twin_arguments[0].toTensor(), t);
       }
     }
   }
@@ -274,7 +274,7 @@ void remember_metas(const Hash& key, const MetaSetPtr& metas) {
 }
 
 // The metas of a call that a kernel accepted, under `key`; null where only a call with the values tells them.
-MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key, Called called) {
+MetaSetPtr cache_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key, KernelCall call) {
   bool resizes = false;
   bool grows = false;  // what is no out= argument
   bool warns = false;
@@ -283,7 +283,7 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
     if (!v.isTensor() || !v.toTensor().defined()) {
       continue;
     }
-    const bool differs = called.given[position].toTensor().sizes() != v.toTensor().sizes();
+    const bool differs = call.twin_arguments[position].toTensor().sizes() != v.toTensor().sizes();
     if (info.is_out[position]) {
       resizes = resizes || differs;
       warns = warns || (differs && v.toTensor().numel() != 0);
@@ -295,24 +295,26 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
     }
   }
   grows = grows && is_aten(info);
-  const bool told = (resizes || grows) && take_layouts(info, arguments, called.given, grows ? kAnySize : kSmall);
+  const bool layouts_taken =
+      (resizes || grows) && take_layouts(info, arguments, call.twin_arguments, grows ? kAnySize : kSmall);
   for (const auto position : info.written) {
     // Some Meta kernels resize what is also read, which no CPU kernel does.
     const auto& v = arguments[position];
-    TORCH_CHECK((info.is_out[position] ? !is_read(arguments, position) : told || !is_aten(info)) || !v.isTensor() ||
-                    !v.toTensor().defined() || called.given[position].toTensor().sizes() == v.toTensor().sizes(),
+    TORCH_CHECK((info.is_out[position] ? !is_read(arguments, position) : layouts_taken || !is_aten(info)) ||
+                    !v.isTensor() || !v.toTensor().defined() ||
+                    call.twin_arguments[position].toTensor().sizes() == v.toTensor().sizes(),
                 "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
-                called.given[position].toTensor().sizes());
+                call.twin_arguments[position].toTensor().sizes());
   }
   auto set = c10::make_intrusive<MetaSet>();
-  set->unasked = raise_if_refused(info, arguments, called.stack);
-  for (size_t r = 0; r < called.stack.size(); ++r) {
+  set->validated_magnitude = raise_if_refused(info, arguments, call.stack);
+  for (size_t r = 0; r < call.stack.size(); ++r) {
     if (info.return_writes[r] < 0) {
-      add_result(*set, called.stack[r]);
+      add_result(*set, call.stack[r]);
     }
   }
   for (const auto position : info.written) {
-    const auto& v = called.given[position];
+    const auto& v = call.twin_arguments[position];
     if (!v.isNone()) {
       add_result(*set, v);
     }
@@ -321,7 +323,7 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   if (!warns) {  // PyTorch warns of a resized tensor at every call
     const RecorderLock lock;
     remember_metas(key, set);
-    remember_numbers(info, arguments, key, set->unasked);
+    note_validated_numbers(info, arguments, key, set->validated_magnitude);
   }
   return set;
 }
@@ -329,8 +331,8 @@ MetaSetPtr remembered(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
 }  // namespace
 
 const MetaSetPtr* find_metas(const Hash& key) {
-  const auto found = table().find(key);
-  return found == table().end() ? nullptr : &found->second;
+  const auto it = table().find(key);
+  return it == table().end() ? nullptr : &it->second;
 }
 
 MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
@@ -342,9 +344,9 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     stack.push_back(all_dims(info, arguments, i) ? c10::IValue()
                                                  : twin_argument(arguments[i], &meta_twin, c10::DeviceType::Meta));
   }
-  std::vector<c10::IValue> given(stack.begin(), stack.end());
+  std::vector<c10::IValue> twin_arguments(stack.begin(), stack.end());
   {
-    const KernelsOnly alone;
+    const KernelsOnly kernels_only;
     try {
       call_meta_kernel(info, stack);
     } catch (const c10::NotImplementedError&) {
@@ -353,12 +355,12 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
       }
       stack.clear();  // no Meta kernel is needed: what it writes keeps its shape
     }
-    drop_unasked(info, arguments, stack);
+    drop_masked_results(info, arguments, stack);
   }
   if (info.view && info.inverse == Inverse::Memory && info.form == Form::Plain) {
-    check_views(info, given, stack);
+    check_views(info, twin_arguments, stack);
   }
-  return remembered(info, arguments, key, {std::move(stack), std::move(given)});
+  return cache_metas(info, arguments, key, {std::move(stack), std::move(twin_arguments)});
 }
 
 void warn_and_raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
@@ -369,14 +371,14 @@ void warn_and_raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> argume
 }
 
 void raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {
-  const Silence silence;  // what is recorded warns by itself
+  const NoWarnings silence;  // what is recorded warns by itself
   warn_and_raise_as_cpu(info, arguments, bytes, fill);
 }
 
 MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Hash& key) {
   try {
-    const Silence silence;
-    auto called = call_on_cpu(info, arguments);
+    const NoWarnings silence;
+    auto call = call_on_cpu(info, arguments);
     // Zeros have no imaginary part that could be lost in what is written.
     const auto is_complex = [](const c10::IValue& v) {
       return v.isTensor() && v.toTensor().defined() && v.toTensor().is_complex();
@@ -385,7 +387,7 @@ MetaSetPtr infer_metas_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arg
         std::any_of(arguments.begin(), arguments.end(), is_complex) &&
         (info.written.empty() || !std::all_of(info.written.begin(), info.written.end(),
                                               [&](auto position) { return is_complex(arguments[position]); }));
-    return info.view || info.seeded || loses ? MetaSetPtr() : remembered(info, arguments, key, std::move(called));
+    return info.view || info.seeded || loses ? MetaSetPtr() : cache_metas(info, arguments, key, std::move(call));
   } catch (const TooLarge&) {
     return {};
   }

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "base/silence.h"
+#include "base/no_warnings.h"
 
 namespace torch_xla {
 
@@ -21,19 +21,19 @@ const auto& kernels_of(const c10::OperatorHandle& handle);
 // The dispatcher keeps kernels that were replaced, but has no function that gives them: a private member's name may be
 // written in an explicit instantiation.
 template <auto Definition, auto Kernels>
-struct Kept {
+struct PrivateMember {
   friend const auto& kernels_of(const c10::OperatorHandle& handle) { return ((handle.*Definition)->op).*Kernels; }
 };
-template struct Kept<&c10::OperatorHandle::operatorDef_, &c10::impl::OperatorEntry::kernels_>;
+template struct PrivateMember<&c10::OperatorHandle::operatorDef_, &c10::impl::OperatorEntry::kernels_>;
 
 const c10::KernelFunction* kernel_of_aten(const OpInfo& info) {
   const auto& kernels = kernels_of(info.op);
-  const auto found = kernels.find(c10::DispatchKey::Meta);
-  if (found == kernels.end() || found->second.size() != 2) {
+  const auto it = kernels.find(c10::DispatchKey::Meta);
+  if (it == kernels.end() || it->second.size() != 2) {
     return nullptr;
   }
-  const auto& over = found->second.front().debug;
-  return over.find("_meta_registrations.py") == std::string::npos ? nullptr : &found->second.back().kernel;
+  const auto& over = it->second.front().debug;
+  return over.find("_meta_registrations.py") == std::string::npos ? nullptr : &it->second.back().kernel;
 }
 
 // Whether a tensor is in order, and computed with in its own type.
@@ -109,9 +109,9 @@ Results layer_norm_backward_shape(Arguments a) {
 Results grouped_product_shape(Arguments a) {
   const auto &x = a[0].toTensor(), &y = a[1].toTensor();
   const auto ends = a[2].toOptional<Tensor>();
-  const auto wanted = a[4].toOptional<at::ScalarType>();
-  at::native::_grouped_mm_validate_inputs(x, y, ends, a[3].toOptional<Tensor>(), wanted);
-  const auto type = at::native::_resolve_grouped_mm_out_dtype(x, y, wanted);
+  const auto out_dtype = a[4].toOptional<at::ScalarType>();
+  at::native::_grouped_mm_validate_inputs(x, y, ends, a[3].toOptional<Tensor>(), out_dtype);
+  const auto type = at::native::_resolve_grouped_mm_out_dtype(x, y, out_dtype);
   const auto out = at::native::create_grouped_gemm_output_tensor(x, y, ends, type);
   return torch::jit::Stack{at::detail::empty_meta(out.sizes(), type)};
 }
@@ -129,8 +129,8 @@ Results shape_of(const OpInfo& info, Arguments arguments) {
       {"aten.native_layer_norm_backward.default", &layer_norm_backward_shape},
       {"aten._grouped_mm.default", &grouped_product_shape},
   };
-  const auto found = functions->find(info.name);
-  return found == functions->end() ? Results() : found->second(arguments);
+  const auto it = functions->find(info.name);
+  return it == functions->end() ? Results() : it->second(arguments);
 }
 
 // A CPU tensor without elements that is broadcast and promoted as `t` is.
@@ -156,7 +156,7 @@ Results call_hollow(const OpInfo& info, Arguments arguments) {
     stack.push_back(v.isTensor() ? hollow_twin(v.toTensor()) : v.isDevice() ? c10::Device(c10::kCPU) : v);
   }
   try {
-    const Silence silence;
+    const NoWarnings silence;
     info.op.callBoxed(stack);
   } catch (const c10::Error&) {
     return {};  // that is looked at elsewhere
@@ -204,8 +204,8 @@ void take_dtypes(const OpInfo& info, const torch::jit::Stack& hollow, torch::jit
 bool is_aten(const OpInfo& info) { return info.name.rfind("aten.", 0) == 0; }
 
 void call_meta_kernel(const OpInfo& info, torch::jit::Stack& stack) {
-  if (auto found = shape_of(info, stack)) {
-    stack = std::move(*found);
+  if (auto shapes = shape_of(info, stack)) {
+    stack = std::move(*shapes);
     return;
   }
   if (const auto* const kernel = kernel_of_aten(info)) {

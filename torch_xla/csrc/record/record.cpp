@@ -14,7 +14,7 @@
 #include "base/user_line.h"
 #include "device/random.h"
 #include "ir/op_info.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 #include "record/call.h"
 #include "record/eager_checks.h"
 #include "record/masked_selection.h"
@@ -54,21 +54,21 @@ void run_on_host(const OpInfo& info, Stack* stack, const char* reason) {
 MetaSetPtr metas_with_new_numbers(const Call& call) {
   const auto find = [&] {
     const RecorderLock lock;
-    const auto* const found = find_metas(call.key);
-    return found == nullptr ? MetaSetPtr() : *found;
+    const auto* const cached = find_metas(call.key);
+    return cached == nullptr ? MetaSetPtr() : *cached;
   };
   auto metas = find();
   if (metas.defined()) {
-    raise_if_refused(call.info, call.given(), {});
+    raise_if_refused(call.info, call.argument_list(), {});
     const RecorderLock lock;
-    remember_numbers(call.info, call.given(), call.key, metas->unasked);
+    note_validated_numbers(call.info, call.argument_list(), call.key, metas->validated_magnitude);
   }
   return metas;
 }
 
 // The metas of a call that the cache does not know; null where PyTorch cannot tell without the data.
 MetaSetPtr inferred_metas(const Call& call) {
-  const auto arguments = call.given();
+  const auto arguments = call.argument_list();
   if (auto metas = metas_with_new_numbers(call); metas.defined()) {
     return metas;
   }
@@ -114,7 +114,7 @@ struct Outcome {
 };
 
 // The pieces of `unbind` and `split`, as `tensor[i]` or `tensor[i:j]` would be: a loop over them has few graphs then.
-void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+void emit_chunks(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   static auto& unbind = op_info("aten::unbind", "int");
   static auto& select = op_info("aten::select", "int");
   static auto& slice = op_info("aten::slice", "Tensor");
@@ -126,22 +126,22 @@ void place_pieces(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   const auto d = c10::maybe_wrap_dim(dim.value.toInt(), rank);
   int64_t start = 0;
   for (uint32_t i = 0; i < metas->metas.size(); ++i) {
-    const auto piece = single({metas, i});
+    const auto chunk = single({metas, i});
     Args args{input_arg(), dim, adaptive_arg(op, 2, rank, start)};
-    start += rows ? 1 : piece->metas[0].sizes[d];
+    start += rows ? 1 : chunk->metas[0].sizes[d];
     if (!rows) {
       args.push_back(adaptive_arg(op, 3, rank, start));
       args.push_back(attr(int64_t{1}));
     }
-    const auto node = make_node(op, Args(args), Inputs(call.inputs), piece);
-    outcome.results.push_back(self.view(op, std::move(args), piece, node));
+    const auto node = make_node(op, Args(args), Inputs(call.inputs), chunk);
+    outcome.results.push_back(self.view(op, std::move(args), chunk, node));
   }
 }
 
-void place_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+void emit_views(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   const auto& self = impl_of(call.arguments[0].toTensor())->alias;
-  if (call.info.form == Form::Pieces) {
-    place_pieces(call, metas, outcome);
+  if (call.info.form == Form::Chunks) {
+    emit_chunks(call, metas, outcome);
   } else if (call.info.form == Form::AsStrided || call.info.inverse == Inverse::Memory) {
     for (uint32_t i = 0; i < metas->metas.size(); ++i) {
       outcome.results.push_back(self.as_strided({metas, i}));
@@ -158,7 +158,7 @@ void record_inplace_view(Call& call, Stack* stack) {
   TORCH_CHECK(info.functional != nullptr, "[record ", info.name,
               "] has no functional form; use the out-of-place operator");
   const at::Tensor self = call.arguments[0].toTensor();
-  Stack view_stack(call.given().begin(), call.given().end());
+  Stack view_stack(call.argument_list().begin(), call.argument_list().end());
   record(info.functional->op, &view_stack);
   const at::Tensor view = view_stack.front().toTensor();
   Alias old;
@@ -173,8 +173,8 @@ void record_inplace_view(Call& call, Stack* stack) {
 void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome& outcome) {
   auto& alias = impl_of(t)->alias;
   auto& storage = *alias.storage;
-  if (value.node->seeded && storage.origin && storage.value == storage.origin) {
-    storage.origin = {};  // random numbers replace what the memory was made with: it is never needed
+  if (value.node->seeded && storage.initial_fill && storage.value == storage.initial_fill) {
+    storage.initial_fill = {};  // random numbers replace what the memory was made with: it is never needed
   }
   if (t.sizes() != c10::IntArrayRef(meta->sizes)) {  // an out= tensor that was resized
     const auto resized = make_meta(meta->sizes, meta->strides, t.storage_offset(), meta->dtype);
@@ -187,7 +187,7 @@ void write_tensor(const at::Tensor& t, Value value, const MetaRef& meta, Outcome
   outcome.written.push_back(&t);
 }
 
-void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+void emit_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& info = call.info;
   auto& op = info.functional != nullptr ? *info.functional : info;
   const bool seeded = info.seeded && (info.dropout < 0 || call.arguments[info.dropout].toDouble() != 0);
@@ -225,29 +225,30 @@ void place_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
 }
 
 // Wants the recorder's lock.
-void place(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
+void emit(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   call.info.calls.fetch_add(1, std::memory_order_relaxed);
   note_call(call.device, {call.signature(*metas), call.kind(*metas), call.sequence, call.reads,
                           call.phase != Phase::Forward, call.history});
   if (call.info.view) {
-    place_views(call, metas, outcome);
+    emit_views(call, metas, outcome);
   } else {
-    place_call(call, metas, outcome);
+    emit_call(call, metas, outcome);
   }
 }
 
 // Most calls are like one before: they take the lock once. Null for any other.
-MetaSetPtr place_known(Call& call, Outcome& outcome) {
+MetaSetPtr emit_cached(Call& call, Outcome& outcome) {
   const RecorderLock lock;
   call.collect();
-  const auto* const found = find_metas(call.key);
+  const auto* const cached = find_metas(call.key);
   constexpr auto kNone = std::numeric_limits<double>::infinity();
-  if (found == nullptr ||
-      ((*found)->unasked < kNone && !are_known_numbers(call.info, call.given(), call.key, (*found)->unasked))) {
+  if (cached == nullptr ||
+      ((*cached)->validated_magnitude < kNone &&
+       !are_validated_numbers(call.info, call.argument_list(), call.key, (*cached)->validated_magnitude))) {
     return {};
   }
-  place(call, *found, outcome);
-  return *found;
+  emit(call, *cached, outcome);
+  return *cached;
 }
 
 // The fresh tensors of a call, computed already in eager mode.
@@ -270,14 +271,14 @@ Tensors make_fresh(const Call& call, Outcome& outcome) {
     std::copy_if(fresh.begin(), fresh.end(), std::back_inserter(touched), [](const auto& t) { return t.defined(); });
     evaluate(touched);
   }
-  if (any_due()) {
-    run_due();
+  if (has_loop_work()) {
+    run_loop_work();
   }
   return fresh;
 }
 
 // Puts the results on the stack in place of the arguments, as the schema returns them.
-void give_back(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& stack) {
+void return_results(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& stack) {
   c10::SmallVector<IValue, 2> results;
   auto next = fresh.begin();
   auto length = metas->returns.begin();
@@ -289,7 +290,7 @@ void give_back(const Call& call, const MetaSetPtr& metas, Tensors fresh, Stack& 
       ++next;
       results.emplace_back(*number++);
     } else if (*length == MetaSet::kTensor) {
-      results.emplace_back(call.placed(std::move(*next++)));
+      results.emplace_back(call.on_requested_device(std::move(*next++)));
     } else {
       c10::List<at::Tensor> list;
       for (int32_t i = 0; i < *length; ++i) {
@@ -348,7 +349,7 @@ void record_any(OpInfo& info, Stack* stack) {
     info.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
     return;
   }
-  raise_if_overlapping(info, call.given());
+  raise_if_overlapping(info, call.argument_list());
   const bool by_mask = info.form == Form::Index && indexes_by_mask(call.arguments[1]);
   if (info.needs_host != nullptr || by_mask) {
     if (!record_selected(info, *stack)) {
@@ -369,10 +370,10 @@ void record_any(OpInfo& info, Stack* stack) {
     check_as_strided(call, 2);
   }
   Outcome outcome;
-  auto metas = place_known(call, outcome);
+  auto metas = emit_cached(call, outcome);
   if (!metas.defined()) {
-    const bool own = info.view || info.op.hasKernelForDispatchKey(c10::DispatchKey::AutogradXLA);
-    if (!own && needs_host(info.recorded().name)) {  // asked before its metas are remembered
+    const bool has_own_kernel = info.view || info.op.hasKernelForDispatchKey(c10::DispatchKey::AutogradXLA);
+    if (!has_own_kernel && needs_host(info.recorded().name)) {  // asked before its metas are remembered
       run_on_host(info, stack, "it has no lowering, and the device's programs cannot call the host");
       return;
     }
@@ -382,21 +383,21 @@ void record_any(OpInfo& info, Stack* stack) {
       return;
     }
     const RecorderLock lock;
-    place(call, metas, outcome);
+    emit(call, metas, outcome);
   }
-  give_back(call, metas, make_fresh(call, outcome), *stack);
+  return_results(call, metas, make_fresh(call, outcome), *stack);
 }
 
-std::optional<Tensors> record_known(OpInfo& info, IValue* arguments) {
+std::optional<Tensors> record_cached(OpInfo& info, IValue* arguments) {
   keep_backward_in_this_thread();
   Call call(info, arguments);
   call.find_device();
   if (call.foreign() || call.fake()) {
     return {};
   }
-  raise_if_overlapping(info, call.given());
+  raise_if_overlapping(info, call.argument_list());
   Outcome outcome;
-  if (!place_known(call, outcome).defined()) {
+  if (!emit_cached(call, outcome).defined()) {
     return {};
   }
   return make_fresh(call, outcome);
@@ -456,7 +457,7 @@ class RecordChecked final : public c10::OperatorKernel {
 
 }  // namespace
 
-void record_whole(const std::vector<std::string>& names) {
+void record_undecomposed(const std::vector<std::string>& names) {
   for (const auto& name : names) {
     if (unboxed_kernels().count(name) == 0) {
       register_kernel(name, name.size() > 4 && name.compare(name.size() - 4, 4, ".out") == 0

@@ -20,10 +20,10 @@ void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void record_any(OpInfo& info, torch::jit::Stack* stack);
 // Records a plain operator or view where a call of this signature was recorded before, and gives the fresh tensors.
 // Gives none for any other call, and has done nothing then. Leaves the arguments as they are.
-std::optional<Tensors> record_known(OpInfo& info, c10::IValue* arguments);
+std::optional<Tensors> record_cached(OpInfo& info, c10::IValue* arguments);
 
 // Records these operators whole although PyTorch could decompose them by itself.
-void record_whole(const std::vector<std::string>& names);
+void record_undecomposed(const std::vector<std::string>& names);
 
 // Computes these operators on the host, between two programs.
 void keep_on_host(const std::vector<std::string>& names);

@@ -52,14 +52,14 @@ class TypedArguments {
 };
 
 template <class Result>
-struct Given;
+struct ResultOf;
 template <>
-struct Given<Tensor> {
+struct ResultOf<Tensor> {
   static Tensor of(Tensors& fresh) { return std::move(fresh[0]); }
   static Tensor of(torch::jit::Stack& stack) { return std::move(stack[0]).toTensor(); }
 };
 template <>
-struct Given<std::tuple<Tensor, Tensor, Tensor>> {
+struct ResultOf<std::tuple<Tensor, Tensor, Tensor>> {
   using Three = std::tuple<Tensor, Tensor, Tensor>;
   static Three of(Tensors& fresh) { return {std::move(fresh[0]), std::move(fresh[1]), std::move(fresh[2])}; }
   static Three of(torch::jit::Stack& stack) { return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()}; }
@@ -75,13 +75,13 @@ struct Kernel<Op, Result(Args...)> {
     {
       TypedArguments<sizeof...(Args)> arguments;
       arguments.set(args...);
-      if (auto fresh = record_known(info, arguments.data())) {
-        return Given<Result>::of(*fresh);
+      if (auto fresh = record_cached(info, arguments.data())) {
+        return ResultOf<Result>::of(*fresh);
       }
     }
     torch::jit::Stack stack{IValue(args)...};
     record_any(info, &stack);
-    return Given<Result>::of(stack);
+    return ResultOf<Result>::of(stack);
   }
 };
 // One that writes its first argument.
@@ -93,7 +93,7 @@ struct Kernel<Op, Tensor&(Tensor&, Args...)> {
     {
       TypedArguments<1 + sizeof...(Args)> arguments;
       arguments.set(self, args...);
-      if (record_known(info, arguments.data())) {
+      if (record_cached(info, arguments.data())) {
         return self;
       }
     }

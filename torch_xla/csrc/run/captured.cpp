@@ -7,7 +7,7 @@
 #include "base/python_hooks.h"
 #include "device/capture.h"
 #include "device/random.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placeholder.h"
 #include "tensor/write_log.h"
@@ -53,8 +53,8 @@ void begin_capture(c10::DeviceIndex device) {
     }
     resolve(s.value);
     if (s.value.node->leaf()) {
-      garbage.push_back(std::exchange(s.synced, s.value));
-      garbage.push_back(std::exchange(s.origin, {}));
+      garbage.push_back(std::exchange(s.committed, s.value));
+      garbage.push_back(std::exchange(s.initial_fill, {}));
     }
     captured_storages(device).push_back(std::move(storage));
   });
@@ -69,26 +69,26 @@ void end_capture(c10::DeviceIndex device) {
     const RecorderLock lock;
     storages.swap(captured_storages(device));
     for (const auto& storage : storages) {
-      if (storage->synced && !(storage->value == storage->synced)) {
-        garbage.push_back(std::exchange(storage->value, storage->synced));
+      if (storage->committed && !(storage->value == storage->committed)) {
+        garbage.push_back(std::exchange(storage->value, storage->committed));
         ++storage->generation;
       }
     }
     for_each_storage(device, [&](Storage& s) {
-      if (s.at_barrier) {
-        garbage.push_back(std::move(s.at_barrier));
+      if (s.pending_commit) {
+        garbage.push_back(std::move(s.pending_commit));
       }
       if (s.id >= first && !s.value.node->leaf()) {
         garbage.push_back(std::exchange(s.value, make_uncomputed(s.meta)));
-        garbage.push_back(std::exchange(s.origin, {}));
-        garbage.push_back(std::exchange(s.synced, {}));
+        garbage.push_back(std::exchange(s.initial_fill, {}));
+        garbage.push_back(std::exchange(s.committed, {}));
         ++s.generation;
       }
     });
     forget_views(device, Cut::kNow, garbage);
     forget_writes(device, node_sequence());
-    stream_of(device).drop_ends(node_sequence());
-    stream_of(device).barrier();
+    call_trace_of(device).drop_ends(node_sequence());
+    call_trace_of(device).barrier();
     end_captured(device);
   }
   end_captured_draws(device);
@@ -114,8 +114,8 @@ CapturedGraph::CapturedGraph(const Graph& graph) {
   std::vector<StoragePtr> living;
   const RecorderLock lock;
   for (const auto& storage : captured_storages(device)) {
-    if (storage->synced) {
-      holders.emplace(storage->synced.node.get(), storage);
+    if (storage->committed) {
+      holders.emplace(storage->committed.node.get(), storage);
     }
   }
   for_each_storage(device, [&](Storage& s) {
@@ -142,7 +142,7 @@ void CapturedGraph::set_program(std::shared_ptr<Program> program) {
   std::vector<StoragePtr> living;
   const RecorderLock lock;
   for (const auto& write : writes_) {
-    auto storage = write.kept ? StoragePtr() : write.storage.lock();
+    auto storage = write.older_storage ? StoragePtr() : write.storage.lock();
     if (storage && storage->value.node->error != nullptr) {
       storage->placement = storage->value.node->placement = program_->outputs[write.output].placement;
       living.push_back(std::move(storage));
@@ -168,7 +168,7 @@ void CapturedGraph::bind() {
       check_size(storage, meta);
       resolve(storage->value);
       check_value(*storage->value.node, device);
-      TORCH_CHECK(storage->value.node->leaf() && !storage->value.node->given,
+      TORCH_CHECK(storage->value.node->leaf() && !storage->value.node->donor,
                   "[graph] got a tensor without a buffer of its own, expected one that is computed and not given away");
     }
     auto leaf = storage ? storage->value.node : constant;
@@ -194,8 +194,8 @@ void CapturedGraph::copy_shared() {
       if (!program_->packing.donated[i]) {
         continue;
       }
-      const size_t ours = 2 + (storage && storage->synced && storage->synced.node == leaves[i] ? 1 : 0);
-      if (!storage || leaves[i].use_count() != ours + waiting_clones(*leaves[i])) {
+      const size_t ours = 2 + (storage && storage->committed && storage->committed.node == leaves[i] ? 1 : 0);
+      if (!storage || leaves[i].use_count() != ours + bufferless_clones(*leaves[i])) {
         shared.push_back(i);
       }
     }
@@ -209,9 +209,9 @@ void CapturedGraph::copy_shared() {
   const RecorderLock lock;
   for (size_t k = 0; k < shared.size(); ++k) {
     auto& leaf = leaves[shared[k]];
-    auto copied = make_leaf({leaf->outs, 0}, copies[k]);
-    copied.node->placement = leaf->placement;
-    old_.push_back({std::exchange(leaf, std::move(copied.node)), 0});
+    auto leaf_copy = make_leaf({leaf->outs, 0}, copies[k]);
+    leaf_copy.node->placement = leaf->placement;
+    garbage_.push_back({std::exchange(leaf, std::move(leaf_copy.node)), 0});
   }
 }
 
@@ -233,8 +233,8 @@ py::object CapturedGraph::replay() {
   return token;
 }
 
-void CapturedGraph::attach(Vector<Result> given) {
-  std::vector<Value> values(given.size());
+void CapturedGraph::attach(Vector<Result> results) {
+  std::vector<Value> values(results.size());
   std::vector<StoragePtr> living;
   const RecorderLock lock;
   for (const auto& write : writes_) {
@@ -243,27 +243,27 @@ void CapturedGraph::attach(Vector<Result> given) {
       continue;
     }
     const auto output = write.output;
-    auto& known = values[output];
-    auto value = known ? clone_leaf(known, {}) : make_leaf(storage->meta, nullptr);
-    if (!known) {
-      given[output].give_to(*value.node);
-      known = value;
+    auto& value_of_output = values[output];
+    auto value = value_of_output ? clone_leaf(value_of_output, {}) : make_leaf(storage->meta, nullptr);
+    if (!value_of_output) {
+      results[output].give_to(*value.node);
+      value_of_output = value;
     }
-    old_.push_back(std::exchange(storage->origin, {}));
-    old_.push_back(std::exchange(storage->synced, value));
-    old_.push_back(std::exchange(storage->value, std::move(value)));
+    garbage_.push_back(std::exchange(storage->initial_fill, {}));
+    garbage_.push_back(std::exchange(storage->committed, value));
+    garbage_.push_back(std::exchange(storage->value, std::move(value)));
     storage->placement = storage->value.node->placement;
     ++storage->generation;
     living.push_back(std::move(storage));
   }
-  for (auto& result : given) {
+  for (auto& result : results) {
     release_object(result.buffer);  // nobody has it any more
   }
 }
 
 void CapturedGraph::forget() {
   leaves.clear();
-  old_.clear();
+  garbage_.clear();
 }
 
 }  // namespace torch_xla

@@ -30,7 +30,7 @@ class CapturedGraph final : public Arguments {
     NodePtr constant;  // where it is of no storage
   };
   struct Write {
-    StoragePtr kept;  // one that was there before the capture
+    StoragePtr older_storage;  // one that was there before the capture
     c10::weak_intrusive_ptr<Storage> storage;
     MetaRef meta;
     uint32_t output;
@@ -48,7 +48,7 @@ class CapturedGraph final : public Arguments {
   std::vector<Write> writes_;
   std::vector<Draw> draws_;
   uint64_t drawn_ = 0;
-  Vector<Value> old_;  // of a replay, to be destroyed without the lock
+  Vector<Value> garbage_;  // of a replay, to be destroyed without the lock
 };
 
 }  // namespace torch_xla

@@ -47,8 +47,8 @@ struct Job {
   std::string stopped;
 };
 Job& job() {
-  static auto* const found = new Job;
-  return *found;
+  static auto* const j = new Job;
+  return *j;
 }
 
 std::string listed(const std::vector<int64_t>& ranks) {
@@ -81,9 +81,9 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
 thread_local std::string current;
 
 // One collective of this process's group.
-class Call {
+class CollectiveCall {
  public:
-  Call(std::vector<int64_t> ranks, std::string what) : ranks_(std::move(ranks)) {
+  CollectiveCall(std::vector<int64_t> ranks, std::string what) : ranks_(std::move(ranks)) {
     auto& j = job();
     const std::lock_guard lock(j.mutex);
     TORCH_CHECK(j.stopped.empty(), j.stopped);
@@ -91,19 +91,19 @@ class Call {
     size_ = static_cast<int64_t>(ranks_.size());
     current = "; it was in " + what + " of ranks " + listed(ranks_);
     if (size_ > 1) {
-      const auto found = j.groups.find(ranks_);
-      TORCH_CHECK(found != j.groups.end(), "[collective] rank ", rank_, " has no group of ranks ", listed(ranks_));
-      group_ = &found->second;
+      const auto it = j.groups.find(ranks_);
+      TORCH_CHECK(it != j.groups.end(), "[collective] rank ", rank_, " has no group of ranks ", listed(ranks_));
+      group_ = &it->second;
       backend_ = group_->backend;
       j.wait = Wait{ranks_, std::move(what), ++group_->count, Clock::now()};
     }
   }
-  ~Call() {
+  ~CollectiveCall() {
     const std::lock_guard lock(job().mutex);
     job().wait.reset();
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  CollectiveCall(const CollectiveCall&) = delete;
+  CollectiveCall& operator=(const CollectiveCall&) = delete;
 
   int64_t size() const { return size_; }
 
@@ -116,12 +116,12 @@ class Call {
     auto& announced = group_->announced;
     announced.resize(size_);
     if (std::any_of(announced.begin(), announced.end(), [](const auto& queue) { return queue.empty(); })) {
-      auto own = at::zeros({kAhead + 1}, at::kLong);
-      auto* const numbers = own.mutable_data_ptr<int64_t>();
+      auto announcement = at::zeros({kAhead + 1}, at::kLong);
+      auto* const numbers = announcement.mutable_data_ptr<int64_t>();
       numbers[0] = std::min<int64_t>(static_cast<int64_t>(ahead.size()), kAhead);
       std::copy_n(ahead.begin(), numbers[0], numbers + 1);
       auto all = at::empty({size_ * (kAhead + 1)}, at::kLong);
-      wait_for(backend_->_allgather_base(all, own));
+      wait_for(backend_->_allgather_base(all, announcement));
       const auto* theirs = all.const_data_ptr<int64_t>();
       for (auto& queue : announced) {
         queue.assign(theirs + 1, theirs + 1 + theirs[0]);
@@ -167,9 +167,9 @@ class Call {
       unflatten(in.reshape({-1}), {out});
       return;
     }
-    auto own = copied(in);
+    auto part = copied(in);
     auto all = at::empty_like(out);
-    auto from = bytes(own), to = bytes(all);
+    auto from = bytes(part), to = bytes(all);
     wait_for(backend_->_allgather_base(to, from));
     unflatten(all.reshape({-1}), {out});
   }
@@ -177,12 +177,12 @@ class Call {
   void all_to_all(const at::Tensor& in, const at::Tensor& out) { unflatten(exchanged(in).reshape({-1}), {out}); }
 
   at::Tensor exchanged(const at::Tensor& in) {
-    auto own = copied(in);
+    auto part = copied(in);
     if (backend_ == nullptr) {
-      return own;
+      return part;
     }
-    auto all = at::empty_like(own);
-    auto from = bytes(own).view({size_, -1}), to = bytes(all).view({size_, -1});
+    auto all = at::empty_like(part);
+    auto from = bytes(part).view({size_, -1}), to = bytes(all).view({size_, -1});
     std::vector<int64_t> even;
     wait_for(backend_->alltoall_base(to, from, even, even));
     return all;
@@ -190,13 +190,13 @@ class Call {
 
   void reduce_scatter(const at::Tensor& in, const at::Tensor& out, ReduceOp::RedOpType op) {
     const auto parts = exchanged(in);
-    auto found = parts[0].to(
+    auto reduced = parts[0].to(
         parts.scalar_type() == at::kHalf || parts.scalar_type() == at::kBFloat16 ? at::kFloat : parts.scalar_type(),
         /*non_blocking=*/false, /*copy=*/true);
     for (int64_t i = 1; i < parts.size(0); ++i) {
-      combine(found, parts[i], op);
+      combine(reduced, parts[i], op);
     }
-    unflatten(found.reshape({-1}), {out});
+    unflatten(reduced.reshape({-1}), {out});
   }
 
   // Sends to the process after each source in the list, if this is the source. As an exchange of parts, most of which
@@ -204,25 +204,25 @@ class Call {
   void permute(const at::Tensor& in, const at::Tensor& out, FfiNumbers sources, FfiNumbers targets) {
     auto from = bytes(copied(in));
     const auto length = from.numel();
-    std::vector<int64_t> sent(size_), received(size_);
+    std::vector<int64_t> sent_lengths(size_), received_lengths(size_);
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i] == rank_) {
-        sent[place(targets[i])] = length;
+        sent_lengths[rank_index(targets[i])] = length;
       }
       if (targets[i] == rank_) {
-        received[place(sources[i])] = length;
+        received_lengths[rank_index(sources[i])] = length;
       }
     }
     const auto any = [length](const auto& lengths) {
       return std::find(lengths.begin(), lengths.end(), length) != lengths.end();
     };
-    const bool sends = any(sent), receives = any(received);
+    const bool sends = any(sent_lengths), receives = any(received_lengths);
     auto to = receives ? at::empty_like(from) : from.new_empty({0});
     if (backend_ == nullptr) {
       to.copy_(receives ? from : to);
     } else {
       from = sends ? from : from.new_empty({0});
-      wait_for(backend_->alltoall_base(to, from, received, sent));
+      wait_for(backend_->alltoall_base(to, from, received_lengths, sent_lengths));
     }
     out.zero_();
     if (receives) {
@@ -273,35 +273,35 @@ class Call {
 
   static at::Tensor copied(const at::Tensor& t) { return flattened({t}).view(t.sizes()); }
 
-  static void combine(at::Tensor& found, const at::Tensor& part, ReduceOp::RedOpType op) {
+  static void combine(at::Tensor& reduced, const at::Tensor& part, ReduceOp::RedOpType op) {
     switch (op) {
       case ReduceOp::SUM:
-        found.scalar_type() == at::kBool ? found.logical_or_(part) : found.add_(part);
+        reduced.scalar_type() == at::kBool ? reduced.logical_or_(part) : reduced.add_(part);
         break;
       case ReduceOp::PRODUCT:
-        found.scalar_type() == at::kBool ? found.logical_and_(part) : found.mul_(part);
+        reduced.scalar_type() == at::kBool ? reduced.logical_and_(part) : reduced.mul_(part);
         break;
       case ReduceOp::MIN:
-        found = at::minimum(found, part);
+        reduced = at::minimum(reduced, part);
         break;
       case ReduceOp::MAX:
-        found = at::maximum(found, part);
+        reduced = at::maximum(reduced, part);
         break;
       case ReduceOp::BAND:
-        found.bitwise_and_(part);
+        reduced.bitwise_and_(part);
         break;
       case ReduceOp::BOR:
-        found.bitwise_or_(part);
+        reduced.bitwise_or_(part);
         break;
       default:
-        found.bitwise_xor_(part);
+        reduced.bitwise_xor_(part);
     }
   }
 
-  int place(int64_t rank) const {
-    const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
-    TORCH_CHECK(found != ranks_.end(), "[collective] got rank ", rank, ", expected one of ", listed(ranks_));
-    return static_cast<int>(found - ranks_.begin());
+  int rank_index(int64_t rank) const {
+    const auto it = std::find(ranks_.begin(), ranks_.end(), rank);
+    TORCH_CHECK(it != ranks_.end(), "[collective] got rank ", rank, ", expected one of ", listed(ranks_));
+    return static_cast<int>(it - ranks_.begin());
   }
 
   std::vector<int64_t> ranks_;
@@ -344,8 +344,9 @@ void run_collective(ffi::RemainingArgs& operands, ffi::RemainingRets& results, c
     in.push_back(tensor_at(operands.get<ffi::AnyBuffer>(i).value()));
     out.push_back(tensor_at(*results.get<ffi::AnyBuffer>(i).value()));
   }
-  Call call(own_group(ffi_attribute<FfiNumbers>(attributes, "groups"), ffi_attribute<FfiNumbers>(attributes, "sizes")),
-            described(kind, in));
+  CollectiveCall call(
+      own_group(ffi_attribute<FfiNumbers>(attributes, "groups"), ffi_attribute<FfiNumbers>(attributes, "sizes")),
+      described(kind, in));
   if (attributes.contains("ahead")) {
     call.compare(ffi_attribute<FfiNumbers>(attributes, "ahead"));
   }

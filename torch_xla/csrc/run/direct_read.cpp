@@ -3,9 +3,9 @@
 #include "cut/cut.h"
 #include "cut/graph.h"
 #include "device/capture.h"
-#include "loops/stream.h"
-#include "run/by_operator.h"
+#include "loops/call_trace.h"
 #include "run/in_flight.h"
+#include "run/op_by_op.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -22,7 +22,7 @@ bool nothing_before(c10::DeviceIndex device) {
     return false;
   }
   const RecorderLock lock;
-  return stream_of(device).ends().empty();
+  return call_trace_of(device).ends().empty();
 }
 
 // Whether a value is pending, and few operators that draw nothing make it: looked at before anything is cut.
@@ -51,7 +51,7 @@ bool compute(const Tensor& tensor) {
   try {
     if (!graph.outputs.empty() && graph.fits_host() && !graph.has_fills()) {
       // Without rules: what needs one is left. No signal handler runs in it, which could cut the graph again.
-      OperatorRun(graph, py::none(), std::nullopt).finish(/*signals=*/false);
+      OpByOpRun(graph, py::none(), std::nullopt).finish(/*signals=*/false);
       return true;
     }
   } catch (const py::error_already_set& error) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cut/adaptive.h"
-#include "cut/division.h"
+#include "cut/host_partition.h"
 
 namespace torch_xla {
 
@@ -11,42 +11,42 @@ namespace {
 
 // The key of the same graph once what may be anywhere is where the program has it: that of a loop's second step.
 Hash resolved_key(const Graph& graph, const Program& program) {
-  if (graph.wanted.empty()) {
+  if (graph.output_placements.empty()) {
     return graph.key;
   }
   Vector<uint32_t> at;
-  auto to = graph.wanted;
+  auto to = graph.output_placements;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     at.push_back(program.inputs[i].placement);
-    const auto successor = graph.successors.empty() ? -1 : graph.successors[i];
-    if (graph.leaves[i]->placement == kAnywhere && successor >= 0 && to[successor] == kAnywhere) {
-      to[successor] = program.outputs[successor].placement;
+    const auto aliased = graph.aliased_outputs.empty() ? -1 : graph.aliased_outputs[i];
+    if (graph.leaves[i]->placement == kUnspecified && aliased >= 0 && to[aliased] == kUnspecified) {
+      to[aliased] = program.outputs[aliased].placement;
     }
   }
-  return graph.placed_key(at, to);
+  return graph.key_with_placements(at, to);
 }
 
 }  // namespace
 
 const ExecutableCache::Entry* ExecutableCache::look_up(Graph& graph, uint64_t settings) {
-  const auto found = index_.find({graph.key, settings});
-  if (found == index_.end() || !graph.share_as(found->second->program->sharing)) {
+  const auto it = index_.find({graph.key, settings});
+  if (it == index_.end() || !graph.adopt_scalar_layout(it->second->program->scalar_layout)) {
     return nullptr;
   }
-  entries_.splice(entries_.end(), entries_, found->second);
+  entries_.splice(entries_.end(), entries_, it->second);
   ++hits;
   return &entries_.back();
 }
 
 bool ExecutableCache::knows(const Graph& graph, uint64_t settings) const {
-  const auto found = index_.find({graph.key, settings});
-  return found != index_.end() && found->second->program->sharing->holds(graph.numbers);
+  const auto it = index_.find({graph.key, settings});
+  return it != index_.end() && it->second->program->scalar_layout->holds(graph.numbers);
 }
 
 py::object ExecutableCache::find(Graph& graph, uint64_t settings) {
   const auto* entry = look_up(graph, settings);
-  if (entry == nullptr && !(graph.same_as == Hash())) {
-    const auto same = index_.find({graph.same_as, settings});
+  if (entry == nullptr && !(graph.equal_key == Hash())) {
+    const auto same = index_.find({graph.equal_key, settings});
     if (same != index_.end()) {
       add(graph, settings, same->second->executable, same->second->program);
       entry = look_up(graph, settings);
@@ -67,18 +67,18 @@ bool ExecutableCache::run(Graph& graph, uint64_t settings) {
 
 void ExecutableCache::add(const Graph& graph, uint64_t settings, py::object executable,
                           std::shared_ptr<Program> program) {
-  const auto placed = resolved_key(graph, *program);
-  if (!(placed == graph.key)) {
-    insert({{placed, settings}, executable, program});
+  const auto resolved = resolved_key(graph, *program);
+  if (!(resolved == graph.key)) {
+    insert({{resolved, settings}, executable, program});
   }
   insert({{graph.key, settings}, std::move(executable), std::move(program)});
 }
 
 void ExecutableCache::insert(Entry entry) {
-  const auto found = index_.find(entry.key);
-  if (found != index_.end()) {
-    std::swap(*found->second, entry);  // the older one goes when the cache is in order again: that may run Python code
-    entries_.splice(entries_.end(), entries_, found->second);
+  const auto it = index_.find(entry.key);
+  if (it != index_.end()) {
+    std::swap(*it->second, entry);  // the older one goes when the cache is in order again: that may run Python code
+    entries_.splice(entries_.end(), entries_, it->second);
     return;
   }
   entries_.push_back(std::move(entry));
@@ -97,15 +97,15 @@ void ExecutableCache::clear() {
   drop(size());
   forget_varying();
   forget_constants();
-  forget_divisions();
+  forget_host_partitions();
 }
 
 py::list ExecutableCache::values() const {
-  py::list found;
+  py::list executables;
   for (const auto& entry : entries_) {
-    found.append(entry.executable);
+    executables.append(entry.executable);
   }
-  return found;
+  return executables;
 }
 
 }  // namespace torch_xla

@@ -15,9 +15,9 @@ at::Tensor tensor_at(const xla::ffi::AnyBuffer& buffer);
 
 template <typename T>
 T ffi_attribute(const xla::ffi::Dictionary& attributes, std::string_view name) {
-  auto found = attributes.get<T>(name);
-  TORCH_CHECK(found.has_value(), "[host kernel] got no usable attribute ", name, ": ", found.error().message());
-  return *found;
+  auto attribute = attributes.get<T>(name);
+  TORCH_CHECK(attribute.has_value(), "[host kernel] got no usable attribute ", name, ": ", attribute.error().message());
+  return *attribute;
 }
 
 inline std::string ffi_text(const xla::ffi::Dictionary& attributes, std::string_view name) {

@@ -19,20 +19,20 @@ namespace torch_xla {
 namespace {
 
 // A scope in which PyTorch's kernels stay in this thread.
-class Alone {
+class SingleThreaded {
  public:
-  Alone() : before_(at::get_num_threads()) {  // the first time in a thread, this sets the number
+  SingleThreaded() : before_(at::get_num_threads()) {  // the first time in a thread, this sets the number
     if (omp_set_num_threads) {
       omp_set_num_threads(1);
     }
   }
-  ~Alone() {
+  ~SingleThreaded() {
     if (omp_set_num_threads) {
       omp_set_num_threads(before_);
     }
   }
-  Alone(const Alone&) = delete;
-  Alone& operator=(const Alone&) = delete;
+  SingleThreaded(const SingleThreaded&) = delete;
+  SingleThreaded& operator=(const SingleThreaded&) = delete;
 
  private:
   const int before_;
@@ -75,7 +75,7 @@ bool is_tensor(const c10::Type& type) {
 
 // A program refuses no index: a gradient whose place is nowhere is dropped, as the rule of the operator does.
 void drop_strays(const std::string& name, torch::jit::Stack& stack) {
-  if (stays_in_memory(name, stack)) {
+  if (stays_in_bounds(name, stack)) {
     return;
   }
   constexpr size_t kGradient = 0, kInput = 1, kIndices = 7;  // of `max_pool2d_with_indices_backward` and that of 3d
@@ -109,17 +109,17 @@ void run_kernel(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const
   }
   drop_strays("aten." + op.schema().name().substr(6) + ".default", stack);
   // Kept alive: PyTorch 2.11 gives references to `out=` tensors after it has taken them off the stack.
-  const torch::jit::Stack given = stack;
+  const torch::jit::Stack arguments_before = stack;
   op.callBoxed(stack);
   for (size_t i = written; i < stack.size(); ++i) {
     if (result[i] < 0) {
       continue;
     }
-    const auto& found = stack[i].toTensor();
+    const auto& computed = stack[i].toTensor();
     const auto to = result_at(result[i]);
-    TORCH_CHECK(found.sizes() == to.sizes(), "[host kernel] ", op.schema().name(), " gave sizes ", found.sizes(),
+    TORCH_CHECK(computed.sizes() == to.sizes(), "[host kernel] ", op.schema().name(), " gave sizes ", computed.sizes(),
                 ", expected ", to.sizes());
-    to.copy_(found);
+    to.copy_(computed);
   }
 }
 
@@ -134,7 +134,7 @@ ffi::Error call_kernel(ffi::RemainingArgs operands, ffi::RemainingRets results, 
       // so, and with one for each of XLA's there would be the square of the number of cores.
       start_in(kProgramsWorker, work).get();
     } else {
-      const Alone alone;
+      const SingleThreaded single_threaded;
       work();
     }
     return ffi::Error::Success();

@@ -73,8 +73,8 @@ std::optional<HostResults> attention(const Node& node, const HostStack& a) {
 std::optional<HostResults> attention_backward(const Node& /*node*/, const HostStack& a) {
   const auto grad = not_half(a[0]), q = not_half(a[1]), k = not_half(a[2]), v = not_half(a[3]);
   const auto bias = optional_tensor(a[4]);
-  const auto wanted = a[5].toBoolList();
-  if (a[12].toDouble() != 0 || (bias && wanted[3]) || !fits_flash(q, k, v, bias)) {
+  const auto output_mask = a[5].toBoolList();
+  if (a[12].toDouble() != 0 || (bias && output_mask[3]) || !fits_flash(q, k, v, bias)) {
     return {};
   }
   auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -85,11 +85,11 @@ std::optional<HostResults> attention_backward(const Node& /*node*/, const HostSt
 
 std::optional<HostResults> linear_backward(const Node& /*node*/, const HostStack& a) {
   const auto &x = a[0].toTensor(), &grad = a[1].toTensor(), &weight = a[2].toTensor();
-  const auto wanted = a[3].toBoolList();
+  const auto output_mask = a[3].toBoolList();
   const auto rows = grad.reshape({-1, weight.size(0)});
-  return HostResults{wanted[0] ? rows.mm(weight).view(x.sizes()) : Tensor(),
-                     wanted[1] ? rows.t().mm(x.reshape({-1, weight.size(1)})) : Tensor(),
-                     wanted[2] ? rows.sum(0) : Tensor()};
+  return HostResults{output_mask[0] ? rows.mm(weight).view(x.sizes()) : Tensor(),
+                     output_mask[1] ? rows.t().mm(x.reshape({-1, weight.size(1)})) : Tensor(),
+                     output_mask[2] ? rows.sum(0) : Tensor()};
 }
 
 // The type that a rule draws in.
@@ -183,11 +183,11 @@ at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes) {
   return drawn;
 }
 
-bool has_other_name(const Node& node) { return functions().count(node.op->name) != 0; }
+bool has_alternate_kernel(const Node& node) { return functions().count(node.op->name) != 0; }
 
-std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments) {
-  const auto found = functions().find(node.op->name);
-  return found == functions().end() ? std::nullopt : found->second(node, arguments);
+std::optional<HostResults> compute_by_alternate_kernel(const Node& node, const HostStack& arguments) {
+  const auto it = functions().find(node.op->name);
+  return it == functions().end() ? std::nullopt : it->second(node, arguments);
 }
 
 namespace {
@@ -209,7 +209,7 @@ bool are_within(const c10::IValue& v, int64_t end, std::optional<int64_t> ignore
 }
 
 // How many elements the last dimensions have.
-int64_t places(const c10::IValue& v, int64_t dims) {
+int64_t elements_of(const c10::IValue& v, int64_t dims) {
   const auto sizes = v.toTensor().sizes();
   return c10::multiply_integers(sizes.slice(sizes.size() - dims));
 }
@@ -229,8 +229,8 @@ bool is_never_sure(const HostStack& /*arguments*/) { return false; }
 using Fits = bool (*)(const HostStack&);
 
 // Kernels that go wherever their indices or lengths say, and whether these are within what they are of. Which they are
-// is found by trial: `tests/run/test_trusting_kernels.py`.
-const std::unordered_map<std::string, Fits>& trusting() {
+// is found by trial: `tests/run/test_unchecked_kernels.py`.
+const std::unordered_map<std::string, Fits>& bounds_checks() {
   static const auto* const all = new std::unordered_map<std::string, Fits>{
       {"aten._ctc_loss.default", &is_never_sure},
       {"aten._ctc_loss.Tensor", &is_never_sure},
@@ -243,14 +243,14 @@ const std::unordered_map<std::string, Fits>& trusting() {
       {"aten._segment_reduce_backward.default", &is_never_sure},
       {"aten._sparse_mm_reduce_impl_backward.default", &is_never_sure},
       {"aten.adaptive_max_pool2d_backward.default",
-       [](const HostStack& a) { return are_within(a[2], places(a[1], 2)); }},
+       [](const HostStack& a) { return are_within(a[2], elements_of(a[1], 2)); }},
       {"aten.adaptive_max_pool3d_backward.default",
-       [](const HostStack& a) { return are_within(a[2], places(a[1], 3)); }},
+       [](const HostStack& a) { return are_within(a[2], elements_of(a[1], 3)); }},
       {"aten.embedding_dense_backward.default", [](const HostStack& a) { return are_within(a[1], a[2].toInt()); }},
       {"aten.max_pool2d_with_indices_backward.default",
-       [](const HostStack& a) { return are_within(a[7], places(a[1], 2)); }},
+       [](const HostStack& a) { return are_within(a[7], elements_of(a[1], 2)); }},
       {"aten.max_pool3d_with_indices_backward.default",
-       [](const HostStack& a) { return are_within(a[7], places(a[1], 3)); }},
+       [](const HostStack& a) { return are_within(a[7], elements_of(a[1], 3)); }},
       {"aten.nll_loss2d_backward.default", &labels_fit},
       {"aten.nll_loss_backward.default", &labels_fit},
       {"aten.segment_reduce.default", &is_never_sure},
@@ -260,17 +260,17 @@ const std::unordered_map<std::string, Fits>& trusting() {
 
 }  // namespace
 
-std::vector<std::string> trusting_operators() {
+std::vector<std::string> unchecked_index_operators() {
   std::vector<std::string> names;
-  for (const auto& [name, fits] : trusting()) {
+  for (const auto& [name, fits] : bounds_checks()) {
     names.push_back(name);
   }
   return names;
 }
 
-bool stays_in_memory(const std::string& name, const HostStack& arguments) {
-  const auto found = trusting().find(name);
-  return found == trusting().end() || found->second(arguments);
+bool stays_in_bounds(const std::string& name, const HostStack& arguments) {
+  const auto it = bounds_checks().find(name);
+  return it == bounds_checks().end() || it->second(arguments);
 }
 
 std::optional<HostStack> in_float(const HostStack& arguments) {

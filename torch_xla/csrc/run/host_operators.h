@@ -15,16 +15,16 @@ using HostStack = std::vector<c10::IValue>;
 using HostResults = c10::SmallVector<at::Tensor, 2>;
 
 // Whether there may be some from the function below.
-bool has_other_name(const Node& node);
+bool has_alternate_kernel(const Node& node);
 // The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit for
 // bit. Nothing where it has to go another way.
-std::optional<HostResults> compute_under_other_name(const Node& node, const HostStack& arguments);
+std::optional<HostResults> compute_by_alternate_kernel(const Node& node, const HostStack& arguments);
 
 // Whether the kernel of an operator stays within what it is given. Some go wherever their indices or lengths say, which
 // the kernel of their forward has checked, and neither its rule nor a program did.
-bool stays_in_memory(const std::string& name, const HostStack& arguments);
+bool stays_in_bounds(const std::string& name, const HostStack& arguments);
 // Those of which this is not always so.
-std::vector<std::string> trusting_operators();
+std::vector<std::string> unchecked_index_operators();
 
 // Whether an operator means places of its input's memory, which begin where the node's value does.
 bool addresses(const OpInfo& op);

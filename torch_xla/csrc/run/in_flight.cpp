@@ -12,15 +12,15 @@ namespace torch_xla {
 
 InFlight& InFlight::of(c10::DeviceIndex device) {
   static auto* const all = new std::array<InFlight*, kMaxDevices>{};
-  auto*& found = all->at(device);
-  if (found == nullptr) {
-    found = new InFlight(device);
+  auto*& in_flight = all->at(device);
+  if (in_flight == nullptr) {
+    in_flight = new InFlight(device);
   }
-  return *found;
+  return *in_flight;
 }
 
 py::object InFlight::operator_run() {
-  if (operator_run_ && operator_run_.cast<OperatorRun&>().done()) {
+  if (operator_run_ && operator_run_.cast<OpByOpRun&>().done()) {
     const auto ended = std::exchange(operator_run_, {});  // not before the slot is empty: it may run Python code
   }
   return operator_run_ ? operator_run_ : py::none();
@@ -49,14 +49,14 @@ void InFlight::wait_for_programs(size_t left) {
 }
 
 std::vector<py::object> InFlight::take_programs() {
-  std::vector<py::object> taken(tokens_.begin(), tokens_.end());
+  std::vector<py::object> tokens(tokens_.begin(), tokens_.end());
   tokens_.clear();
-  return taken;
+  return tokens;
 }
 
 bool InFlight::idle() {
   const auto run = operator_run();
-  if (!run.is_none() && run.cast<OperatorRun&>().busy()) {
+  if (!run.is_none() && run.cast<OpByOpRun&>().busy()) {
     return false;
   }
   const auto token = tokens_.empty() ? py::object() : tokens_.back();  // a device runs one after another

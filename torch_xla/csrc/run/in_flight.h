@@ -6,7 +6,7 @@
 #include <deque>
 #include <vector>
 
-#include "run/by_operator.h"
+#include "run/op_by_op.h"
 
 namespace torch_xla {
 
@@ -15,7 +15,7 @@ class InFlight {
   // Lives as long as the process: the interpreter ends before that.
   static InFlight& of(c10::DeviceIndex device);
 
-  // The OperatorRun under way, or None. It is over once its graph is empty: its results are attached, or it failed.
+  // The OpByOpRun under way, or None. It is over once its graph is empty: its results are attached, or it failed.
   py::object operator_run();
   void set_operator_run(py::object run) { operator_run_ = run.is_none() ? py::object() : std::move(run); }
 
@@ -41,7 +41,7 @@ class InFlight {
 };
 
 // Steps the host may be ahead of the device: enough to hide tracing, few enough to bound memory.
-constexpr size_t kRunsAhead = 2;
+constexpr size_t kMaxProgramsInFlight = 2;
 
 // Waits for a token or a buffer; raises what it has to say.
 void block_until_ready(const py::object& token);

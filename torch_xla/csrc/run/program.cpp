@@ -17,10 +17,10 @@ thread_local bool eager_operation = false;
 
 // For buffers of a kind it has not seen yet, JAX asks a Python function how to start the program, and that only tells
 // it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
-py::tuple start(const py::object& run, const py::tuple& passed, Arguments& arguments) {
+py::tuple start(const py::object& run, const py::tuple& inputs, Arguments& arguments) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     arguments.check();
-    auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), passed.ptr()));
+    auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), inputs.ptr()));
     if (!results) {
       throw py::error_already_set();
     }
@@ -50,8 +50,8 @@ Program::Program(Graph& graph, bool waits)
     : key(graph.key),
       device(graph.device),
       packing(graph),
-      sharing(graph.sharing()),
-      successors(graph.successors),
+      scalar_layout(graph.scalar_layout()),
+      aliased_outputs(graph.aliased_outputs),
       numbers(graph.numbers),
       waits(waits) {
   for (const auto& leaf : graph.leaves) {
@@ -62,7 +62,7 @@ Program::Program(Graph& graph, bool waits)
   }
 }
 
-void Program::set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out) {
+void Program::set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out) {
   TORCH_CHECK(in.size() == inputs.size() && out.size() == outputs.size(), "[run] got places of ", in.size(),
               " inputs and ", out.size(), " outputs, expected ", inputs.size(), " and ", outputs.size());
   for (size_t i = 0; i < in.size(); ++i) {
@@ -81,23 +81,23 @@ const py::object& Program::run() {
 }
 
 std::vector<py::object> Program::number_buffers(const Arguments& arguments) {
-  const auto vectors = sharing->pack(arguments.numbers);
+  const auto vectors = scalar_layout->pack(arguments.numbers);
   std::vector<py::object> buffers;
-  const auto add = [&](Sent& sent, const auto& vector) {
+  const auto add = [&](UploadedNumbers& uploaded, const auto& vector) {
     if (vector.empty()) {
       return;
     }
     const std::string_view bytes(reinterpret_cast<const char*>(vector.data()), vector.size() * sizeof(vector[0]));
-    if (!sent.buffer || sent.bytes != bytes) {
+    if (!uploaded.buffer || uploaded.bytes != bytes) {
       const py::array array(static_cast<py::ssize_t>(vector.size()), vector.data());
-      sent.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), arguments.device));
-      sent.bytes = bytes;
+      uploaded.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), arguments.device));
+      uploaded.bytes = bytes;
     }
-    buffers.push_back(sent.buffer);
+    buffers.push_back(uploaded.buffer);
   };
-  add(sent_[0], vectors.floats);
-  add(sent_[1], vectors.ints);
-  add(sent_[2], vectors.complexes);
+  add(uploaded_[0], vectors.floats);
+  add(uploaded_[1], vectors.ints);
+  add(uploaded_[2], vectors.complexes);
   return buffers;
 }
 
@@ -108,11 +108,11 @@ void set_eager_operation(bool on) { eager_operation = on; }
 // Python code may run, since that is where an interrupt would be raised.
 py::object execute(Arguments& arguments, Program& program) {
   auto& in_flight = InFlight::of(arguments.device);
-  in_flight.wait_for_programs(kRunsAhead - 1);
+  in_flight.wait_for_programs(kMaxProgramsInFlight - 1);
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;
-  py::object met;  // is told the results
+  py::object report_results;  // is told the results
   py::tuple results;
   try {
     const auto numbers = program.number_buffers(arguments);
@@ -121,40 +121,40 @@ py::object execute(Arguments& arguments, Program& program) {
       const Timed timed(gathering_time());
       buffers = program.packing.gather(arguments);
     }
-    py::tuple passed(buffers.size() + numbers.size());
+    py::tuple inputs(buffers.size() + numbers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
-      passed[i] = std::move(buffers[i]);
+      inputs[i] = std::move(buffers[i]);
     }
     for (size_t i = 0; i < numbers.size(); ++i) {
-      passed[buffers.size() + i] = numbers[i];
+      inputs[buffers.size() + i] = numbers[i];
     }
     if (spans_mesh()) {
-      check_alive(passed);
+      check_alive(inputs);
     }
-    if (program.meet) {
-      met = program.meet();
+    if (program.join_rendezvous) {
+      report_results = program.join_rendezvous();
     }
-    results = start(program.run(), passed, arguments);
+    results = start(program.run(), inputs, arguments);
     token = results[results.size() - 1];
     if (program.waits) {
       block_until_ready(token);
     }
     const Timed timed(attaching_time());
-    auto given = program.packing.results_of(results);
-    for (size_t i = 0; i < given.size(); ++i) {
-      given[i].placement = program.outputs[i].placement;
+    auto outputs = program.packing.results_of(results);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      outputs[i].placement = program.outputs[i].placement;
     }
-    arguments.attach(std::move(given));
+    arguments.attach(std::move(outputs));
   } catch (...) {  // an interrupt, say
     program.renew();
-    if (met) {
-      met(py::none());
+    if (report_results) {
+      report_results(py::none());
     }
     throw;
   }
   in_flight.add_program(token);
-  if (met) {
-    met(results);
+  if (report_results) {
+    report_results(results);
   }
   return token;
 }

@@ -23,24 +23,25 @@ class Program {
     uint32_t placement = 0;
     bool operator==(const Type& other) const {
       return value == other.value &&
-             (placement == other.placement || (is_whole(placement) && is_whole(other.placement)));
+             (placement == other.placement || (is_replicated(placement) && is_replicated(other.placement)));
     }
   };
 
   const Hash key;
   const c10::DeviceIndex device;
   const Packing packing;
-  const std::shared_ptr<const Sharing> sharing;
-  const Vector<int32_t> successors;  // as the graph's
+  const std::shared_ptr<const ScalarLayout> scalar_layout;
+  const Vector<int32_t> aliased_outputs;  // as the graph's
   Vector<Type> inputs;
   Vector<Type> outputs;
   Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;            // for a run before its results count, because a host callback in it can fail
   py::object starter;          // makes `run`
-  py::object meet;  // notes a start that takes other processes; gives what is to be told its results, token last
+  py::object
+      join_rendezvous;  // notes a start that takes other processes; gives what is to be told its results, token last
 
   // Says where it takes its inputs and gives its outputs, as the compiler had it.
-  void set_places(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
+  void set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
 
   // What starts it, as dispatch.py tells.
   const py::object& run();
@@ -51,11 +52,11 @@ class Program {
   std::vector<py::object> number_buffers(const Arguments& arguments);
 
  private:
-  struct Sent {
+  struct UploadedNumbers {
     std::string bytes;
     py::object buffer;
   };
-  std::array<Sent, 3> sent_;  // by type
+  std::array<UploadedNumbers, 3> uploaded_;  // by type
   py::object run_;
 };
 

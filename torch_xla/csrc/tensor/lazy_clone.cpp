@@ -30,7 +30,7 @@ struct LazyClone final : Source {
 };
 
 template <class Visit>
-void for_each_waiting(const Node& leaf, Visit visit) {
+void for_each_bufferless_clone(const Node& leaf, Visit visit) {
   if (leaf.clones == nullptr) {
     return;
   }
@@ -81,37 +81,37 @@ void merge_clone(Value& value) {
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
   if (clone.holder && clone.holder->expired()) {
-    node.forwards = std::make_unique<Vector<Value>>(1, Value{*clone.original(), 0});
+    node.replacements = std::make_unique<Vector<Value>>(1, Value{*clone.original(), 0});
     node.source.reset();
     resolve(value);
   }
 }
 
-uint32_t waiting_clones(const Node& leaf) {
+uint32_t bufferless_clones(const Node& leaf) {
   uint32_t count = 0;
-  for_each_waiting(leaf, [&](const NodePtr&) { ++count; });
+  for_each_bufferless_clone(leaf, [&](const NodePtr&) { ++count; });
   return count;
 }
 
 Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool>& donated) {
-  Vector<NodePtr> found;
+  Vector<NodePtr> bufferless;
   const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
     leaves[i]->donated = donated[i];
     if (original_of(*leaves[i]) != nullptr) {
-      found.push_back(leaves[i]);
+      bufferless.push_back(leaves[i]);
     } else if (donated[i]) {
-      for_each_waiting(*leaves[i], [&](const NodePtr& clone) { found.push_back(clone); });
+      for_each_bufferless_clone(*leaves[i], [&](const NodePtr& clone) { bufferless.push_back(clone); });
     }
   }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
+  std::sort(bufferless.begin(), bufferless.end());
+  bufferless.erase(std::unique(bufferless.begin(), bufferless.end()), bufferless.end());
+  return bufferless;
 }
 
 void fetch_clones(const Vector<NodePtr>& clones) {
   Vector<NodePtr> leaves;
-  std::vector<c10::intrusive_ptr<Source>> done;  // destroyed after the lock is gone
+  std::vector<c10::intrusive_ptr<Source>> old_sources;  // destroyed after the lock is gone
   std::vector<PyObject*> originals;
   for (const auto& leaf : clones) {
     const auto source = leaf->source;
@@ -120,7 +120,7 @@ void fetch_clones(const Vector<NodePtr>& clones) {
       continue;
     }
     fetch_buffer(*original);
-    done.push_back(source);  // keeps the original
+    old_sources.push_back(source);  // keeps the original
     leaves.push_back(leaf);
     originals.push_back((*original)->buffer);
   }
@@ -130,7 +130,7 @@ void fetch_clones(const Vector<NodePtr>& clones) {
   const auto copies = copy(originals);
   const RecorderLock lock;
   for (size_t i = 0; i < leaves.size(); ++i) {
-    give_own(*leaves[i], copies[i]);
+    install_buffer(*leaves[i], copies[i]);
     leaves[i]->source.reset();
   }
 }

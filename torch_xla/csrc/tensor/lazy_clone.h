@@ -14,7 +14,7 @@ Value clone_leaf(const Value& leaf, const StoragePtr& holder);
 // Puts the original in the place of a clone whose holder is gone. Wants the recorder's lock.
 void merge_clone(Value& value);
 // How many clones of a leaf have no buffer yet. Wants the recorder's lock.
-uint32_t waiting_clones(const Node& leaf);
+uint32_t bufferless_clones(const Node& leaf);
 // What must get a buffer before a program takes these leaves, and writes over those that are donated.
 Vector<NodePtr> clones_to_fetch(const Vector<NodePtr>& leaves, const Vector<bool>& donated);
 // Gives clones their buffers, all in one go. Wants the GIL, not the recorder's lock.

@@ -15,85 +15,88 @@ namespace torch_xla {
 
 namespace {
 
-OpInfo& mark() {
+OpInfo& placement_op() {
   static auto& op = op_info("xla::place", "");
   return op;
 }
 
 // The value with a wish: the operator gives its input, in that place.
-Value marked(Value value, uint32_t placement) {
+Value with_placement(Value value, uint32_t placement) {
   const MetaRef meta{value.node->outs, value.index};
   auto outs = single(meta);
-  return {make_node(mark(), {input_arg(), attr(static_cast<int64_t>(placement))}, {std::move(value)}, std::move(outs)),
+  return {make_node(placement_op(), {input_arg(), attr(static_cast<int64_t>(placement))}, {std::move(value)},
+                    std::move(outs)),
           0};
 }
 
 // Whether a leaf is nowhere yet, and so will be where it is asked to be.
-bool waits(const Node& leaf) { return find_values(leaf).values != nullptr || leaf.unfilled() || is_placeholder(leaf); }
+bool has_no_buffer_yet(const Node& leaf) {
+  return find_values(leaf).values != nullptr || leaf.unfilled() || is_placeholder(leaf);
+}
 
-std::atomic<bool> all_at_once{false};
+std::atomic<bool> eager_uploads{false};
 
 // Tokens, positions, masks: what the host reads and computes with as often as the device does.
 bool is_state(const at::Tensor& cpu) {
   constexpr int64_t kMost = 1 << 16;
   constexpr int64_t kMostDimensions = 64;
   return c10::isIntegralType(cpu.scalar_type(), /*includeBool=*/true) && cpu.numel() <= kMost &&
-         cpu.dim() <= kMostDimensions && !all_at_once.load(std::memory_order_relaxed);
+         cpu.dim() <= kMostDimensions && !eager_uploads.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
-void send_all_at_once() { all_at_once.store(true); }
+void upload_eagerly() { eager_uploads.store(true); }
 
-void Upload::fetch(const NodePtr& leaf) {
-  auto* const buffer = upload(values, device, leaf->placement, kept);
-  c10::intrusive_ptr<Source> done;  // destroyed after the lock is gone
+void HostValues::fetch(const NodePtr& leaf) {
+  auto* const buffer = upload(values, device, leaf->placement, immutable);
+  c10::intrusive_ptr<Source> old_source;  // destroyed after the lock is gone
   const RecorderLock lock;
-  give_own(*leaf, buffer);
-  done = std::move(leaf->source);
+  install_buffer(*leaf, buffer);
+  old_source = std::move(leaf->source);
   leaf->source = {};
 }
 
-Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked) {
+Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement) {
   if (!spans_mesh() && !is_state(cpu)) {
-    return make_leaf(meta, upload(cpu, device, kWhole, false));
+    return make_leaf(meta, upload(cpu, device, kReplicated, false));
   }
   // The caller may change its tensor before a program takes this.
   auto values = cpu.detach().clone(at::MemoryFormat::Contiguous);
   auto leaf = make_leaf(meta, nullptr);
-  leaf.node->source = c10::make_intrusive<Upload>(std::move(values), device, /*kept=*/!spans_mesh());
-  leaf.node->placement = asked == kAnywhere ? kWhole : asked;
+  leaf.node->source = c10::make_intrusive<HostValues>(std::move(values), device, /*immutable=*/!spans_mesh());
+  leaf.node->placement = placement == kUnspecified ? kReplicated : placement;
   return leaf;
 }
 
-Value placed(Storage& storage, Value value) {
+Value with_storage_placement(Storage& storage, Value value) {
   const auto& node = *value.node;
   if (!spans_mesh() || !node.leaf() || node.unfilled() || node.error != nullptr) {
     return value;
   }
-  if (is_whole(storage.placement) || storage.placement == kAnywhere) {
+  if (is_replicated(storage.placement) || storage.placement == kUnspecified) {
     storage.placement = node.placement;
   }
-  if (value.node.use_count() == 1 && waits(node)) {  // nobody has it yet
+  if (value.node.use_count() == 1 && has_no_buffer_yet(node)) {  // nobody has it yet
     value.node->placement = storage.placement;
   }
-  return node.placement == storage.placement ? value : marked(std::move(value), storage.placement);
+  return node.placement == storage.placement ? value : with_placement(std::move(value), storage.placement);
 }
 
-bool place(const at::Tensor& tensor, uint32_t placement, bool recorded) {
+bool set_placement(const at::Tensor& tensor, uint32_t placement, bool recorded) {
   auto& alias = impl_of(tensor)->alias;
   Value old;  // destroyed after the lock is gone
   const RecorderLock lock;
   old = alias.current();
   auto& storage = *alias.storage;
   if (alias.path.defined()) {
-    alias.path->remember(marked(old, placement), storage);
+    alias.path->remember(with_placement(old, placement), storage);
     return true;
   }
   storage.placement = placement;
   auto& node = *old.node;
   if (node.leaf()) {
-    if (waits(node) || (is_whole(node.placement) && is_whole(placement))) {
+    if (has_no_buffer_yet(node) || (is_replicated(node.placement) && is_replicated(placement))) {
       node.placement = placement;
     }
     if (node.placement == placement || !recorded) {
@@ -101,7 +104,7 @@ bool place(const at::Tensor& tensor, uint32_t placement, bool recorded) {
     }
   }
   if (!node.fill) {
-    storage.value = marked(old, placement);
+    storage.value = with_placement(old, placement);
   }
   return true;
 }
@@ -109,12 +112,12 @@ bool place(const at::Tensor& tensor, uint32_t placement, bool recorded) {
 void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placement) {
   auto& alias = impl_of(tensor)->alias;
   Value old;  // destroyed after the lock is gone
-  Value synced;
+  Value committed;
   const RecorderLock lock;
   auto leaf = make_leaf(alias.storage->meta, buffer);
   leaf.node->placement = placement;
   leaf.node->frame = alias.storage->value.node->frame;
-  synced = std::exchange(alias.storage->synced, leaf);
+  committed = std::exchange(alias.storage->committed, leaf);
   old = std::exchange(alias.storage->value, std::move(leaf));
   alias.storage->placement = placement;
 }
@@ -123,20 +126,21 @@ uint32_t placement_of(const at::Tensor& tensor) {
   const RecorderLock lock;
   auto& alias = impl_of(tensor)->alias;
   const auto& node = *alias.current().node;
-  if (!node.leaf() && node.op == &mark()) {
+  if (!node.leaf() && node.op == &placement_op()) {
     return static_cast<uint32_t>(node.args[1].value.toInt());
   }
   if (alias.path.defined()) {
-    return kAnywhere;
+    return kUnspecified;
   }
-  const auto asked = alias.storage->placement;
-  return node.leaf() && node.placement != kAnywhere && !(is_whole(node.placement) && is_whole(asked)) ? node.placement
-                                                                                                      : asked;
+  const auto requested = alias.storage->placement;
+  return node.leaf() && node.placement != kUnspecified && !(is_replicated(node.placement) && is_replicated(requested))
+             ? node.placement
+             : requested;
 }
 
 TORCH_LIBRARY_FRAGMENT(xla, m) { m.def("place(Tensor self, int placement) -> Tensor"); }
-at::Tensor place_anywhere(const at::Tensor& self, int64_t /*placement*/) { return self.clone(); }
-TORCH_LIBRARY_IMPL(xla, CPU, m) { m.impl("place", &place_anywhere); }
-TORCH_LIBRARY_IMPL(xla, Meta, m) { m.impl("place", &place_anywhere); }
+at::Tensor ignore_placement(const at::Tensor& self, int64_t /*placement*/) { return self.clone(); }
+TORCH_LIBRARY_IMPL(xla, CPU, m) { m.impl("place", &ignore_placement); }
+TORCH_LIBRARY_IMPL(xla, Meta, m) { m.impl("place", &ignore_placement); }
 
 }  // namespace torch_xla

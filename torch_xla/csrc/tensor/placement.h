@@ -9,27 +9,28 @@ namespace torch_xla {
 
 // Values still on the host, which go to the device when a program takes them: it may never do, and by then it is known
 // how they are split.
-struct Upload final : Source {
-  Upload(at::Tensor v, c10::DeviceIndex d, bool k = false) : values(std::move(v)), device(d), kept(k) {}
+struct HostValues final : Source {
+  HostValues(at::Tensor v, c10::DeviceIndex d, bool k = false) : values(std::move(v)), device(d), immutable(k) {}
   void fetch(const NodePtr& leaf) override;
   Location find(const Node& /*leaf*/) const override { return {nullptr, -1, &values}; }
   const at::Tensor values;
   const c10::DeviceIndex device;
-  const bool kept;  // in memory that nobody writes to, so that it need not be copied
+  const bool immutable;  // in memory that nobody writes to, so that it need not be copied
 };
 
-// The leaf of a CPU tensor that goes to a device: to where `asked` says, if it says anything.
-Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device, uint32_t asked = kAnywhere);
+// The leaf of a CPU tensor that goes to a device: to where `placement` says, if it says anything.
+Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device,
+                  uint32_t placement = kUnspecified);
 
 // From now on no values wait on the host, because not all of them may fit the type that devices keep them in.
-void send_all_at_once();
+void upload_eagerly();
 
 // `value` where the storage wants it, which is about to get it.
-Value placed(Storage& storage, Value value);
+Value with_storage_placement(Storage& storage, Value value);
 
 // Asks for a tensor to be in another place. False where its value is there already, in a buffer elsewhere, which the
 // caller then replaces; `recorded`, the next program does.
-bool place(const at::Tensor& tensor, uint32_t placement, bool recorded = false);
+bool set_placement(const at::Tensor& tensor, uint32_t placement, bool recorded = false);
 // Gives a tensor the buffer with its values in another place (a new reference, stolen).
 void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placement);
 // Where a tensor is, or is to be.

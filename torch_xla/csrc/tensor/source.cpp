@@ -8,7 +8,7 @@
 
 namespace torch_xla {
 
-void Pack::let_go() {
+void Pack::release() {
   release_object(std::exchange(buffer, nullptr));
   for (auto*& part : parts_) {
     release_object(std::exchange(part, nullptr));
@@ -17,9 +17,9 @@ void Pack::let_go() {
 
 void Pack::fetch(const NodePtr& leaf) {
   if (layout->stacked) {  // of large ones, so that only what is wanted is taken out
-    auto* const own = member(buffer, leaf->place);
+    auto* const buffer_of_member = member(buffer, leaf->source_index);
     const RecorderLock lock;
-    give_own(*leaf, own);
+    install_buffer(*leaf, buffer_of_member);
     return;
   }
   auto parts = parts_.empty() ? unpack(buffer, layout->shapes) : std::vector<PyObject*>();
@@ -29,7 +29,7 @@ void Pack::fetch(const NodePtr& leaf) {
       parts_.swap(parts);
     }
     if (leaf->buffer == nullptr) {
-      leaf->buffer = std::exchange(parts_.at(leaf->place), nullptr);
+      leaf->buffer = std::exchange(parts_.at(leaf->source_index), nullptr);
     }
   }
   for (auto* const part : parts) {
@@ -43,7 +43,7 @@ bool Pack::holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots)
   }
   for (size_t i = 0; i < slots.size(); ++i) {
     const auto& leaf = *all[slots[i]];
-    if (leaf.source.get() != this || leaf.place != i) {
+    if (leaf.source.get() != this || leaf.source_index != i) {
       return false;
     }
   }
@@ -61,9 +61,9 @@ Location locate(const NodePtr& leaf) {
   if (const auto* const original = original_of(*leaf)) {
     return locate(*original);
   }
-  const auto found = find_values(*leaf);
-  if (found.buffer != nullptr) {
-    return found;
+  const auto location = find_values(*leaf);
+  if (location.buffer != nullptr) {
+    return location;
   }
   fetch_buffer(leaf);  // says why there is none
   return {leaf->buffer};

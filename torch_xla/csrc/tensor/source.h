@@ -16,11 +16,11 @@ struct Pack final : Source {
     bool stacked = false;                      // the buffer is an array of members of one shape
   };
   Pack(PyObject* stolen_buffer, std::shared_ptr<const Layout> l) : buffer(stolen_buffer), layout(std::move(l)) {}
-  ~Pack() override { let_go(); }
-  void release_resources() override { let_go(); }
-  void let_go();
+  ~Pack() override { release(); }
+  void release_resources() override { release(); }
+  void release();
   void fetch(const NodePtr& leaf) override;
-  Location find(const Node& leaf) const override { return {buffer, layout->starts.at(leaf.place)}; }
+  Location find(const Node& leaf) const override { return {buffer, layout->starts.at(leaf.source_index)}; }
   Pack* pack() override { return this; }
   // Whether these leaves, in this order, are all it holds.
   bool holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
@@ -33,7 +33,7 @@ struct Pack final : Source {
 };
 
 // Gives a leaf a buffer of its own, unless another thread did meanwhile. Wants the recorder's lock.
-inline void give_own(Node& leaf, PyObject* stolen_buffer) {
+inline void install_buffer(Node& leaf, PyObject* stolen_buffer) {
   release_object(leaf.buffer == nullptr ? std::exchange(leaf.buffer, stolen_buffer) : stolen_buffer);
 }
 // Sees to it that a leaf has a buffer of its own. Wants the GIL, not the recorder's lock.

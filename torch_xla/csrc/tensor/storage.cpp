@@ -85,11 +85,12 @@ Storage::Storage(Value v, MetaRef m, c10::DeviceIndex d)
 Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
     : StorageImpl(use_byte_size_t(), m->bytes, data_at(address, m->bytes, d), no_memory(), false),
       id(address),
-      initial{v.node->sequence, v.index},
+      first_value{v.node->sequence, v.index},
       value(std::move(v)),
       meta(std::move(m)),
       index(d),
-      placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kAnywhere : value.node->placement) {
+      placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kUnspecified
+                                                                                : value.node->placement) {
   TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
   auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -98,7 +99,7 @@ Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
   r.tails[index] = this;
 }
 
-void Storage::let_go() {
+void Storage::release() {
   if (!std::exchange(listed_, false)) {
     return;
   }
@@ -109,19 +110,19 @@ void Storage::let_go() {
 }
 
 void Storage::release_resources() {
-  let_go();
-  value = synced = at_barrier = origin = {};
+  release();
+  value = committed = pending_commit = initial_fill = {};
   StorageImpl::release_resources();
 }
 
-void Storage::take_synced(Vector<Value>& garbage) {
-  if (at_barrier) {
-    resolve(at_barrier);
-    if (at_barrier.node->leaf()) {
-      if (synced) {
-        garbage.push_back(std::move(synced));
+void Storage::commit(Vector<Value>& garbage) {
+  if (pending_commit) {
+    resolve(pending_commit);
+    if (pending_commit.node->leaf()) {
+      if (committed) {
+        garbage.push_back(std::move(committed));
       }
-      synced = std::exchange(at_barrier, {});
+      committed = std::exchange(pending_commit, {});
     }
   }
 }
@@ -151,9 +152,9 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
     garbage.push_back(std::exchange(value, make_fill(meta, unwritten(meta->dtype))));
   }
   ++generation;
-  garbage.push_back(std::exchange(synced, {}));
-  garbage.push_back(std::exchange(at_barrier, {}));
-  garbage.push_back(std::exchange(origin, holds || bytes == 0 ? Value() : value));
+  garbage.push_back(std::exchange(committed, {}));
+  garbage.push_back(std::exchange(pending_commit, {}));
+  garbage.push_back(std::exchange(initial_fill, holds || bytes == 0 ? Value() : value));
   const auto size = static_cast<int64_t>(bytes);
   set_data_ptr_noswap(data_at(new_address(size), size, index));
   set_nbytes(bytes);
@@ -264,15 +265,15 @@ void Alias::write(Value v) {
     find_path();
   }
   ViewPath through = path;
-  if (path.defined() && path->repeats) {  // only memory says which elements a write reaches
-    auto [once, written] = without_repeats(std::move(v), current(), meta);
+  if (path.defined() && path->overlaps_itself) {  // only memory says which elements a write reaches
+    auto [once, written] = without_overlap(std::move(v), current(), meta);
     v = std::move(once);
     through = strided_path(storage->meta, written);
   }
   check_captured_here(storage->index);
   ++storage->generation;
   if (!path.defined()) {
-    storage->value = placed(*storage, std::move(v));
+    storage->value = with_storage_placement(*storage, std::move(v));
     note_write(*storage);
     return;
   }
@@ -288,7 +289,7 @@ void Alias::write(Value v) {
   }
   storage->value = std::move(back);
   note_write(*storage);
-  if (!path->repeats) {  // a view with repeated elements must see its own write, so it replays
+  if (!path->overlaps_itself) {  // a view with repeated elements must see its own write, so it replays
     path->remember(std::move(v), *storage);
   }
 }
@@ -298,7 +299,7 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& out, const NodeP
   result.storage = storage;
   result.path = make_step(path, op, std::move(step_args), meta, out);
   result.meta = {out, 0};
-  if (layout == storage->layouts && shows_whole(result.path, *storage->meta)) {
+  if (layout == storage->layouts && shows_storage(result.path, *storage->meta)) {
     result.path = {};  // a write goes straight to the storage, and its value is the view's
   } else {
     result.path->remember({node, 0}, *storage);
@@ -309,7 +310,7 @@ Alias Alias::view(OpInfo& op, Args step_args, const MetaSetPtr& out, const NodeP
 
 Alias Alias::as_strided(const MetaRef& strided) const {
   auto result = memory_alias(storage, strided);
-  result.path = with_signs(std::move(result.path), signs_of(path), result.meta);
+  result.path = with_lazy_bits(std::move(result.path), lazy_bits_of(path), result.meta);
   return result;
 }
 

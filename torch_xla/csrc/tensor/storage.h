@@ -35,34 +35,35 @@ struct ValueId {
 // can read at its address: that is a number no other living storage has, and null for no bytes, as on CPU.
 struct Storage final : c10::StorageImpl, Pooled<Storage> {
   Storage(Value value, MetaRef meta, c10::DeviceIndex device);
-  ~Storage() override { let_go(); }
+  ~Storage() override { release(); }
   // A storage that is gone may wait for its weak references, but its value must not.
   void release_resources() override;
   // Frees the value at 0 bytes. Growing keeps what there is, in memory order, and adds zeros; a storage that holds
   // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
   void resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage);
 
-  const uint64_t id;      // no other storage ever has it
-  const ValueId initial;  // its first value
+  const uint64_t id;          // no other storage ever has it
+  const ValueId first_value;  // its first value
   Value value;
   MetaRef meta;  // of the base tensor
   c10::DeviceIndex index;
   uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
   uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
-  Value synced;             // the leaf it had after the last barrier
-  Value at_barrier;    // the value it had at the latest barrier, whose graph has not ended; none where it is `synced`
-  Value origin;        // the fill it was created with, until the first barrier
-  uint32_t placement;  // where its values are to be: as the first one, or as was asked for since
+  Value committed;          // the leaf it had after the last barrier
+  Value pending_commit;     // the value it had at the latest barrier, whose graph has not ended; none where it is
+                            // `committed`
+  Value initial_fill;       // the fill it was created with, until the first barrier
+  uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
 
   // What it had at a barrier is what it goes back to, once it is computed. Wants the recorder's lock.
-  void take_synced(Vector<Value>& garbage);
+  void commit(Vector<Value>& garbage);
 
   Storage* previous = nullptr;  // the list of living storages of the device
   Storage* next = nullptr;
 
  private:
   Storage(uintptr_t address, Value&& value, MetaRef&& meta, c10::DeviceIndex device);
-  void let_go();
+  void release();
   bool listed_ = true;
 };
 using StoragePtr = c10::intrusive_ptr<Storage>;
@@ -95,8 +96,8 @@ struct ViewStep final : c10::intrusive_ptr_target {
   OpInfo* op = nullptr;
   Args args;  // with `Input` in place of the tensor
   MetaRef in;
-  MetaSetPtr out;        // of its one result
-  bool repeats = false;  // some element of the base appears more than once
+  MetaSetPtr out;                // of its one result
+  bool overlaps_itself = false;  // some element of the base appears more than once
 };
 using ViewPath = c10::intrusive_ptr<ViewStep>;
 

@@ -14,21 +14,21 @@ std::atomic<uint64_t> created{0};
 std::atomic<uint64_t> destroyed{0};
 
 // Beside a tensor of PyTorch's own class that has the memory of an xla tensor.
-struct Moved final : c10::BackendMeta, Aliased {
-  explicit Moved(Alias a) : Aliased{std::move(a)} {}
+struct AliasMeta final : c10::BackendMeta, Aliased {
+  explicit AliasMeta(Alias a) : Aliased{std::move(a)} {}
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
     const RecorderLock lock;
-    return c10::make_intrusive<Moved>(alias);
+    return c10::make_intrusive<AliasMeta>(alias);
   }
 };
 
 // Beside a tensor whose memory is about to be another's: PyTorch copies what is beside it too.
-struct Moving final : c10::BackendMeta {
-  explicit Moving(c10::TensorImpl* from) : from(from) {}
+struct CopySource final : c10::BackendMeta {
+  explicit CopySource(c10::TensorImpl* from) : from(from) {}
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const override {
     const RecorderLock lock;
     if (const auto* const source = aliased(from)) {
-      return c10::make_intrusive<Moved>(source->alias);
+      return c10::make_intrusive<AliasMeta>(source->alias);
     }
     return {};
   }
@@ -83,7 +83,7 @@ c10::intrusive_ptr<c10::TensorImpl> XlaTensorImpl::copy_detached(Version&& versi
   }
   auto result = c10::make_intrusive<XlaTensorImpl>(std::move(copy));
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_metadata_change);
-  result->forget_beside();
+  result->drop_backend_meta();
   result->refresh_numel();
   result->refresh_contiguous();
   return result;
@@ -105,7 +105,7 @@ void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl
               "[tensor] got the data of a wrapper that claims to be on ", impl->device(),
               ", expected that of a tensor; unwrap it first");
   TensorImpl::shallow_copy_from(impl);
-  forget_beside();
+  drop_backend_meta();
   Alias other;  // holds the old one, to be destroyed after the lock is gone
   const RecorderLock lock;
   if (source != nullptr) {
@@ -116,7 +116,7 @@ void XlaTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl
   refresh_contiguous();
 }
 
-void XlaTensorImpl::forget_beside() {
+void XlaTensorImpl::drop_backend_meta() {
   if (extra_meta_ != nullptr) {
     extra_meta_->backend_meta_.reset();
   }
@@ -129,19 +129,20 @@ void XlaTensorImpl::release_resources() {
 
 Aliased* aliased(c10::TensorImpl* impl) {
   if (typeid(*impl) == typeid(XlaTensorImpl)) {
-    auto* const own = static_cast<XlaTensorImpl*>(impl);
-    return own->alias.storage ? own : nullptr;
+    auto* const xla = static_cast<XlaTensorImpl*>(impl);
+    return xla->alias.storage ? xla : nullptr;
   }
-  auto* const beside = impl->get_backend_meta();
-  return beside != nullptr && typeid(*beside) == typeid(Moved) ? static_cast<Moved*>(beside) : nullptr;
+  auto* const backend_meta = impl->get_backend_meta();
+  return backend_meta != nullptr && typeid(*backend_meta) == typeid(AliasMeta) ? static_cast<AliasMeta*>(backend_meta)
+                                                                               : nullptr;
 }
 
-Aliased* moved_or_throw(const at::Tensor& t) {
-  auto* const found = t.defined() ? aliased(t.unsafeGetTensorImpl()) : nullptr;
-  if (found == nullptr) {
+Aliased* aliased_or_throw(const at::Tensor& t) {
+  auto* const alias_owner = t.defined() ? aliased(t.unsafeGetTensorImpl()) : nullptr;
+  if (alias_owner == nullptr) {
     throw_not_ours(t);
   }
-  return found;
+  return alias_owner;
 }
 
 bool takes_data(const at::Tensor& self, const at::Tensor& from) {
@@ -157,7 +158,7 @@ bool takes_data(const at::Tensor& self, const at::Tensor& from) {
     return false;
   }
   if (is_ours && typeid(*target) == typeid(c10::TensorImpl) && source->get_backend_meta() == nullptr) {
-    source->set_backend_meta(c10::make_intrusive<Moving>(source));
+    source->set_backend_meta(c10::make_intrusive<CopySource>(source));
   }
   return true;
 }
@@ -181,7 +182,7 @@ void throw_not_ours(const at::Tensor& t) {
 
 at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device) {
   auto alias = new_alias(std::move(leaf), meta, device);
-  alias.storage->synced = alias.storage->value;
+  alias.storage->committed = alias.storage->value;
   return make_tensor(std::move(alias));
 }
 
@@ -224,7 +225,7 @@ at::Tensor base_of(const at::Tensor& tensor) {
   {
     const RecorderLock lock;
     const auto& alias = impl_of(tensor)->alias;
-    if (!(signs_of(alias.path) == Signs())) {
+    if (!(lazy_bits_of(alias.path) == LazyBits())) {
       return {};
     }
     base = memory_alias(alias.storage, alias.storage->meta);

@@ -32,7 +32,7 @@ class XlaTensorImpl final : public c10::TensorImpl, public Aliased, public Poole
 
  private:
   void refresh_metadata();
-  void forget_beside();  // what is beside a tensor is for those of PyTorch's own class
+  void drop_backend_meta();  // what is beside a tensor is for those of PyTorch's own class
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_detached(Version&& version, bool allow_metadata_change) const;
 };
@@ -42,13 +42,13 @@ inline bool is_xla(const at::Tensor& t) { return t.defined() && t.device().type(
 // it was given the memory of an xla tensor: `parameter.data = tensor`, which is how a module moves.
 Aliased* aliased(c10::TensorImpl* impl);
 [[noreturn]] void throw_not_ours(const at::Tensor& t);
-Aliased* moved_or_throw(const at::Tensor& t);
+Aliased* aliased_or_throw(const at::Tensor& t);
 // The one way from a tensor to what we know of it. A tensor that only claims to be on the device is refused: a wrapper
 // of another class, a transform's, one on another device.
 inline Aliased* impl_of(const at::Tensor& t) {
   auto* const impl = t.unsafeGetTensorImpl();
   if (C10_UNLIKELY(typeid(*impl) != typeid(XlaTensorImpl) || !static_cast<XlaTensorImpl*>(impl)->alias.storage)) {
-    return moved_or_throw(t);
+    return aliased_or_throw(t);
   }
   return static_cast<XlaTensorImpl*>(impl);
 }

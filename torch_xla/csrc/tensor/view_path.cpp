@@ -74,7 +74,7 @@ ViewPath memory_path(const MetaRef& base, at::ScalarType dtype) {
 }
 
 // Whether strides may lead to some element in two ways: each has to go beyond all that smaller ones reach.
-bool may_repeat(const Meta& meta) {
+bool may_overlap_itself(const Meta& meta) {
   std::vector<std::pair<int64_t, int64_t>> dims;
   for (size_t d = 0; d < meta.sizes.size(); ++d) {
     if (meta.sizes[d] > 1) {
@@ -135,9 +135,9 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
 
 ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPtr out) {
   auto step = c10::make_intrusive<ViewStep>();
-  step->repeats = (parent.defined() && parent->repeats) || op.repeats == Repeats::Always ||
-                  (op.repeats == Repeats::WhereLarger && out->metas[0].numel() != in->numel()) ||
-                  (op.form == Form::AsStrided && may_repeat(out->metas[0]));
+  step->overlaps_itself = (parent.defined() && parent->overlaps_itself) || op.self_overlap == SelfOverlap::Always ||
+                          (op.self_overlap == SelfOverlap::WhereLarger && out->metas[0].numel() != in->numel()) ||
+                          (op.form == Form::AsStrided && may_overlap_itself(out->metas[0]));
   step->parent = std::move(parent);
   step->op = &op;
   step->args = std::move(args);
@@ -146,7 +146,7 @@ ViewPath make_step(ViewPath parent, OpInfo& op, Args args, MetaRef in, MetaSetPt
   return step;
 }
 
-std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta) {
+std::pair<Value, MetaRef> without_overlap(Value v, Value old, MetaRef meta) {
   static auto& ne = op_info("aten::ne", "Tensor");
   static auto& to_copy = op_info("aten::_to_copy", "");
   static auto& argmax = op_info("aten::argmax", "");
@@ -189,31 +189,31 @@ std::vector<const ViewStep*> steps_of(const ViewPath& path) {
   return steps;
 }
 
-Signs signs_of(const ViewPath& path) {
-  Signs signs;
+LazyBits lazy_bits_of(const ViewPath& path) {
+  LazyBits bits;
   for (const auto* step = path.get(); step != nullptr; step = step->parent.get()) {
-    signs.conjugate = signs.conjugate != (step->op->sign == Sign::Conjugate);
-    signs.negative = signs.negative != (step->op->sign == Sign::Negative);
+    bits.conjugate = bits.conjugate != (step->op->lazy_bit == LazyBit::Conjugate);
+    bits.negative = bits.negative != (step->op->lazy_bit == LazyBit::Negative);
   }
-  return signs;
+  return bits;
 }
 
-ViewPath with_signs(ViewPath path, const Signs& signs, const MetaRef& meta) {
+ViewPath with_lazy_bits(ViewPath path, const LazyBits& bits, const MetaRef& meta) {
   const auto add = [&](const char* name) {
     path = make_step(std::move(path), op_info(name, ""), {input_arg()}, meta, single(meta));
   };
-  if (signs.conjugate) {
+  if (bits.conjugate) {
     add("aten::_conj");
   }
-  if (signs.negative) {
+  if (bits.negative) {
     add("aten::_neg_view");
   }
   return path;
 }
 
-bool shows_whole(const ViewPath& path, const Meta& base) {
+bool shows_storage(const ViewPath& path, const Meta& base) {
   const auto& shown = path->out->metas[0];
-  return shown.layout == base.layout && shown.offset == base.offset && signs_of(path) == Signs();
+  return shown.layout == base.layout && shown.offset == base.offset && lazy_bits_of(path) == LazyBits();
 }
 
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown) {

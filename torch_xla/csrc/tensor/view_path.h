@@ -18,20 +18,20 @@ ViewPath strided_path(const MetaRef& base, const MetaRef& meta);
 // The steps from the storage to the view.
 std::vector<const ViewStep*> steps_of(const ViewPath& path);
 // Whether a view shows the conjugate, and the negative, of what is in memory.
-struct Signs {
+struct LazyBits {
   bool conjugate = false;
   bool negative = false;
-  bool operator==(const Signs& other) const { return conjugate == other.conjugate && negative == other.negative; }
+  bool operator==(const LazyBits& other) const { return conjugate == other.conjugate && negative == other.negative; }
 };
-Signs signs_of(const ViewPath& path);
+LazyBits lazy_bits_of(const ViewPath& path);
 // The path to what `path` shows, with these signs.
-ViewPath with_signs(ViewPath path, const Signs& signs, const MetaRef& meta);
+ViewPath with_lazy_bits(ViewPath path, const LazyBits& bits, const MetaRef& meta);
 // Whether a view shows the storage's own elements in their own places, as the transpose of a transpose does.
-bool shows_whole(const ViewPath& path, const Meta& base);
+bool shows_storage(const ViewPath& path, const Meta& base);
 
 // Where an expanded tensor was written, the element that changed stands for all that share its memory. Returns the
 // value with one element for each, and its shape.
-std::pair<Value, MetaRef> without_repeats(Value v, Value old, MetaRef meta);
+std::pair<Value, MetaRef> without_overlap(Value v, Value old, MetaRef meta);
 // The value in memory order, with what nobody has written behind it.
 Value padded(const Value& v, const MetaRef& meta, const MetaRef& grown);
 

@@ -10,7 +10,7 @@ namespace {
 // More are of no use: what is so far behind is never cut.
 constexpr size_t kMost = size_t{1} << 20;
 
-bool kept = true;
+bool enabled = true;
 
 Vector<Write>& log_of(c10::DeviceIndex device) {
   static auto* const logs = new std::array<Vector<Write>, kMaxDevices>;
@@ -20,7 +20,7 @@ Vector<Write>& log_of(c10::DeviceIndex device) {
 }  // namespace
 
 void note_write(const Storage& storage) {
-  if (!kept) {
+  if (!enabled) {
     return;
   }
   auto& log = log_of(storage.index);
@@ -37,8 +37,8 @@ void forget_writes(c10::DeviceIndex device, uint64_t until) {
   log.erase(log.begin(), std::partition_point(log.begin(), log.end(), [&](const Write& w) { return w.when <= until; }));
 }
 
-void keep_writes(bool on) {
-  kept = on;
+void log_writes(bool on) {
+  enabled = on;
   if (!on) {
     for (c10::DeviceIndex device = 0; static_cast<size_t>(device) < kMaxDevices; ++device) {
       log_of(device) = {};

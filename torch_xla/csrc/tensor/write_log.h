@@ -18,6 +18,6 @@ const Vector<Write>& writes(c10::DeviceIndex device);
 // Forgets those that were done before a node sequence.
 void forget_writes(c10::DeviceIndex device, uint64_t until);
 // Whether they are noted at all.
-void keep_writes(bool on);
+void log_writes(bool on);
 
 }  // namespace torch_xla

@@ -1,4 +1,4 @@
-#include "run/by_operator.h"
+#include "run/op_by_op.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -13,8 +13,8 @@
 
 #include "base/kernel_settings.h"
 #include "base/metric.h"
+#include "base/no_warnings.h"
 #include "base/python_hooks.h"
-#include "base/silence.h"
 #include "base/tensors_of.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
@@ -30,7 +30,7 @@ namespace {
 using at::Tensor;
 
 // How often an interrupt is looked for.
-constexpr std::chrono::milliseconds kAsk(100);
+constexpr std::chrono::milliseconds kSignalCheckInterval(100);
 
 // Kernels without autograd, autocast, modes and transforms, whatever the thread has switched on.
 c10::DispatchKeySet excluded() {
@@ -45,22 +45,22 @@ bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
 }
 
 // Clones of what is given away, which is lost afterwards as it is after a program, get buffers of their own.
-void keep_clones_of_given(const Graph& graph) {
-  Vector<NodePtr> given;
+void keep_clones_of_donors(const Graph& graph) {
+  Vector<NodePtr> donors;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
-    if (graph.donated[i] && graph.leaves[i]->given) {
-      given.push_back(graph.leaves[i]);
+    if (graph.donated[i] && graph.leaves[i]->donor) {
+      donors.push_back(graph.leaves[i]);
     }
   }
-  if (!given.empty()) {
-    fetch_clones(clones_to_fetch(given, Vector<bool>(given.size(), true)));
+  if (!donors.empty()) {
+    fetch_clones(clones_to_fetch(donors, Vector<bool>(donors.size(), true)));
   }
 }
 
 }  // namespace
 
 // The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
-class OperatorRun::Run {
+class OpByOpRun::Run {
  public:
   Run(const Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves)
       : graph_(graph), rule_(rule) {
@@ -72,27 +72,28 @@ class OperatorRun::Run {
     readers_.assign(count, 0);
     for (const auto& node : graph.nodes) {
       for (const auto& input : node->inputs) {
-        ++readers_[inputs_.emplace_back(place(input))];
+        ++readers_[inputs_.emplace_back(index_of(input))];
       }
     }
     for (const auto& output : graph.outputs) {
-      ++readers_[outputs_.emplace_back(place(output))];
+      ++readers_[outputs_.emplace_back(index_of(output))];
     }
     values_.resize(count);
     for (size_t i = 0; i < graph.leaves.size(); ++i) {
       values_[i] = leaves ? leaves->at(i) : values_of(graph.leaves[i], i, graph.device);
-      taken_.insert(values_[i].storage().data());
+      owned_memory_.insert(values_[i].storage().data());
     }
   }
 
   // Whether all of it has kernels. They may refuse their calls all the same.
   bool has_kernels() const {
     return std::all_of(graph_.nodes.begin(), graph_.nodes.end(),
-                       [&](const NodePtr& node) { return has_other_name(*node) || has_kernel(*node); });
+                       [&](const NodePtr& node) { return has_alternate_kernel(*node) || has_kernel(*node); });
   }
 
-  // Computes what is left. `alone` is a thread that has no Python: what it cannot do without, or what raises, is left.
-  void compute(bool alone, bool* interrupted = nullptr) {
+  // Computes what is left. `without_python` is a thread that has no Python: what it cannot do without, or what raises,
+  // is left.
+  void compute(bool without_python, bool* interrupted = nullptr) {
     static auto& time = metric("OperatorsTime");
     if (at_ == graph_.nodes.size()) {
       return;
@@ -100,8 +101,8 @@ class OperatorRun::Run {
     const Timed timed(time);
     const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
     const at::NoGradGuard no_gradients;
-    const Silence silence;
-    if (alone) {
+    const NoWarnings no_warnings;
+    if (without_python) {
       try {
         while (at_ < graph_.nodes.size() && step(&Run::without_rule)) {
         }
@@ -109,11 +110,12 @@ class OperatorRun::Run {
       }
       return;
     }
-    auto asked = std::chrono::steady_clock::now();
+    auto last_check = std::chrono::steady_clock::now();
     while (at_ < graph_.nodes.size()) {
       step(&Run::results_of);
-      if (const auto now = std::chrono::steady_clock::now(); interrupted != nullptr && now - asked > kAsk) {
-        asked = now;
+      if (const auto now = std::chrono::steady_clock::now();
+          interrupted != nullptr && now - last_check > kSignalCheckInterval) {
+        last_check = now;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) {
           *interrupted = true;
@@ -127,22 +129,22 @@ class OperatorRun::Run {
 
   std::vector<Tensor> values() {
     std::vector<Tensor> values;
-    for (const auto place : outputs_) {
-      values.push_back(owned(values_[place]));
+    for (const auto index : outputs_) {
+      values.push_back(owned(values_[index]));
     }
     return values;
   }
 
-  void ask_kernel(std::vector<Tensor>& inputs) {
+  void raise_as_kernel(std::vector<Tensor>& inputs) {
     const auto& node = *graph_.nodes[at_];
     TORCH_CHECK(inputs.size() == node.inputs.size(), "[run] got ", inputs.size(), " inputs, expected ",
                 node.inputs.size());
     const auto count = values_.size();
     const auto restored = c10::make_scope_exit([&] { values_.resize(count); });
-    std::vector<uint32_t> places(inputs.size());
-    std::iota(places.begin(), places.end(), static_cast<uint32_t>(count));
+    std::vector<uint32_t> indices(inputs.size());
+    std::iota(indices.begin(), indices.end(), static_cast<uint32_t>(count));
     values_.insert(values_.end(), inputs.begin(), inputs.end());
-    by_kernel(node, places);
+    by_kernel(node, indices);
   }
 
   Vector<Arguments::Result> outputs() {
@@ -150,32 +152,32 @@ class OperatorRun::Run {
     for (size_t i = 0; i < outputs_.size(); ++i) {
       auto value = owned(values_[outputs_[i]]);
       auto& result = results.emplace_back();
-      result.source = c10::make_intrusive<Upload>(std::move(value), graph_.device, /*kept=*/true);
-      if (!graph_.wanted.empty()) {
-        result.placement = graph_.wanted[i] == kAnywhere ? kWhole : graph_.wanted[i];
+      result.source = c10::make_intrusive<HostValues>(std::move(value), graph_.device, /*immutable=*/true);
+      if (!graph_.output_placements.empty()) {
+        result.placement = graph_.output_placements[i] == kUnspecified ? kReplicated : graph_.output_placements[i];
       }
     }
     return results;
   }
 
  private:
-  uint32_t place(const Value& v) const { return v.node->leaf() ? v.node->slot : first_[v.node->slot] + v.index; }
+  uint32_t index_of(const Value& v) const { return v.node->leaf() ? v.node->slot : first_[v.node->slot] + v.index; }
 
-  void drop(uint32_t place) {
-    if (--readers_[place] == 0) {
-      values_[place].reset();
+  void drop(uint32_t index) {
+    if (--readers_[index] == 0) {
+      values_[index].reset();
     }
   }
 
   // The values of a node's arguments. What a program takes as inputs are numbers here.
   HostStack arguments_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
-    const auto in = [&](uint32_t place) {
-      const auto& value = values_[place];
+    const auto in = [&](uint32_t index) {
+      const auto& value = values_[index];
       if (takes_strides(*node.op)) {
         return value;
       }
-      const bool alone = value.is_contiguous() && (value.storage_offset() == 0 || !addresses(*node.op));
-      return alone ? value : value.clone(at::MemoryFormat::Contiguous);
+      const bool without_python = value.is_contiguous() && (value.storage_offset() == 0 || !addresses(*node.op));
+      return without_python ? value : value.clone(at::MemoryFormat::Contiguous);
     };
     HostStack stack;
     stack.reserve(node.args.size());
@@ -239,8 +241,8 @@ class OperatorRun::Run {
     keep(*node, first_[position], std::move(*results));
     ++at_;
     input_ += inputs.size();
-    for (const auto place : inputs) {
-      drop(place);
+    for (const auto index : inputs) {
+      drop(index);
     }
     return true;
   }
@@ -260,13 +262,14 @@ class OperatorRun::Run {
 
   std::optional<HostResults> without_rule(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     const auto& op = *node.op;
-    if (op.view && op.inverse == Inverse::Shape && op.repeats != Repeats::Always) {  // whatever its input's strides
+    if (op.view && op.inverse == Inverse::Shape &&
+        op.self_overlap != SelfOverlap::Always) {  // whatever its input's strides
       if (const auto& base = values_[inputs[0]]; base.numel() == node.meta(0).numel()) {
         return HostResults{base.reshape(node.meta(0).sizes)};
       }
     }
     auto results = by_kernel(node, inputs);
-    return results && promised(node, *results) ? std::move(results) : std::nullopt;
+    return results && matches_metas(node, *results) ? std::move(results) : std::nullopt;
   }
 
   static bool refuses(std::exception& error) {
@@ -284,10 +287,10 @@ class OperatorRun::Run {
   std::optional<HostResults> by_kernel(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     const auto& op = node.op->op;
     auto stack = arguments_of(node, inputs);
-    if (auto results = compute_under_other_name(node, stack)) {
+    if (auto results = compute_by_alternate_kernel(node, stack)) {
       return results;
     }
-    if (!has_kernel(node) || !stays_in_memory(node.op->name, stack) || !settings_serve(node)) {
+    if (!has_kernel(node) || !stays_in_bounds(node.op->name, stack) || !settings_serve(node)) {
       return {};
     }
     promote_as_recorded(node, stack);
@@ -295,11 +298,11 @@ class OperatorRun::Run {
     for (const auto p : node.op->written) {  // a node stands for a value: its kernel writes to a copy
       stack[p] = with_tensors(stack[p], [&](const Tensor& t) { return written.emplace_back(t.clone()); });
     }
-    const HostStack given = stack;  // some kernels give references to what they were given
+    const HostStack arguments = stack;  // some kernels give references to what they were given
     try {
       op.callBoxed(stack);
     } catch (const c10::Error&) {
-      auto widened = written.empty() && !node.op->view ? in_float(given) : std::nullopt;
+      auto widened = written.empty() && !node.op->view ? in_float(arguments) : std::nullopt;
       if (!widened) {
         throw;
       }
@@ -334,7 +337,7 @@ class OperatorRun::Run {
   }
 
   // Whether a kernel gave what was promised, as far as somebody reads it; some leave out statistics.
-  bool promised(const Node& node, const HostResults& results) const {
+  bool matches_metas(const Node& node, const HostResults& results) const {
     const auto& metas = node.outs->metas;
     if (results.size() != metas.size()) {
       return false;
@@ -351,12 +354,12 @@ class OperatorRun::Run {
   HostResults by_rule(size_t position, c10::ArrayRef<uint32_t> inputs) const {
     const py::gil_scoped_acquire gil;
     py::list tensors;
-    for (const auto place : inputs) {
-      tensors.append(values_[place]);
+    for (const auto index : inputs) {
+      tensors.append(values_[index]);
     }
     HostResults results;
-    for (const auto& found : py::list(rule_(position, tensors))) {
-      results.push_back(found.is_none() ? Tensor() : found.cast<Tensor>());
+    for (const auto& result : py::list(rule_(position, tensors))) {
+      results.push_back(result.is_none() ? Tensor() : result.cast<Tensor>());
     }
     return results;
   }
@@ -376,7 +379,7 @@ class OperatorRun::Run {
   // The value in memory that nobody else has.
   Tensor owned(const Tensor& value) {
     const auto& storage = value.storage();
-    if (value.is_contiguous() && storage.nbytes() == value.nbytes() && taken_.insert(storage.data()).second) {
+    if (value.is_contiguous() && storage.nbytes() == value.nbytes() && owned_memory_.insert(storage.data()).second) {
       return value;
     }
     return value.clone(at::MemoryFormat::Contiguous);
@@ -392,27 +395,27 @@ class OperatorRun::Run {
   std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
-  std::unordered_set<const void*> taken_;  // memory of leaves and of results
+  std::unordered_set<const void*> owned_memory_;  // memory of leaves and of results
 };
 
-OperatorRun::OperatorRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
+OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
     : graph_(graph), rule_(std::move(rule)) {
   graph.check();
-  keep_clones_of_given(graph);
+  keep_clones_of_donors(graph);
   run_ = std::make_shared<Run>(graph, rule_, leaves);
 }
 
-size_t OperatorRun::position() const { return run_ != nullptr ? run_->position() : 0; }
+size_t OpByOpRun::position() const { return run_ != nullptr ? run_->position() : 0; }
 
-OperatorRun::~OperatorRun() {
+OpByOpRun::~OpByOpRun() {
   if (task_.valid() && !is_lost()) {
     const py::gil_scoped_release unlocked;
     task_.wait();
   }
 }
 
-bool OperatorRun::start() {
-  if (!run_->has_kernels() || !graph_.let_record()) {
+bool OpByOpRun::start() {
+  if (!run_->has_kernels() || !graph_.begin_async()) {
     return false;
   }
   // PyTorch's threads are chosen in each thread.
@@ -421,24 +424,24 @@ bool OperatorRun::start() {
     if (at::get_num_threads() != threads) {
       at::set_num_threads(threads);
     }
-    run->compute(/*alone=*/true);
+    run->compute(/*without_python=*/true);
     run = nullptr;  // its values
   });
   return true;
 }
 
-std::vector<Tensor> OperatorRun::values() {
+std::vector<Tensor> OpByOpRun::values() {
   const py::gil_scoped_release unlocked;
-  run_->compute(/*alone=*/false, &interrupted_);
+  run_->compute(/*without_python=*/false, &interrupted_);
   return run_->values();
 }
 
-void OperatorRun::ask_kernel(std::vector<Tensor> inputs) {
+void OpByOpRun::raise_as_kernel(std::vector<Tensor> inputs) {
   const py::gil_scoped_release unlocked;
-  run_->ask_kernel(inputs);
+  run_->raise_as_kernel(inputs);
 }
 
-void OperatorRun::finish(bool signals) {
+void OpByOpRun::finish(bool signals) {
   interrupted_ = false;
   if (task_.valid() && is_lost()) {
     new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
@@ -449,7 +452,7 @@ void OperatorRun::finish(bool signals) {
     bool ended = false;
     {
       const py::gil_scoped_release unlocked;
-      ended = task.wait_for(kAsk) == std::future_status::ready;
+      ended = task.wait_for(kSignalCheckInterval) == std::future_status::ready;
     }
     if (ended) {
       task_ = {};
@@ -465,7 +468,7 @@ void OperatorRun::finish(bool signals) {
   Vector<Arguments::Result> results;
   {
     const py::gil_scoped_release unlocked;
-    run->compute(/*alone=*/false, signals ? &interrupted_ : nullptr);
+    run->compute(/*without_python=*/false, signals ? &interrupted_ : nullptr);
     if (!done()) {
       results = run->outputs();
     }

@@ -7,15 +7,15 @@
 
 namespace torch_xla {
 
-struct Repetition {
+struct DetectedLoop {
   size_t calls = 0;       // of a piece
-  size_t crossing = 0;    // values that one piece gives to the next
+  size_t carried = 0;     // values that one piece gives to the next
   Frame frame = nullptr;  // the line where a piece begins
 };
 
 // Looks at the stream's window; what it finds is followed from now on, if asked for. Takes the recorder's lock.
 //
 // `growing` is for loops of which every turn has other sizes or constants, and so a graph of its own.
-std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing, bool follow);
+std::optional<DetectedLoop> detect_loop(c10::DeviceIndex device, bool growing, bool follow);
 
 }  // namespace torch_xla

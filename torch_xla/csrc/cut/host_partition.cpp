@@ -1,4 +1,4 @@
-#include "cut/division.h"
+#include "cut/host_partition.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ir/op_info.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 
 namespace torch_xla {
 
@@ -21,7 +21,7 @@ constexpr size_t kOperators = 256;
 constexpr size_t kRests = 1 << 14;
 constexpr uint64_t kOutsideTag = uint64_t{1} << 62;
 
-enum class Part : uint8_t { kRest, kBefore, kAfter };
+enum class Part : uint8_t { kDevice, kHostBefore, kHostAfter };
 
 bool is_small(const Meta& meta, int64_t values) {
   return !meta.defined() || (at::isIntegralType(meta.dtype, true) && meta.numel() <= values);
@@ -47,28 +47,28 @@ int64_t values_of(const Node& node) {
 // Per node which part it belongs to: `before` holds all that its nodes need, `after` all that need them.
 std::vector<Part> find_parts(const Graph& graph, int64_t values) {
   const auto count = graph.nodes.size();
-  std::vector<Part> parts(count, Part::kRest);
+  std::vector<Part> parts(count, Part::kDevice);
   std::vector<bool> small(count);
   for (size_t i = 0; i < count; ++i) {
     const auto& inputs = graph.nodes[i]->inputs;
     small[i] = is_small(*graph.nodes[i], values);
-    const auto early = [&](const Value& v) { return v.node->leaf() || parts[v.node->slot] == Part::kBefore; };
+    const auto early = [&](const Value& v) { return v.node->leaf() || parts[v.node->slot] == Part::kHostBefore; };
     if (small[i] && std::all_of(inputs.begin(), inputs.end(), early)) {
-      parts[i] = Part::kBefore;
+      parts[i] = Part::kHostBefore;
     }
   }
-  std::vector<bool> needed(count, false);  // by the rest
+  std::vector<bool> needed_by_device(count, false);  // by the rest
   for (size_t i = count; i-- > 0;) {
-    if (parts[i] == Part::kBefore) {
+    if (parts[i] == Part::kHostBefore) {
       continue;
     }
-    if (small[i] && !needed[i]) {
-      parts[i] = Part::kAfter;
+    if (small[i] && !needed_by_device[i]) {
+      parts[i] = Part::kHostAfter;
       continue;
     }
     for (const auto& input : graph.nodes[i]->inputs) {
       if (!input.node->leaf()) {
-        needed[input.node->slot] = true;
+        needed_by_device[input.node->slot] = true;
       }
     }
   }
@@ -82,7 +82,7 @@ std::vector<Part> find_parts(const Graph& graph) {
     size_t operators = 0;
     int64_t values = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i] != Part::kRest) {
+      if (parts[i] != Part::kDevice) {
         ++operators;
         values += values_of(*graph.nodes[i]);
       }
@@ -98,16 +98,16 @@ std::vector<Part> find_parts(const Graph& graph) {
 }
 
 // What the rest gives to others: results of the graph, and what is needed afterwards.
-Vector<Value> results_of_rest(const Graph& graph, const std::vector<Part>& parts) {
+Vector<Value> device_results(const Graph& graph, const std::vector<Part>& parts) {
   Vector<Value> results;
   const auto add = [&](const Value& v) {
-    if (!v.node->leaf() && parts[v.node->slot] == Part::kRest) {
+    if (!v.node->leaf() && parts[v.node->slot] == Part::kDevice) {
       results.push_back(v);
     }
   };
   std::for_each(graph.outputs.begin(), graph.outputs.end(), add);
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] == Part::kAfter) {
+    if (parts[i] == Part::kHostAfter) {
       std::for_each(graph.nodes[i]->inputs.begin(), graph.nodes[i]->inputs.end(), add);
     }
   }
@@ -122,17 +122,17 @@ Vector<Value> results_of_rest(const Graph& graph, const std::vector<Part>& parts
 // otherwise be counted from the start again, in a graph that grows.
 Vector<Value> results_before(const Graph& graph, const std::vector<Part>& parts) {
   const auto count = parts.size();
-  std::vector<size_t> ours(count, 1);  // references
+  std::vector<size_t> references(count, 1);  // references
   for (const auto& output : graph.outputs) {
-    ++ours[output.node->slot];
+    ++references[output.node->slot];
   }
   Vector<Value> results;
   for (size_t i = 0; i < count; ++i) {
     const auto& node = graph.nodes[i];
-    if (parts[i] == Part::kRest) {
+    if (parts[i] == Part::kDevice) {
       std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(results),
-                   [&](const Value& v) { return !v.node->leaf() && parts[v.node->slot] == Part::kBefore; });
-    } else if (parts[i] == Part::kBefore && node.use_count() > ours[i] + node->references) {
+                   [&](const Value& v) { return !v.node->leaf() && parts[v.node->slot] == Part::kHostBefore; });
+    } else if (parts[i] == Part::kHostBefore && node.use_count() > references[i] + node->references) {
       for (uint32_t index = 0; index < node->outs->metas.size(); ++index) {
         if (node->meta(index).defined()) {
           results.push_back({node, index});
@@ -143,13 +143,13 @@ Vector<Value> results_before(const Graph& graph, const std::vector<Part>& parts)
   return results;
 }
 
-Hash rest_key(const Graph& graph, const std::vector<Part>& parts, const Vector<Value>& results) {
+Hash device_key(const Graph& graph, const std::vector<Part>& parts, const Vector<Value>& results) {
   Hash key;
   std::vector<uint32_t> position(parts.size());
   uint32_t count = 0;
   std::unordered_map<const Node*, uint64_t> outside;  // what the rest takes, by first use
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] != Part::kRest) {
+    if (parts[i] != Part::kDevice) {
       continue;
     }
     const auto& node = *graph.nodes[i];
@@ -158,7 +158,7 @@ Hash rest_key(const Graph& graph, const std::vector<Part>& parts, const Vector<V
     key.mix(node.attrs);
     key.mix(node.outs->value);
     for (const auto& [in, index] : node.inputs) {
-      if (!in->leaf() && parts[in->slot] == Part::kRest) {
+      if (!in->leaf() && parts[in->slot] == Part::kDevice) {
         key.mix(static_cast<uint64_t>(position[in->slot]) << 16 | index);
         continue;
       }
@@ -176,10 +176,10 @@ Hash rest_key(const Graph& graph, const std::vector<Part>& parts, const Vector<V
 }
 
 // Of the parts all but numbers: those become inputs of a program once they vary, and no other graph is needed.
-Hash parts_key(const Graph& graph, const std::vector<Part>& parts) {
+Hash host_key(const Graph& graph, const std::vector<Part>& parts) {
   Hash key;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] != Part::kRest) {
+    if (parts[i] != Part::kDevice) {
       key.mix(graph.nodes[i]->op->hash);
       key.mix(graph.nodes[i]->outs->value);
     }
@@ -187,52 +187,53 @@ Hash parts_key(const Graph& graph, const std::vector<Part>& parts) {
   return key;
 }
 
-struct Rest {
-  Hash parts;            // with which it was met first
-  bool divided = false;  // it was met with others since
+struct DevicePart {
+  Hash parts;                // with which it was met first
+  bool partitioned = false;  // it was met with others since
 };
 
-std::unordered_map<Hash, Rest, HashHasher>& rests() {
-  static auto* const all = new std::unordered_map<Hash, Rest, HashHasher>();
+std::unordered_map<Hash, DevicePart, HashHasher>& device_parts() {
+  static auto* const all = new std::unordered_map<Hash, DevicePart, HashHasher>();
   return *all;
 }
 
 }  // namespace
 
-std::optional<Division> divide(const Graph& graph, const Cut& what) {
+std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& what) {
   const RecorderLock lock;
   const auto parts = find_parts(graph);
   if (parts.empty()) {
     return {};
   }
-  auto results = results_of_rest(graph, parts);
-  auto& known = rests();
-  if (known.size() >= kRests) {
-    known.clear();
+  auto results = device_results(graph, parts);
+  auto& device_parts_seen = device_parts();
+  if (device_parts_seen.size() >= kRests) {
+    device_parts_seen.clear();
   }
-  const auto others = parts_key(graph, parts);
-  auto& rest = known.emplace(rest_key(graph, parts, results), Rest{others}).first->second;
-  if (!rest.divided && rest.parts == others) {
+  const auto host_parts = host_key(graph, parts);
+  auto& device_part =
+      device_parts_seen.emplace(device_key(graph, parts, results), DevicePart{host_parts}).first->second;
+  if (!device_part.partitioned && device_part.parts == host_parts) {
     return {};
   }
-  rest.divided = true;
+  device_part.partitioned = true;
   if (what.scope == Cut::Scope::kLive) {
-    stream_of(graph.device).read(graph.nodes.size());  // of which no single part tells
+    call_trace_of(graph.device).read(graph.nodes.size());  // of which no single part tells
   }
-  const auto needed = Cut::Scope::kNeeded;
-  return Division{{graph.device, {}, results_before(graph, parts), needed, Cut::kNow, Cut::Donate::kNothing},
-                  {graph.device, {}, std::move(results), needed, Cut::kNow, what.donate}};
+  const auto scope = Cut::Scope::kNeeded;
+  return HostPartition{{graph.device, {}, results_before(graph, parts), scope, Cut::kNow, Cut::Donate::kNothing},
+                       {graph.device, {}, std::move(results), scope, Cut::kNow, what.donate}};
 }
 
-bool is_small_part(const Graph& graph) {
+bool fits_host_partition(const Graph& graph) {
   const RecorderLock lock;
   return graph.nodes.size() <= kOperators &&
          std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const NodePtr& n) { return is_small(*n, kValues[0]); });
 }
 
-void forget_divisions() {
+void forget_host_partitions() {
   const RecorderLock lock;
-  rests().clear();
+  device_parts().clear();
 }
 
 }  // namespace torch_xla

@@ -1,6 +1,6 @@
 // The stream of recorded calls of a device, and the loops found in it: a program without barriers is cut where its loop
-// repeats. This sees repetitions come again and counts them; `cut/repetition.h` finds them. Everything is decided from
-// what was recorded, never from time. All functions want the recorder's lock, but for the last three.
+// repeats. This sees repetitions come again and counts them; `cut/loop_detection.h` finds them. Everything is decided
+// from what was recorded, never from time. All functions want the recorder's lock, but for the last three.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -20,7 +20,7 @@ struct StorageRange {
   }
 };
 
-struct StreamCall {
+struct TracedCall {
   uint64_t signature;  // what is called on what kind of thing; numbers that may vary are no part of it
   uint64_t kind;       // the same without sizes and constants
   uint64_t sequence;   // the node sequence before it
@@ -30,39 +30,39 @@ struct StreamCall {
 };
 
 // What a loop repeats: the signatures of its calls, or their kinds alone where its tensors grow.
-using Repeated = uint64_t StreamCall::*;
+using Repeated = uint64_t TracedCall::*;
 
 // The calls of a piece: one repetition, or as many as are worth a program.
 class Loop {
  public:
-  Loop(const StreamCall* first, size_t calls, Repeated what);
+  Loop(const TracedCall* first, size_t calls, Repeated what);
   size_t size() const { return signatures_.size(); }
-  bool growing() const { return what_ == &StreamCall::kind; }
+  bool growing() const { return field_ == &TracedCall::kind; }
   // How many of the latest calls are the first ones of a piece.
   size_t matched() const { return matched_; }
   // Takes the next call; whether it goes on as the loop does.
-  bool follow(const StreamCall& call);
+  bool follow(const TracedCall& call);
   // Takes the next call of a stream that may be something else; whether a piece is complete with it.
-  bool search(const StreamCall& call);
+  bool search(const TracedCall& call);
   void restart() { matched_ = 0; }
   void set_matched(size_t calls) { matched_ = calls; }
 
  private:
-  Repeated what_;
+  Repeated field_;
   std::vector<uint64_t> signatures_;
   std::vector<uint32_t> fallback_;  // by calls that match: how many of them do so further on
   size_t matched_ = 0;
 };
 
-class Stream {
+class CallTrace {
  public:
-  // Gives whether there is work for `run_due`.
-  bool note(const StreamCall& call);
+  // Gives whether there is work for `run_loop_work`.
+  bool note(const TracedCall& call);
   // Storages with smaller ids were there before the window.
   uint64_t first_storage() const { return first_storage_; }
-  const std::vector<StreamCall>& window() const { return window_; }
+  const std::vector<TracedCall>& window() const { return window_; }
   // A loop was found whose pieces begin at these calls of the window.
-  void found(Loop loop, const std::vector<size_t>& starts);
+  void add_loop(Loop loop, const std::vector<size_t>& starts);
   bool looping() const { return active_ != nullptr; }
   // Calls since the latest barrier.
   size_t calls() const { return calls_; }
@@ -77,18 +77,18 @@ class Stream {
   void read(size_t nodes);
   // Whether a value is read now and then in steps that are one graph otherwise: what is pending goes on as the step
   // before did, in which nothing was read. Whoever asks reads one.
-  bool whole_comes();
+  bool expects_whole_step();
   // Of the window it is known that it shows no loop; whether it is so long that the program should be told.
-  bool nothing_found();
+  bool no_loop_found();
 
   static constexpr size_t kLongest = 200'000;
 
  private:
   void restart();
   void change_thread();
-  bool search(const StreamCall& call);
+  bool search(const TracedCall& call);
 
-  std::vector<StreamCall> window_;
+  std::vector<TracedCall> window_;
   size_t next_look_ = 0;
   size_t calls_ = 0;    // since the latest barrier
   size_t largest_ = 0;  // of the graphs between barriers, in calls
@@ -96,9 +96,9 @@ class Stream {
   const void* thread_ = nullptr;
   // Since the latest barrier:
   size_t changes_ = 0;      // of the thread
-  size_t pieces_ = 0;       // that were followed
+  size_t segments_ = 0;     // that were followed
   bool mixed_ = false;      // threads record in turns: what is pending has no order that would come again
-  std::deque<Loop> known_;  // the latest first
+  std::deque<Loop> loops_;  // the latest first
   Loop* active_ = nullptr;
   std::deque<uint64_t> starts_;  // of pieces, not cut yet
   std::vector<uint64_t> step_;   // what the latest barrier ended, where nothing was read in it
@@ -108,21 +108,21 @@ class Stream {
   bool cut_ = false;             // pieces were cut since the latest barrier
 };
 
-Stream& stream_of(c10::DeviceIndex device);
+CallTrace& call_trace_of(c10::DeviceIndex device);
 // Takes notice of a call that is about to be placed.
-void note_call(c10::DeviceIndex device, const StreamCall& call);
-bool follows_streams();
+void note_call(c10::DeviceIndex device, const TracedCall& call);
+bool traces_calls();
 
-struct StreamLimits {
-  size_t first_look = 512;   // calls before the window is looked at
-  size_t least_piece = 128;  // a program of fewer calls is not worth its start
+struct TraceLimits {
+  size_t first_look = 512;     // calls before the window is looked at
+  size_t least_segment = 128;  // a program of fewer calls is not worth its start
 };
-const StreamLimits& stream_limits();
+const TraceLimits& trace_limits();
 
-void follow_streams(bool on, const StreamLimits& limits);
-// Whether the calling thread noted a call with which there is something to look at or to cut; `run_due` has it done.
-// Wants no lock, and may take the GIL.
-bool any_due();
-void run_due();
+void trace_calls(bool on, const TraceLimits& limits);
+// Whether the calling thread noted a call with which there is something to look at or to cut; `run_loop_work` has it
+// done. Wants no lock, and may take the GIL.
+bool has_loop_work();
+void run_loop_work();
 
 }  // namespace torch_xla

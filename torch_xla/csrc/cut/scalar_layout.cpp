@@ -1,4 +1,4 @@
-#include "cut/common_scalars.h"
+#include "cut/scalar_layout.h"
 
 #include <algorithm>
 #include <cstring>
@@ -31,18 +31,18 @@ void NumberSlot::set(const c10::IValue& value) {
 }
 
 uint64_t NumberSlot::bits() const {
-  auto found = static_cast<uint64_t>(integer);
+  auto bits = static_cast<uint64_t>(integer);
   if (type == Type::Float) {
     const double value = number.real();
-    std::memcpy(&found, &value, sizeof(found));
+    std::memcpy(&bits, &value, sizeof(bits));
   }
-  return found;
+  return bits;
 }
 
-Sharing::Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
+ScalarLayout::ScalarLayout(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles) {
   struct Class {
     uint32_t count = 0;
-    int64_t place = -1;
+    int64_t index = -1;
   };
   std::unordered_map<Hash, Class, HashHasher> classes;
   const auto class_of = [&](const NumberSlot& n) -> Class& {
@@ -56,78 +56,78 @@ Sharing::Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& rol
       ++class_of(n).count;
     }
   }
-  places.reserve(numbers.size());
+  indices.reserve(numbers.size());
   for (const auto& n : numbers) {
     auto* const shared = may_share(n) ? &class_of(n) : nullptr;
     if (shared == nullptr || shared->count < kFewest) {
       add(n.type, sizes[static_cast<size_t>(n.type)]);
       continue;
     }
-    if (shared->place < 0) {
-      shared->place = sizes[static_cast<size_t>(n.type)];
+    if (shared->index < 0) {
+      shared->index = sizes[static_cast<size_t>(n.type)];
     }
-    add(n.type, static_cast<uint32_t>(shared->place));
+    add(n.type, static_cast<uint32_t>(shared->index));
   }
 }
 
-void Sharing::add(NumberSlot::Type type, uint32_t place) {
-  places.push_back(place);
+void ScalarLayout::add(NumberSlot::Type type, uint32_t index) {
+  indices.push_back(index);
   auto& size = sizes[static_cast<size_t>(type)];
-  size = std::max(size, place + 1);
+  size = std::max(size, index + 1);
 }
 
-Vector<bool> Sharing::broken(const Vector<NumberSlot>& numbers) const {
+Vector<bool> ScalarLayout::broken(const Vector<NumberSlot>& numbers) const {
   std::vector<const NumberSlot*> first(sizes[static_cast<size_t>(NumberSlot::Type::Float)], nullptr);
-  Vector<bool> found(first.size(), false);
+  Vector<bool> broken(first.size(), false);
   for (size_t i = 0; i < numbers.size(); ++i) {
     if (numbers[i].type != NumberSlot::Type::Float) {
       continue;
     }
-    auto*& one = first[places[i]];
+    auto*& one = first[indices[i]];
     if (one == nullptr) {
       one = &numbers[i];
     } else if (one->bits() != numbers[i].bits()) {
-      found[places[i]] = true;
+      broken[indices[i]] = true;
     }
   }
-  return found;
+  return broken;
 }
 
-bool Sharing::holds(const Vector<NumberSlot>& numbers) const {
-  const auto found = broken(numbers);
-  return std::find(found.begin(), found.end(), true) == found.end();
+bool ScalarLayout::holds(const Vector<NumberSlot>& numbers) const {
+  const auto broken_indices = broken(numbers);
+  return std::find(broken_indices.begin(), broken_indices.end(), true) == broken_indices.end();
 }
 
-Sharing Sharing::unbroken(const Vector<NumberSlot>& numbers) const {
-  const auto apart = broken(numbers);
-  Sharing result;
+ScalarLayout ScalarLayout::unbroken(const Vector<NumberSlot>& numbers) const {
+  const auto broken_indices = broken(numbers);
+  ScalarLayout result;
   std::unordered_map<uint32_t, uint32_t> moved;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto type = numbers[i].type;
     const auto next = result.sizes[static_cast<size_t>(type)];
-    const bool alone = type != NumberSlot::Type::Float || apart[places[i]];
-    result.add(type, alone ? next : moved.try_emplace(places[i], next).first->second);
+    const bool separate = type != NumberSlot::Type::Float || broken_indices[indices[i]];
+    result.add(type, separate ? next : moved.try_emplace(indices[i], next).first->second);
   }
   return result;
 }
 
-NumberVectors Sharing::pack(const Vector<NumberSlot>& numbers) const {
+NumberVectors ScalarLayout::pack(const Vector<NumberSlot>& numbers) const {
   const auto size = [&](NumberSlot::Type type) { return sizes[static_cast<size_t>(type)]; };
   NumberVectors vectors{std::vector<double>(size(NumberSlot::Type::Float)),
                         std::vector<int64_t>(size(NumberSlot::Type::Int)),
                         std::vector<std::complex<double>>(size(NumberSlot::Type::Complex))};
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto& n = numbers[i];
-    const auto place = places[i];
+    const auto index = indices[i];
     switch (n.type) {
       case NumberSlot::Type::Float:
-        vectors.floats[place] = n.number.real();
+        vectors.floats[index] = n.number.real();
         break;
       case NumberSlot::Type::Int:
-        vectors.ints[place] = n.integer;
+        vectors.ints[index] = n.integer;
         break;
       case NumberSlot::Type::Complex:
-        vectors.complexes[place] = {n.number.real(), n.number.imag()};
+        vectors.complexes[index] = {n.number.real(), n.number.imag()};
         break;
     }
   }

@@ -1,4 +1,4 @@
-"""Running a graph operator by operator with PyTorch's CPU kernels, without a program (`csrc/run/by_operator`).
+"""Running a graph operator by operator with PyTorch's CPU kernels, without a program (`csrc/run/op_by_op`).
 
 `hotness` says which graphs do until they are compiled. Others always do: a very small one behind a value that is read,
 and small parts of a graph that would be compiled again and again because they grow, such as the tokens and positions of
@@ -49,7 +49,7 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
 
     `what` is what it was made of.
     """
-    parts = cut.divide(what) if on() else []
+    parts = cut.partition_for_host(what) if on() else []
     if parts:
         _metrics.count("HostParts")
         if _events.sinks:
@@ -57,13 +57,13 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     return parts
 
 
-def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
+def begin(cut: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
     """A run of a graph operator by operator, of which nothing is computed yet; None where only a program computes it.
 
     It is its device's until it is finished, which it must be before anything else is cut; the graph is empty then.
     Raises ExecutionError where an earlier program failed; this graph was not started.
     """
-    if client.spmd() and shardings.PARTS in cut.leaf_places:
+    if client.spmd() and shardings.PARTS in cut.leaf_placements:
         return None  # each device's are others
     running = prepare(cut)
     running.request = request
@@ -71,7 +71,7 @@ def begin(cut: _bindings.Graph, request: Any) -> _bindings.OperatorRun | None:
     return running
 
 
-def prepare(cut: _bindings.Graph) -> _bindings.OperatorRun:
+def prepare(cut: _bindings.Graph) -> _bindings.OpByOpRun:
     """A run of a graph, of which nothing is computed yet."""
     leaves = None
     if not placement.of(cut.device).on_host:
@@ -79,7 +79,7 @@ def prepare(cut: _bindings.Graph) -> _bindings.OperatorRun:
             transfer.download(location, shape, dtype)
             for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
         ]
-    return _bindings.OperatorRun(cut, functools.partial(_by_rule, cut), leaves)
+    return _bindings.OpByOpRun(cut, functools.partial(_by_rule, cut), leaves)
 
 
 def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
@@ -93,7 +93,7 @@ def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
         return CANNOT_RUN if running is None else finish(running)
 
 
-def finish(running: _bindings.OperatorRun) -> Obstacle | None:
+def finish(running: _bindings.OpByOpRun) -> Obstacle | None:
     """Finishes a run; gives what stands in the way, if anything does.
 
     An error says which node raised it, so that the others are not lost with that.

@@ -8,18 +8,18 @@
 namespace torch_xla {
 
 // What to run instead of a graph, in this order; then it is cut again, and what is left of it is a small part too.
-struct Division {
+struct HostPartition {
   Cut before;  // small, and needs nothing of the rest; without values where there is nothing of this kind
-  Cut rest;
+  Cut device;
 };
 
 // Divides a graph that has no program and was cut for `what`. Returns none as long as its rest was met with the same
 // small parts only: the graph is then compiled whole, and its rest is remembered.
-std::optional<Division> divide(const Graph& graph, const Cut& what);
+std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& what);
 
 // Whether the host may compute all of a graph as such a part.
-bool is_small_part(const Graph& graph);
+bool fits_host_partition(const Graph& graph);
 
-void forget_divisions();
+void forget_host_partitions();
 
 }  // namespace torch_xla

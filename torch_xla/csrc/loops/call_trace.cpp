@@ -1,4 +1,4 @@
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 
 #include <algorithm>
 #include <array>
@@ -14,22 +14,22 @@ namespace torch_xla {
 
 namespace {
 
-constexpr size_t kKnown = 4;         // loops that are remembered
-constexpr size_t kInnerPieces = 16;  // a barrier after fewer makes them a part of the program's own loop
-constexpr size_t kReads = 4;         // values that are read in a step without a graph of their own each
-constexpr double kNextLook = 1.25;   // of the window's length
+constexpr size_t kLoops = 4;           // loops that are remembered
+constexpr size_t kInnerSegments = 16;  // a barrier after fewer makes them a part of the program's own loop
+constexpr size_t kReads = 4;           // values that are read in a step without a graph of their own each
+constexpr double kNextLook = 1.25;     // of the window's length
 // Changes of the thread before the stream is let be; one more is let pass for so many pieces.
 constexpr size_t kChanges = 4;
-constexpr size_t kPiecesForChange = 8;
+constexpr size_t kSegmentsForChange = 8;
 
-bool on = true;
-StreamLimits limits;
-thread_local c10::DeviceIndex due = -1;
-thread_local bool busy = false;
+bool tracing = true;
+TraceLimits limits;
+thread_local c10::DeviceIndex loop_work_device = -1;
+thread_local bool in_loop_work = false;
 
 }  // namespace
 
-Loop::Loop(const StreamCall* first, size_t calls, Repeated what) : what_(what), fallback_(calls + 1) {
+Loop::Loop(const TracedCall* first, size_t calls, Repeated what) : field_(what), fallback_(calls + 1) {
   std::transform(first, first + calls, std::back_inserter(signatures_), std::mem_fn(what));
   for (size_t i = 1, k = 0; i < signatures_.size(); ++i) {
     while (k > 0 && signatures_[i] != signatures_[k]) {
@@ -40,16 +40,16 @@ Loop::Loop(const StreamCall* first, size_t calls, Repeated what) : what_(what), 
   }
 }
 
-bool Loop::follow(const StreamCall& call) {
-  if (signatures_[matched_] != call.*what_) {
+bool Loop::follow(const TracedCall& call) {
+  if (signatures_[matched_] != call.*field_) {
     return false;
   }
   matched_ = matched_ + 1 == size() ? 0 : matched_ + 1;
   return true;
 }
 
-bool Loop::search(const StreamCall& call) {
-  const auto signature = call.*what_;
+bool Loop::search(const TracedCall& call) {
+  const auto signature = call.*field_;
   while (matched_ > 0 && signatures_[matched_] != signature) {
     matched_ = fallback_[matched_];
   }
@@ -61,25 +61,25 @@ bool Loop::search(const StreamCall& call) {
   return true;
 }
 
-void Stream::restart() {
+void CallTrace::restart() {
   window_.clear();
-  for (auto& loop : known_) {
+  for (auto& loop : loops_) {
     loop.restart();
   }
 }
 
 // What two threads record has no order that comes again: a loop is one thread's. One that only now and then has another
 // come between is found again.
-void Stream::change_thread() {
+void CallTrace::change_thread() {
   changes_ += thread_ != nullptr ? 1 : 0;
-  mixed_ = changes_ > kChanges + pieces_ / kPiecesForChange;
-  thread_ = &due;
+  mixed_ = changes_ > kChanges + segments_ / kSegmentsForChange;
+  thread_ = &loop_work_device;
   active_ = nullptr;
   restart();
 }
 
-bool Stream::note(const StreamCall& call) {
-  if (thread_ != &due && !call.backward) {  // a backward pass may run in a thread of autograd's
+bool CallTrace::note(const TracedCall& call) {
+  if (thread_ != &loop_work_device && !call.backward) {  // a backward pass may run in a thread of autograd's
     change_thread();
   }
   as_before_ = as_before_ && calls_ < step_.size() && step_[calls_] == call.signature;
@@ -92,7 +92,7 @@ bool Stream::note(const StreamCall& call) {
     if (active_->follow(call)) {
       if (first) {
         starts_.push_back(call.sequence);
-        ++pieces_;
+        ++segments_;
         read_before_ = std::exchange(reads_, 0) != 0;
       }
       return first && starts_.size() > 1;
@@ -116,8 +116,8 @@ bool Stream::note(const StreamCall& call) {
 }
 
 // Whether a loop that was found before goes on with this call.
-bool Stream::search(const StreamCall& call) {
-  for (auto& loop : known_) {
+bool CallTrace::search(const TracedCall& call) {
+  for (auto& loop : loops_) {
     if (loop.search(call) && loop.size() <= window_.size()) {
       starts_.push_back(window_[window_.size() - loop.size()].sequence);
       restart();
@@ -128,64 +128,64 @@ bool Stream::search(const StreamCall& call) {
   return false;
 }
 
-void Stream::found(Loop loop, const std::vector<size_t>& starts) {
+void CallTrace::add_loop(Loop loop, const std::vector<size_t>& starts) {
   for (const auto i : starts) {
     starts_.push_back(window_[i].sequence);
   }
   const auto since = window_.size() - starts.back();
-  known_.push_front(std::move(loop));
-  if (known_.size() > kKnown) {
-    known_.pop_back();
+  loops_.push_front(std::move(loop));
+  if (loops_.size() > kLoops) {
+    loops_.pop_back();
   }
   restart();
-  active_ = &known_.front();
+  active_ = &loops_.front();
   active_->set_matched(since % active_->size());
 }
 
-std::vector<uint64_t> Stream::ends() const {
-  std::vector<uint64_t> found(starts_.begin(), starts_.end());
+std::vector<uint64_t> CallTrace::ends() const {
+  std::vector<uint64_t> sequences(starts_.begin(), starts_.end());
   if (active_ != nullptr && active_->matched() == 0 && !starts_.empty()) {  // complete, before the next has begun
-    found.push_back(node_sequence());
+    sequences.push_back(node_sequence());
   }
-  return found;
+  return sequences;
 }
 
-void Stream::drop_ends(uint64_t until) {
+void CallTrace::drop_ends(uint64_t until) {
   while (!starts_.empty() && starts_.front() <= until) {
     starts_.pop_front();
     cut_ = true;
   }
 }
 
-void Stream::barrier() {
-  const bool inner = active_ == nullptr || calls_ < kInnerPieces * active_->size();
+void CallTrace::barrier() {
+  const bool inner = active_ == nullptr || calls_ < kInnerSegments * active_->size();
   // What grows would be another graph each time, were it whole.
-  const bool grew = std::any_of(known_.begin(), known_.end(), std::mem_fn(&Loop::growing));
+  const bool grew = std::any_of(loops_.begin(), loops_.end(), std::mem_fn(&Loop::growing));
   if (inner && !grew) {
     largest_ = std::max(largest_, calls_);
   }
   step_.clear();
   if (reads_ == 0 && window_.size() == calls_) {
-    std::transform(window_.begin(), window_.end(), std::back_inserter(step_), std::mem_fn(&StreamCall::signature));
+    std::transform(window_.begin(), window_.end(), std::back_inserter(step_), std::mem_fn(&TracedCall::signature));
   }
   as_before_ = !step_.empty();
-  calls_ = reads_ = changes_ = pieces_ = 0;
+  calls_ = reads_ = changes_ = segments_ = 0;
   mixed_ = false;
   active_ = nullptr;
-  known_.clear();
+  loops_.clear();
   starts_.clear();
   cut_ = false;
   restart();
 }
 
-void Stream::read(size_t nodes) {
+void CallTrace::read(size_t nodes) {
   ++reads_;
   if (active_ == nullptr && 2 * nodes >= calls_) {
     barrier();
   }
 }
 
-bool Stream::whole_comes() {
+bool CallTrace::expects_whole_step() {
   const bool now_and_then = active_ != nullptr ? !read_before_ : as_before_;
   if (!now_and_then || reads_ >= kReads) {
     return false;
@@ -194,7 +194,7 @@ bool Stream::whole_comes() {
   return true;
 }
 
-bool Stream::nothing_found() {
+bool CallTrace::no_loop_found() {
   if (window_.size() < kLongest) {
     return false;
   }
@@ -202,40 +202,40 @@ bool Stream::nothing_found() {
   return true;
 }
 
-Stream& stream_of(c10::DeviceIndex device) {
-  static auto* const streams = new std::array<Stream, kMaxDevices>;
-  return (*streams)[device];
+CallTrace& call_trace_of(c10::DeviceIndex device) {
+  static auto* const traces = new std::array<CallTrace, kMaxDevices>;
+  return (*traces)[device];
 }
 
-void note_call(c10::DeviceIndex device, const StreamCall& call) {
-  if (!on || any_placeholders() || eager()) {
+void note_call(c10::DeviceIndex device, const TracedCall& call) {
+  if (!tracing || any_placeholders() || eager()) {
     return;
   }
-  if (stream_of(device).note(call) && !busy) {
-    due = device;
+  if (call_trace_of(device).note(call) && !in_loop_work) {
+    loop_work_device = device;
   }
 }
 
-bool follows_streams() { return on; }
-const StreamLimits& stream_limits() { return limits; }
+bool traces_calls() { return tracing; }
+const TraceLimits& trace_limits() { return limits; }
 
-void follow_streams(bool follow, const StreamLimits& chosen) {
+void trace_calls(bool follow, const TraceLimits& chosen) {
   const RecorderLock lock;
-  on = follow;
+  tracing = follow;
   limits = chosen;
-  keep_writes(follow);
+  log_writes(follow);
   for (c10::DeviceIndex device = 0; static_cast<size_t>(device) < kMaxDevices; ++device) {
-    stream_of(device) = {};
+    call_trace_of(device) = {};
   }
 }
 
-bool any_due() { return due >= 0; }
+bool has_loop_work() { return loop_work_device >= 0; }
 
-void run_due() {
-  const auto device = std::exchange(due, -1);
-  struct Busy {
-    Busy() { busy = true; }
-    ~Busy() { busy = false; }
+void run_loop_work() {
+  const auto device = std::exchange(loop_work_device, -1);
+  struct InLoopWork {
+    InLoopWork() { in_loop_work = true; }
+    ~InLoopWork() { in_loop_work = false; }
   } const guard;
   cut_loop(device);
 }

@@ -37,23 +37,23 @@ struct NumberVectors {
   std::vector<std::complex<double>> complexes;
 };
 
-class Sharing {
+class ScalarLayout {
  public:
   // Floats share a place if they are equal now and are the same argument of nodes with equal `roles` (one per node).
-  Sharing(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
+  ScalarLayout(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
 
   // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
   bool holds(const Vector<NumberSlot>& numbers) const;
   // The same without what does not hold here.
-  Sharing unbroken(const Vector<NumberSlot>& numbers) const;
+  ScalarLayout unbroken(const Vector<NumberSlot>& numbers) const;
   NumberVectors pack(const Vector<NumberSlot>& numbers) const;
 
-  std::vector<uint32_t> places;     // per number: where it is in the vector of its type
+  std::vector<uint32_t> indices;    // per number: where it is in the vector of its type
   std::array<uint32_t, 3> sizes{};  // of the vectors, by type
 
  private:
-  Sharing() = default;
-  void add(NumberSlot::Type type, uint32_t place);
+  ScalarLayout() = default;
+  void add(NumberSlot::Type type, uint32_t index);
   Vector<bool> broken(const Vector<NumberSlot>& numbers) const;
 };
 

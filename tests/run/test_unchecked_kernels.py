@@ -19,13 +19,13 @@ F = torch.nn.functional
 @pytest.mark.sweep
 @pytest.mark.slow
 def test_those_that_leave_their_memory_are_known() -> None:
-    assert trusting.deaths(trusting.calls()) == set(_bindings.trusting_operators())
+    assert trusting.deaths(trusting.calls()) == set(_bindings.unchecked_index_operators())
 
 
 @pytest.mark.costs("a process for each of many calls")
 def test_some_of_those_that_leave_their_memory_are_known() -> None:
     found = trusting.deaths(trusting.calls(of=64))
-    assert found and found <= set(_bindings.trusting_operators())
+    assert found and found <= set(_bindings.unchecked_index_operators())
 
 
 def _i(like: Tensor, *values: int) -> Tensor:

@@ -1,4 +1,4 @@
-#include "cut/repetition.h"
+#include "cut/loop_detection.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 
 #include "cut/reach.h"
 #include "ir/op_info.h"
-#include "loops/stream.h"
+#include "loops/call_trace.h"
 
 namespace torch_xla {
 
@@ -14,16 +14,16 @@ namespace {
 
 // Pieces that must have been seen, and the part of the window that they must cover: the steps between which gradients
 // are accumulated repeat too, but the optimizer's comes soon.
-constexpr double kPieces = 2.25;
-constexpr double kGrowingPieces = 3.25;  // a loop that does not grow is seen to repeat by then
+constexpr double kSegments = 2.25;
+constexpr double kGrowingSegments = 3.25;  // a loop that does not grow is seen to repeat by then
 constexpr size_t kWindowPart = 2;
 // Values that a repetition may leave behind, or use up, for good: a list of losses is a loop, the saved activations of
 // a forward pass are not.
 constexpr size_t kLeftBehind = 8;
 constexpr size_t kLeftBehindPart = 10;  // of the calls, one in so many
 
-size_t piece_of(size_t period) {
-  const auto least = stream_limits().least_piece;
+size_t segment_length(size_t period) {
+  const auto least = trace_limits().least_segment;
   return (least + period - 1) / period * period;
 }
 
@@ -32,7 +32,7 @@ struct Period {
   size_t calls = 0;
   size_t covered = 0;
 };
-Period find_period(const std::vector<StreamCall>& calls, Repeated what, double pieces) {
+Period find_period(const std::vector<TracedCall>& calls, Repeated what, double segments) {
   const size_t n = calls.size();
   const auto at = [&](size_t i) { return calls[n - 1 - i].*what; };  // the latest first
   std::vector<size_t> common(n, 0);  // with the stream's end, from so far back on (the Z function)
@@ -49,7 +49,8 @@ Period find_period(const std::vector<StreamCall>& calls, Repeated what, double p
   }
   for (size_t p = 1; p < n / 2; ++p) {
     const auto covered = p + common[p];
-    if (covered * kWindowPart >= n && static_cast<double>(covered) >= pieces * static_cast<double>(piece_of(p))) {
+    if (covered * kWindowPart >= n &&
+        static_cast<double>(covered) >= segments * static_cast<double>(segment_length(p))) {
       return {p, covered};
     }
   }
@@ -58,17 +59,17 @@ Period find_period(const std::vector<StreamCall>& calls, Repeated what, double p
 
 // Whether each of the latest pieces differs from the one before. Those of a loop that only begins in another way do
 // not.
-bool keeps_changing(const std::vector<StreamCall>& calls, size_t period) {
-  const auto piece = static_cast<long>(piece_of(period));
+bool keeps_changing(const std::vector<TracedCall>& calls, size_t period) {
+  const auto segment = static_cast<long>(segment_length(period));
   const auto changes = [&](auto end) {
-    return !std::equal(end - piece, end, end - piece - static_cast<long>(period),
-                       [](const StreamCall& a, const StreamCall& b) { return a.signature == b.signature; });
+    return !std::equal(end - segment, end, end - segment - static_cast<long>(period),
+                       [](const TracedCall& a, const TracedCall& b) { return a.signature == b.signature; });
   };
-  return changes(calls.end()) && changes(calls.end() - piece);
+  return changes(calls.end()) && changes(calls.end() - segment);
 }
 
 // Layers repeat as steps do, but each reads weights of its own.
-bool reads_the_same(const std::vector<StreamCall>& calls, size_t period) {
+bool reads_the_same(const std::vector<TracedCall>& calls, size_t period) {
   size_t equal = 0;
   size_t differ = 0;
   for (size_t i = calls.size() - period; i < calls.size(); ++i) {
@@ -82,20 +83,20 @@ bool reads_the_same(const std::vector<StreamCall>& calls, size_t period) {
 }
 
 // Whether a repetition is a part of a forward pass whose backward pass is still to come, or never will.
-bool waits_for_backward(const std::vector<StreamCall>& calls, size_t period) {
+bool waits_for_backward(const std::vector<TracedCall>& calls, size_t period) {
   const auto last = calls.end() - static_cast<long>(period);
-  return std::any_of(last, calls.end(), [](const StreamCall& call) { return call.history; }) &&
-         std::none_of(last, calls.end(), [](const StreamCall& call) { return call.backward; });
+  return std::any_of(last, calls.end(), [](const TracedCall& call) { return call.history; }) &&
+         std::none_of(last, calls.end(), [](const TracedCall& call) { return call.backward; });
 }
 
 // Where in a period, of calls from `first` on, the fewest values cross, if the program could have a barrier there: no
 // body of a loop ends within a backward pass, whose cells or layers may repeat as steps do.
-std::optional<size_t> find_phase(const std::vector<StreamCall>& calls, size_t first, size_t period,
-                                 const std::vector<size_t>& counts) {
+std::optional<size_t> find_phase(const std::vector<TracedCall>& calls, size_t first, size_t period,
+                                 const std::vector<size_t>& live_counts) {
   std::optional<size_t> best;
   for (size_t i = period; i < 2 * period; ++i) {  // before the first repetition there may have been nothing
     const bool within = calls[first + i].backward && calls[first + i - 1].backward;
-    if (!within && (!best || counts[i] < counts[*best])) {
+    if (!within && (!best || live_counts[i] < live_counts[*best])) {
       best = i;
     }
   }
@@ -103,18 +104,18 @@ std::optional<size_t> find_phase(const std::vector<StreamCall>& calls, size_t fi
 }
 
 // What is pending, seen from the calls of the window's repetition.
-class Crossing {
+class LiveRanges {
  public:
-  Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts);
+  LiveRanges(c10::DeviceIndex device, std::vector<uint64_t> starts);
   // Per call: how many values from before it are needed later.
-  const std::vector<size_t>& counts() const { return counts_; }
+  const std::vector<size_t>& live_counts() const { return live_counts_; }
   // How many values that came with the first calls are still some tensor's, and how many of these a later repetition
   // reads; one begins at each `phase` plus a multiple of the period.
-  struct Held {
+  struct Survivors {
     size_t values = 0;
     size_t carried = 0;
   };
-  Held held(size_t calls, size_t phase, size_t period) const;
+  Survivors survivors(size_t calls, size_t phase, size_t period) const;
   // The line of the first node after a call.
   Frame frame_at(size_t call) const;
 
@@ -128,10 +129,10 @@ class Crossing {
   Vector<Value> roots_;
   Vector<Node*> nodes_;
   Vector<size_t> last_read_;  // by nodes: the call after which they are read for the last time
-  std::vector<size_t> counts_;
+  std::vector<size_t> live_counts_;
 };
 
-Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : starts_(std::move(starts)) {
+LiveRanges::LiveRanges(c10::DeviceIndex device, std::vector<uint64_t> starts) : starts_(std::move(starts)) {
   // What keeps a collective pending, its last result, is no value of the program's.
   const auto& collective = op_info("xla::collective", "");
   const auto is_mark = [&](const Value& v) {
@@ -175,73 +176,73 @@ Crossing::Crossing(c10::DeviceIndex device, std::vector<uint64_t> starts) : star
   int64_t now = 0;
   for (size_t i = 0; i < n; ++i) {
     now += change[i];
-    counts_.push_back(static_cast<size_t>(now));
+    live_counts_.push_back(static_cast<size_t>(now));
   }
 }
 
-Crossing::Held Crossing::held(size_t calls, size_t phase, size_t period) const {
-  Held found;
+LiveRanges::Survivors LiveRanges::survivors(size_t calls, size_t phase, size_t period) const {
+  Survivors survivors;
   const auto repetition = [&](size_t call) { return (call + period - phase) / period; };
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const auto born = after(*nodes_[i]);  // with the call before that
     if (nodes_[i]->output && born > 0 && born <= calls) {
-      ++found.values;
-      found.carried += last_read_[i] > 0 && repetition(last_read_[i] - 1) > repetition(born - 1) ? 1 : 0;
+      ++survivors.values;
+      survivors.carried += last_read_[i] > 0 && repetition(last_read_[i] - 1) > repetition(born - 1) ? 1 : 0;
     }
   }
-  return found;
+  return survivors;
 }
 
-Frame Crossing::frame_at(size_t call) const {
-  const auto found = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node* node) {
+Frame LiveRanges::frame_at(size_t call) const {
+  const auto it = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node* node) {
     return node->sequence >= starts_[call] && node->frame != nullptr;
   });
-  return found != nodes_.end() ? (*found)->frame : nullptr;
+  return it != nodes_.end() ? (*it)->frame : nullptr;
 }
 
 }  // namespace
 
-std::optional<Repetition> find_repetition(c10::DeviceIndex device, bool growing, bool follow) {
+std::optional<DetectedLoop> detect_loop(c10::DeviceIndex device, bool growing, bool follow) {
   const RecorderLock lock;
-  auto& stream = stream_of(device);
-  const auto& calls = stream.window();
-  const auto what = growing ? &StreamCall::kind : &StreamCall::signature;
-  const auto period = find_period(calls, what, growing ? kGrowingPieces : kPieces);
+  auto& trace = call_trace_of(device);
+  const auto& calls = trace.window();
+  const auto what = growing ? &TracedCall::kind : &TracedCall::signature;
+  const auto period = find_period(calls, what, growing ? kGrowingSegments : kSegments);
   if (period.calls == 0 || !reads_the_same(calls, period.calls) || (growing && !keeps_changing(calls, period.calls))) {
     return {};
   }
   const auto first = calls.size() - period.covered;
-  const auto piece = piece_of(period.calls);
+  const auto segment = segment_length(period.calls);
   std::vector<uint64_t> sequences;
   for (auto i = first; i < calls.size(); ++i) {
     sequences.push_back(calls[i].sequence);
   }
-  const Crossing crossing(device, std::move(sequences));
-  const auto& counts = crossing.counts();
-  const auto found_phase = find_phase(calls, first, period.calls, counts);
-  if (!found_phase) {
+  const LiveRanges live_ranges(device, std::move(sequences));
+  const auto& live_counts = live_ranges.live_counts();
+  const auto best_phase = find_phase(calls, first, period.calls, live_counts);
+  if (!best_phase) {
     return {};
   }
-  const auto phase = *found_phase - period.calls;
-  const auto later = counts[phase + piece];
-  const auto used_up = counts[phase] - std::min(counts[phase], later);
-  const auto held = crossing.held(piece, phase, period.calls);
-  const auto left = std::max(held.values, used_up);
-  if (left * kLeftBehindPart > piece || left * period.calls > kLeftBehind * piece) {
+  const auto phase = *best_phase - period.calls;
+  const auto later = live_counts[phase + segment];
+  const auto used_up = live_counts[phase] - std::min(live_counts[phase], later);
+  const auto survivors = live_ranges.survivors(segment, phase, period.calls);
+  const auto imbalance = std::max(survivors.values, used_up);
+  if (imbalance * kLeftBehindPart > segment || imbalance * period.calls > kLeftBehind * segment) {
     return {};
   }
-  if (held.carried > 0 && waits_for_backward(calls, period.calls)) {
+  if (survivors.carried > 0 && waits_for_backward(calls, period.calls)) {
     return {};
   }
   std::vector<size_t> starts;
-  for (auto i = first + phase; i < calls.size(); i += piece) {
+  for (auto i = first + phase; i < calls.size(); i += segment) {
     starts.push_back(i);
   }
-  const Repetition found{piece, later, crossing.frame_at(phase)};
+  const DetectedLoop loop{segment, later, live_ranges.frame_at(phase)};
   if (follow) {
-    stream.found(Loop(&calls[first + phase], piece, what), starts);
+    trace.add_loop(Loop(&calls[first + phase], segment, what), starts);
   }
-  return found;
+  return loop;
 }
 
 }  // namespace torch_xla

@@ -19,12 +19,12 @@ namespace torch_xla {
 // `rule` is a Python function that computes a node by its lowering rule, as a program does: what the CPU has no kernel
 // for, and what its kernel refuses, so that no error depends on whether a graph is compiled. It takes the node's
 // position and its inputs as CPU tensors, and gives a list of its results.
-class OperatorRun {
+class OpByOpRun {
  public:
-  OperatorRun(Graph& graph, py::object rule, const std::optional<std::vector<at::Tensor>>& leaves);
-  OperatorRun(const OperatorRun&) = delete;
-  OperatorRun& operator=(const OperatorRun&) = delete;
-  ~OperatorRun();
+  OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<at::Tensor>>& leaves);
+  OpByOpRun(const OpByOpRun&) = delete;
+  OpByOpRun& operator=(const OpByOpRun&) = delete;
+  ~OpByOpRun();
 
   // Begins in the device's worker, while the host records on; nothing else is cut there until it is finished. False
   // where that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
@@ -36,7 +36,7 @@ class OperatorRun {
   // Computes what is left; the values of the graph's outputs, which it gives to nobody.
   std::vector<at::Tensor> values();
   // Raises what the CPU kernel of the node that it has come to says of these inputs.
-  void ask_kernel(std::vector<at::Tensor> inputs);
+  void raise_as_kernel(std::vector<at::Tensor> inputs);
   // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
   bool done() const { return graph_.nodes.empty(); }
   // Whether the worker has more to do.

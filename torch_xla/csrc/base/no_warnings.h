@@ -4,11 +4,11 @@
 
 namespace torch_xla {
 
-class Silence {
-  struct Nobody final : c10::WarningHandler {
+class NoWarnings {
+  struct NullHandler final : c10::WarningHandler {
     void process(const c10::Warning& /*warning*/) override {}
-  } nobody_;
-  const c10::WarningUtils::WarningHandlerGuard quiet_{&nobody_};
+  } handler_;
+  const c10::WarningUtils::WarningHandlerGuard guard_{&handler_};
 };
 
 }  // namespace torch_xla
