@@ -1,4 +1,4 @@
-// A scope in which PyTorch's kernels warn of nothing: who calls them has warned, or will.
+// A scope in which PyTorch's kernels do not warn: the caller has warned already, or will.
 #pragma once
 #include <c10/util/Exception.h>
 

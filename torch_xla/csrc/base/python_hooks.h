@@ -38,7 +38,7 @@ void note_read(const char* op);
 void evaluate(const std::vector<at::Tensor>& tensors);
 // Tells that an operator runs on the host, with the reason.
 void note_host_op(const std::string& op, const std::string& reason);
-// Looks for a loop in what was recorded on a device, or cuts pieces of one that was found.
+// Looks for a loop in what was recorded on a device, or cuts segments of one that is followed.
 void cut_loop(c10::DeviceIndex device);
 // Whether an operator is lowered for every device and type, not run by the CPU's kernel.
 bool is_lowered(const std::string& op);

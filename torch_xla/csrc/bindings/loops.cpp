@@ -7,7 +7,7 @@ namespace torch_xla {
 
 namespace {
 
-// A method of the stream of a device, which is the first argument.
+// A method of the call trace of a device, which is the first argument.
 template <class... Arguments, class Method>
 auto of_trace(Method method) {
   return [method](c10::DeviceIndex device, Arguments... arguments) {

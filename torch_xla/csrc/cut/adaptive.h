@@ -1,5 +1,6 @@
-// Numbers that shape what XLA can do with a program, such as where a part of a tensor begins: constants of it, until a
-// graph comes that differs from an earlier one in nothing else.
+// Numbers that XLA compiles better as constants, such as the start of a slice. They are constants until a graph comes
+// that differs from an earlier one in nothing else, and inputs from then on: torch.compile's automatic dynamic shapes,
+// for numbers.
 #pragma once
 #include <cstdint>
 #include <vector>

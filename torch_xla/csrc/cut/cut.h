@@ -21,7 +21,7 @@ struct Cut {
   };
   enum class Donate : uint8_t {
     kNothing,
-    kDonors,       // buffers that were given away
+    kDonors,       // buffers that the user donates
     kOverwritten,  // and those of overwritten tensors
   };
   static constexpr uint64_t kNow = std::numeric_limits<uint64_t>::max();
@@ -33,7 +33,7 @@ struct Cut {
   uint64_t until = kNow;  // a node sequence: of what is pending, what was recorded before it
   Donate donate = Donate::kNothing;
   // Whether this was cut before and the graph did not run. Views then keep the values that they have replayed, so that
-  // the next graph has the same nodes; for new nodes, what was found out about their numbers would be lost.
+  // the next graph has the same nodes, with what is known about their numbers.
   bool retry = false;
   // A graph that is to run at each replay: what was made from nothing is made anew by each, so it is no input.
   bool captured = false;

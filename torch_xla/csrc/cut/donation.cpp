@@ -1,4 +1,4 @@
-// Which buffers a program may write over: those of overwritten tensors, and those that were given away.
+// Which buffers a program may write over: those of overwritten tensors, and those that the user donates.
 #include <Python.h>
 
 #include "cut/cut.h"
@@ -86,8 +86,8 @@ void Graph::pin_inputs() {
   }
 }
 
-// A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or gave
-// it away, and no one else can still reach it.
+// A program may write over a buffer if the tensor that held it at the last barrier has been overwritten since, or the
+// user donates it, and no one else can still reach it.
 void Graph::find_donations(const Cut& cut) {
   aliased_outputs.assign(leaves.size(), -1);
   Vector<bool> overwritten(leaves.size(), false);

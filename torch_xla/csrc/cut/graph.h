@@ -24,16 +24,16 @@ struct Members {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
-  Hash topology;          // hash of operators, result types and wiring: equal where only constants differ
-  Hash unplaced_key;      // the key of a graph whose buffers are all whole
+  Hash topology;          // hash of operators, result types and edges: equal where only constants differ
+  Hash unplaced_key;      // the key without placements: that of a graph whose buffers are all replicated
   Hash equal_key;         // key of a compiled graph with the same program, which `constants_vary` found; or none
   Vector<NodePtr> nodes;  // in recording order
   Vector<Value> outputs;  // in recording order
   Vector<bool> donated;   // per leaf: no one needs its buffer after the run
-  Vector<int32_t> aliased_outputs;     // per leaf: the output that its tensor has instead, or -1
-  Vector<uint32_t> output_placements;  // per output: where its tensor wants it; empty where all are whole
+  Vector<int32_t> aliased_outputs;     // per leaf: the output that may take its buffer, or -1
+  Vector<uint32_t> output_placements;  // per output: as its tensor is to have it; empty on one device
 
-  // The key with the leaves and the outputs in these places.
+  // The key with these placements of leaves and outputs.
   Hash key_with_placements(const Vector<uint32_t>& at, const Vector<uint32_t>& to) const {
     return with_placements(unplaced_key, at, to);
   }
@@ -75,7 +75,7 @@ class Graph final : public Structure, public Arguments {
   // graph must be cut again. If not, this graph is remembered for such comparisons.
   bool constants_vary();
 
-  // Leaves that still need a buffer, filled with one number each.
+  // Leaves that still need a buffer, each filled with one number.
   Vector<NodePtr> fills() const;
   bool has_fills() const;
 
@@ -86,17 +86,18 @@ class Graph final : public Structure, public Arguments {
   // How many operators there are, where each works on few values: it takes as long to compile as any.
   size_t small_operators() const;
 
-  // Bytes of the leaves that no tensor has any more: the graph alone keeps them.
+  // Bytes of the leaves that no tensor references any more: the graph alone keeps them.
   int64_t unreferenced_bytes() const;
 
-  // To be called if the host records on while the graph runs: what a barrier cut counts as computed from now on.
-  // Returns whether a barrier cut this graph.
+  // To be called before the graph runs asynchronously: what its barrier cut counts as computed from now on, and the
+  // host records on. False if no barrier cut this graph.
   bool begin_async();
   // Leaves the graph empty.
   void attach(Vector<Result> results) override;
   // Forgets what was cut, which stays pending.
   void clear();
-  // After a failure of no known operator: two halves that do not need each other. None where all belongs together.
+  // After a failure that names no operator: two parts of the graph without an edge between them, none where it is
+  // connected.
   std::vector<Cut> independent_halves() const;
   // After a failure of these nodes and fills (by their positions), or of the graph as a whole where there are none:
   // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
@@ -137,8 +138,8 @@ class Graph final : public Structure, public Arguments {
 void note_change(c10::DeviceIndex device);
 uint64_t changes_of(c10::DeviceIndex device);
 
-// Gives the buffer of a tensor away, or takes that back: a program that has it as an input may write over it, and the
-// tensor is lost then. False where the tensor has no buffer of its own: it is pending, a view, or lost.
+// Makes the buffer of a tensor a donor, or no donor: a program that takes it may write over it, which loses the tensor.
+// False where the tensor has no buffer of its own: it is pending, a view, or lost.
 bool set_buffer_donor(const at::Tensor& tensor, bool donor);
 bool is_buffer_donor(const at::Tensor& tensor);
 // Whether a tensor has no value any more.

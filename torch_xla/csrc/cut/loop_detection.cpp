@@ -35,7 +35,7 @@ struct Period {
 Period find_period(const std::vector<TracedCall>& calls, Repeated what, double segments) {
   const size_t n = calls.size();
   const auto at = [&](size_t i) { return calls[n - 1 - i].*what; };  // the latest first
-  std::vector<size_t> common(n, 0);  // with the stream's end, from so far back on (the Z function)
+  std::vector<size_t> common(n, 0);  // with the end of the trace, from so far back on (the Z function)
   for (size_t i = 1, left = 0, right = 0; i < n; ++i) {
     auto& z = common[i];
     z = i < right ? std::min(right - i, common[i - left]) : 0;
@@ -57,7 +57,7 @@ Period find_period(const std::vector<TracedCall>& calls, Repeated what, double s
   return {};
 }
 
-// Whether each of the latest pieces differs from the one before. Those of a loop that only begins in another way do
+// Whether each of the latest segments differs from the one before. Those of a loop that only begins in another way do
 // not.
 bool keeps_changing(const std::vector<TracedCall>& calls, size_t period) {
   const auto segment = static_cast<long>(segment_length(period));

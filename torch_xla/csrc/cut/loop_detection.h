@@ -8,12 +8,12 @@
 namespace torch_xla {
 
 struct DetectedLoop {
-  size_t calls = 0;       // of a piece
-  size_t carried = 0;     // values that one piece gives to the next
-  Frame frame = nullptr;  // the line where a piece begins
+  size_t calls = 0;       // of a segment
+  size_t carried = 0;     // values that one segment gives to the next
+  Frame frame = nullptr;  // the user's line where a segment begins
 };
 
-// Looks at the stream's window; what it finds is followed from now on, if asked for. Takes the recorder's lock.
+// Searches the window of the call trace; with `follow` the loop is followed from now on. Takes the recorder's lock.
 //
 // `growing` is for loops of which every turn has other sizes or constants, and so a graph of its own.
 std::optional<DetectedLoop> detect_loop(c10::DeviceIndex device, bool growing, bool follow);

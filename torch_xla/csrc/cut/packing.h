@@ -1,4 +1,4 @@
-// Which small buffers a program takes and gives together: a client's cost per buffer is that of copying 16 KB or more.
+// Which small buffers a program takes and gives as one (a pack): a client's cost per buffer is that of copying 16 KB.
 #pragma once
 #include <torch/csrc/utils/pybind.h>
 
@@ -33,11 +33,11 @@ class Packing {
 
  private:
   void form(const Graph& graph);
-  // Per group those that are updated alike.
+  // Groups of outputs that the same operators update.
   std::vector<Members> group_by_update(const Graph& graph, const std::vector<int64_t>& predecessors) const;
   void pack_updated(const Graph& graph, const std::vector<Members>& groups);
   void pack_gradients(const Graph& graph, const std::vector<int64_t>& predecessors, const std::vector<Members>& groups);
-  // Makes a pack of what was collected, if it is `least` or more.
+  // Makes a pack of what was collected, if that is `least` buffers or more.
   void close_pack(const Graph& graph, Members& pack, size_t least, bool stacked = false);
   void copy_shared_donors(std::vector<py::object>& buffers) const;
   py::object assemble(size_t pack, const Arguments& arguments) const;

@@ -1,5 +1,5 @@
-// Which numbers of a graph travel as one: an optimizer gives each of hundreds of operators the same learning rate, and
-// XLA compiles kernels that read equal places of a vector once.
+// Where each number of a graph is in the vectors that a program takes, one vector per type. Equal ones share an index:
+// an optimizer gives hundreds of operators the same learning rate, and XLA compiles kernels that read one index once.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <c10/util/complex.h>
@@ -39,12 +39,12 @@ struct NumberVectors {
 
 class ScalarLayout {
  public:
-  // Floats share a place if they are equal now and are the same argument of nodes with equal `roles` (one per node).
+  // Floats share an index if they are equal now and are the same argument of nodes with equal `roles` (one per node).
   ScalarLayout(const Vector<NumberSlot>& numbers, const std::vector<Hash>& roles);
 
-  // Whether numbers that travel as one are equal here too; these are of a graph with the same key.
+  // Whether numbers that share an index are equal here too; these are of a graph with the same key.
   bool holds(const Vector<NumberSlot>& numbers) const;
-  // The same without what does not hold here.
+  // The same with an index of its own for each number that does not agree here.
   ScalarLayout unbroken(const Vector<NumberSlot>& numbers) const;
   NumberVectors pack(const Vector<NumberSlot>& numbers) const;
 

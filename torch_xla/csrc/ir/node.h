@@ -71,10 +71,11 @@ MetaRef contiguous_meta(c10::IntArrayRef sizes, at::ScalarType dtype);
 // Whether XLA has the type; `ops/dtypes.py` tells which it is.
 bool has_xla_type(at::ScalarType dtype);
 
-// Where a buffer is: on its device alone, or in all of the devices as a whole, or as a number says that Python knows.
+// The placement of a buffer: its device alone, or a copy on each device of the mesh (replicated). Other numbers stand
+// for shardings, of which Python has the table.
 constexpr uint32_t kReplicated = 0;
-constexpr uint32_t kUnspecified = 1;           // where the program that takes or gives it has it
-constexpr uint32_t kExplicitlyReplicated = 2;  // whole, as a program chose or somebody asked for
+constexpr uint32_t kUnspecified = 1;           // the compiler chooses
+constexpr uint32_t kExplicitlyReplicated = 2;  // replicated by choice: of a program, or of the user
 inline bool is_replicated(uint32_t placement) { return placement == kReplicated || placement == kExplicitlyReplicated; }
 
 struct Value {
@@ -114,7 +115,7 @@ struct Location {
   const at::Tensor* values = nullptr;  // still on the host
 };
 
-// Where leaves have their values that have no buffer of their own; see source.h.
+// Where a leaf without a buffer of its own has its values; see source.h.
 struct Source : c10::intrusive_ptr_target {
   // Gives one of its leaves a buffer of its own. Wants the GIL, not the recorder's lock.
   virtual void fetch(const c10::intrusive_ptr<Node>& leaf) = 0;
@@ -133,7 +134,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   OpInfo* op = nullptr;  // null for a leaf
   uint64_t sequence = 0;
 
-  // Results of a node with several that were computed while the node lives on.
+  // Of a node with several results: the leaves that replaced the results that are computed.
   std::unique_ptr<Vector<Value>> replacements;
 
   // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
@@ -146,13 +147,13 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
-  bool donor = false;    // the next program may have the buffer, though a tensor still has it
+  bool donor = false;    // a buffer donor: the next program may write over the buffer, though a tensor still has it
   bool donated = false;  // a program is about to write over the buffer
   CallSettings settings = 0;
 
   Hash attrs;  // of the constant arguments and the settings
   MetaSetPtr outs;
-  // A leaf: its device buffer (a JAX array), or the number it will be filled with, or why its value was lost.
+  // A leaf has a device buffer (a JAX array), a source, a number it will be filled with, or the reason why it has none.
   PyObject* buffer = nullptr;
   c10::intrusive_ptr<Source> source;  // where else its values are
   uint32_t source_index = 0;          // which of the source's they are

@@ -18,7 +18,8 @@ constexpr size_t kLoops = 4;           // loops that are remembered
 constexpr size_t kInnerSegments = 16;  // a barrier after fewer makes them a part of the program's own loop
 constexpr size_t kReads = 4;           // values that are read in a step without a graph of their own each
 constexpr double kNextLook = 1.25;     // of the window's length
-// Changes of the thread before the stream is let be; one more is let pass for so many pieces.
+// Changes of the recording thread after which a trace is not searched any more; one more is allowed for so many
+// segments.
 constexpr size_t kChanges = 4;
 constexpr size_t kSegmentsForChange = 8;
 
@@ -97,7 +98,7 @@ bool CallTrace::note(const TracedCall& call) {
       }
       return first && starts_.size() > 1;
     }
-    active_ = nullptr;  // the pieces so far stay: they are cut where their programs are known
+    active_ = nullptr;  // the segments so far stay: they are cut where their programs are known
     restart();
   }
   if (window_.empty()) {
@@ -159,7 +160,7 @@ void CallTrace::drop_ends(uint64_t until) {
 
 void CallTrace::barrier() {
   const bool inner = active_ == nullptr || calls_ < kInnerSegments * active_->size();
-  // What grows would be another graph each time, were it whole.
+  // A loop that grows would be another graph each time if its whole step were cut at once.
   const bool grew = std::any_of(loops_.begin(), loops_.end(), std::mem_fn(&Loop::growing));
   if (inner && !grew) {
     largest_ = std::max(largest_, calls_);

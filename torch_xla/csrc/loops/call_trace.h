@@ -1,5 +1,5 @@
-// The stream of recorded calls of a device, and the loops found in it: a program without barriers is cut where its loop
-// repeats. This sees repetitions come again and counts them; `cut/loop_detection.h` finds them. Everything is decided
+// The trace of the calls recorded on a device, and the loops in it: a program without barriers is cut where its loop
+// repeats. Here known loops are followed, call by call; `cut/loop_detection.h` finds them. Everything is decided
 // from what was recorded, never from time. All functions want the recorder's lock, but for the last three.
 #pragma once
 #include <cstdint>
@@ -29,20 +29,20 @@ struct TracedCall {
   bool history;        // it reads a value from which one would go back
 };
 
-// What a loop repeats: the signatures of its calls, or their kinds alone where its tensors grow.
+// What a loop compares: the signatures of its calls, or their kinds alone where its tensors grow.
 using Repeated = uint64_t TracedCall::*;
 
-// The calls of a piece: one repetition, or as many as are worth a program.
+// The calls of a segment: one turn of the loop, or as many turns as are worth a program.
 class Loop {
  public:
   Loop(const TracedCall* first, size_t calls, Repeated what);
   size_t size() const { return signatures_.size(); }
   bool growing() const { return field_ == &TracedCall::kind; }
-  // How many of the latest calls are the first ones of a piece.
+  // How many of the latest calls are the first ones of a segment.
   size_t matched() const { return matched_; }
   // Takes the next call; whether it goes on as the loop does.
   bool follow(const TracedCall& call);
-  // Takes the next call of a stream that may be something else; whether a piece is complete with it.
+  // Takes the next call of a trace that may be something else; whether a segment is complete with it.
   bool search(const TracedCall& call);
   void restart() { matched_ = 0; }
   void set_matched(size_t calls) { matched_ = calls; }
@@ -61,24 +61,24 @@ class CallTrace {
   // Storages with smaller ids were there before the window.
   uint64_t first_storage() const { return first_storage_; }
   const std::vector<TracedCall>& window() const { return window_; }
-  // A loop was found whose pieces begin at these calls of the window.
+  // Follows a new loop, whose segments begin at these calls of the window.
   void add_loop(Loop loop, const std::vector<size_t>& starts);
   bool looping() const { return active_ != nullptr; }
   // Calls since the latest barrier.
   size_t calls() const { return calls_; }
-  // Where pieces end that are complete and not cut, the oldest first.
+  // Node sequences at which complete segments end that are not cut yet, the oldest first.
   std::vector<uint64_t> ends() const;
   void drop_ends(uint64_t until);
-  // Whether pieces were cut since the latest barrier: what the program reads then it reads of such a loop.
+  // Whether segments were cut since the latest barrier: a value that is read now is a loop's.
   bool was_cut() const { return cut_; }
   // All was computed where the program asked for it.
   void barrier();
   // A part was, of so many nodes, because a value was read.
   void read(size_t nodes);
-  // Whether a value is read now and then in steps that are one graph otherwise: what is pending goes on as the step
-  // before did, in which nothing was read. Whoever asks reads one.
+  // Whether the whole step, without the read that is about to happen, would be a graph that is known: the calls since
+  // the barrier are those of the step before, in which nothing was read. Counts as a read.
   bool expects_whole_step();
-  // Of the window it is known that it shows no loop; whether it is so long that the program should be told.
+  // Takes note that the window shows no loop; whether it is so long that the user should be told.
   bool no_loop_found();
 
   static constexpr size_t kLongest = 200'000;
@@ -100,12 +100,12 @@ class CallTrace {
   bool mixed_ = false;      // threads record in turns: what is pending has no order that would come again
   std::deque<Loop> loops_;  // the latest first
   Loop* active_ = nullptr;
-  std::deque<uint64_t> starts_;  // of pieces, not cut yet
+  std::deque<uint64_t> starts_;  // of segments, not cut yet
   std::vector<uint64_t> step_;   // what the latest barrier ended, where nothing was read in it
   bool as_before_ = false;       // the calls since it are those of `step_`
-  bool read_before_ = false;     // a value was read in the latest piece
-  size_t reads_ = 0;             // since the latest barrier, or in this piece
-  bool cut_ = false;             // pieces were cut since the latest barrier
+  bool read_before_ = false;     // a value was read in the latest segment
+  size_t reads_ = 0;             // since the latest barrier, or in this segment
+  bool cut_ = false;             // segments were cut since the latest barrier
 };
 
 CallTrace& call_trace_of(c10::DeviceIndex device);

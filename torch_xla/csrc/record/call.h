@@ -52,7 +52,7 @@ class Call {
   CallSettings settings = 0;
   Hash attrs;             // of the constant arguments and the settings
   uint64_t sequence = 0;  // the node sequence before it
-  StorageRange reads;     // of the storages it reads, those that were there before the stream's window
+  StorageRange reads;     // of the storages it reads, those that were there before the trace's window
   bool history = false;   // some input has a backward pass
   Hash key;               // of the signature: operator, constants, layouts of the inputs
   Phase phase = Phase::Forward;

@@ -113,7 +113,8 @@ struct Outcome {
   std::vector<Alias> old_aliases;
 };
 
-// The pieces of `unbind` and `split`, as `tensor[i]` or `tensor[i:j]` would be: a loop over them has few graphs then.
+// The chunks of `unbind` and `split` are recorded as `tensor[i]` or `tensor[i:j]`: a loop over them then has few
+// graphs.
 void emit_chunks(const Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   static auto& unbind = op_info("aten::unbind", "int");
   static auto& select = op_info("aten::select", "int");

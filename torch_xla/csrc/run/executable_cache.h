@@ -25,7 +25,7 @@ class ExecutableCache {
 
   // Drops those that were used longest ago.
   void drop(size_t count);
-  // Drops all, which of their numbers vary, and how graphs are divided.
+  // Drops all, and what is known of numbers that vary and of host partitions.
   void clear();
   size_t size() const { return entries_.size(); }
   py::list values() const;  // the one used longest ago first

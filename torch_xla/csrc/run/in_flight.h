@@ -1,4 +1,4 @@
-// What runs on each device: its one owner. Barriers, reads, queries of streams, forks and the exit ask it. Under the
+// The one owner of what runs on each device. Barriers, reads, stream queries, forks and the exit ask it. Under the
 // GIL.
 #pragma once
 #include <torch/csrc/utils/pybind.h>

@@ -44,7 +44,7 @@ bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
          arguments[position + 1].name() == "layout";
 }
 
-// Clones of what is given away, which is lost afterwards as it is after a program, get buffers of their own.
+// Donors are lost after the run, as they are after a program, so their clones get buffers of their own.
 void keep_clones_of_donors(const Graph& graph) {
   Vector<NodePtr> donors;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {

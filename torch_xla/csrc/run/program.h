@@ -37,10 +37,10 @@ class Program {
   Vector<NumberSlot> numbers;  // with the values that the graph had
   const bool waits;            // for a run before its results count, because a host callback in it can fail
   py::object starter;          // makes `run`
-  py::object
-      join_rendezvous;  // notes a start that takes other processes; gives what is to be told its results, token last
+  // Notes a start in which other processes take part; gives a function to be called with the results, the token last.
+  py::object join_rendezvous;
 
-  // Says where it takes its inputs and gives its outputs, as the compiler had it.
+  // Sets the placements of its inputs and outputs, as the compiler chose them.
   void set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
 
   // What starts it, as dispatch.py tells.

@@ -20,7 +20,7 @@ OpInfo& placement_op() {
   return op;
 }
 
-// The value with a wish: the operator gives its input, in that place.
+// The value behind an operator that gives its input with another placement, as a sharding constraint does.
 Value with_placement(Value value, uint32_t placement) {
   const MetaRef meta{value.node->outs, value.index};
   auto outs = single(meta);
@@ -29,7 +29,7 @@ Value with_placement(Value value, uint32_t placement) {
           0};
 }
 
-// Whether a leaf is nowhere yet, and so will be where it is asked to be.
+// Whether a leaf is on no device yet, so that a placement costs nothing.
 bool has_no_buffer_yet(const Node& leaf) {
   return find_values(leaf).values != nullptr || leaf.unfilled() || is_placeholder(leaf);
 }

@@ -1,4 +1,4 @@
-// Where values are to be on a device that stands for several (SPMD). A placement is a number: Python knows the split.
+// Placements of values on a device that stands for several (SPMD). A placement is a number; Python has its sharding.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,15 +25,15 @@ Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex d
 // From now on no values wait on the host, because not all of them may fit the type that devices keep them in.
 void upload_eagerly();
 
-// `value` where the storage wants it, which is about to get it.
+// `value` with the placement of the storage, which is about to get it.
 Value with_storage_placement(Storage& storage, Value value);
 
-// Asks for a tensor to be in another place. False where its value is there already, in a buffer elsewhere, which the
-// caller then replaces; `recorded`, the next program does.
+// Sets a tensor's placement. False where its value is computed and has another one: the caller then replaces the
+// buffer, or with `recorded` the next program does.
 bool set_placement(const at::Tensor& tensor, uint32_t placement, bool recorded = false);
-// Gives a tensor the buffer with its values in another place (a new reference, stolen).
+// Gives a tensor the buffer that has its values with another placement (a new reference, stolen).
 void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placement);
-// Where a tensor is, or is to be.
+// The placement that a tensor has, or is to have.
 uint32_t placement_of(const at::Tensor& tensor);
 
 }  // namespace torch_xla

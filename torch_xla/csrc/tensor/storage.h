@@ -49,13 +49,12 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   c10::DeviceIndex index;
   uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
   uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
-  Value committed;          // the leaf it had after the last barrier
-  Value pending_commit;     // the value it had at the latest barrier, whose graph has not ended; none where it is
-                            // `committed`
+  Value committed;          // the leaf it had after the last barrier: its value after a failure
+  Value pending_commit;     // the value it had at the latest barrier, while that runs; then it is committed
   Value initial_fill;       // the fill it was created with, until the first barrier
   uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
 
-  // What it had at a barrier is what it goes back to, once it is computed. Wants the recorder's lock.
+  // Makes the value of the latest barrier the committed one, once it is computed. Wants the recorder's lock.
   void commit(Vector<Value>& garbage);
 
   Storage* previous = nullptr;  // the list of living storages of the device
