@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,19 +12,28 @@ from torch_xla._core.device import allocator
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The calls of `mallopt` from now on, none of which has an effect; the environment says nothing of memory."""
-    calls: list[tuple[int, int]] = []
-    library = SimpleNamespace(mallopt=lambda parameter, value: calls.append((parameter, value)))
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+def library(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """A C library whose functions have no effect; the environment says nothing of memory."""
+    mock = MagicMock()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: mock)
     for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    return calls
+    return mock
 
 
-def test_freed_memory_is_kept(asked: list[tuple[int, int]]) -> None:
+def test_freed_memory_is_kept_in_huge_pages(library: MagicMock) -> None:
+    library.malloc.return_value = 5 << 20
     allocator.keep_freed()
-    assert asked == [(-8, 1), (-4, 0), (-1, 1 << 30)]
+    calls = [(name, *(getattr(value, "value", value) for value in args)) for name, args, _ in library.mock_calls]
+    assert calls == [
+        ("mallopt", -8, 1),
+        ("mallopt", -4, 0),
+        ("mallopt", -1, 1 << 31),
+        ("malloc", 1 << 30),
+        ("madvise", 6 << 20, (1 << 30) - (2 << 20), 14),  # whole huge pages within the block
+        ("free", 5 << 20),
+        ("mallopt", -1, 5 << 28),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +41,11 @@ def test_freed_memory_is_kept(asked: list[tuple[int, int]]) -> None:
     [("XLA_CPU_KEEP_MEMORY", "0"), ("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
 )
 def test_who_says_otherwise_is_heard(
-    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    library: MagicMock, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
     allocator.keep_freed()
-    assert not asked
+    assert not library.mock_calls
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
