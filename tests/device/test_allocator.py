@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -25,29 +24,21 @@ def test_freed_memory_is_kept_in_huge_pages(library: MagicMock) -> None:
     library.malloc.return_value = 5 << 20
     allocator.keep_freed()
     calls = [(name, *(getattr(value, "value", value) for value in args)) for name, args, _ in library.mock_calls]
-    assert calls == [
-        ("mallopt", -8, 1),
-        ("mallopt", -4, 0),
-        ("mallopt", -1, 1 << 31),
-        ("malloc", 1 << 30),
-        ("madvise", 6 << 20, (1 << 30) - (2 << 20), 14),  # whole huge pages within the block
-        ("free", 5 << 20),
-        ("mallopt", -1, 5 << 28),
-    ]
+    assert calls[:3] == [("mallopt", -8, 1), ("mallopt", -4, 0), ("mallopt", -1, 1 << 31)]
+    aligned = ("madvise", 6 << 20, (1 << 30) - (2 << 20), 14)  # whole huge pages within the block
+    assert calls[3:] == [("malloc", 1 << 30), aligned, ("free", 5 << 20), ("mallopt", -1, 5 << 28)]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("XLA_CPU_KEEP_MEMORY", "0"), ("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
 )
-def test_who_says_otherwise_is_heard(
-    library: MagicMock, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_the_environment_decides(library: MagicMock, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     allocator.keep_freed()
     assert not library.mock_calls
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     allocator.keep_freed()
