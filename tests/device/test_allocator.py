@@ -13,7 +13,7 @@ from torch_xla._core.device import allocator
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     """A C library whose functions have no effect; the environment says nothing of memory."""
-    mock = MagicMock()
+    mock = MagicMock(**{"malloc.return_value": 5 << 20})
     monkeypatch.setattr(ctypes, "CDLL", lambda name: mock)
     for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
@@ -21,7 +21,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
 
 
 def test_freed_memory_is_kept_in_huge_pages(library: MagicMock) -> None:
-    library.malloc.return_value = 5 << 20
     allocator.keep_freed()
     calls = [(name, *(getattr(value, "value", value) for value in args)) for name, args, _ in library.mock_calls]
     assert calls[:3] == [("mallopt", -8, 1), ("mallopt", -4, 0), ("mallopt", -1, 1 << 31)]
