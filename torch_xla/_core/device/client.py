@@ -85,7 +85,8 @@ def is_own_cpu() -> bool:
 
 @functools.cache
 def _of_plugin(device: jax.Device) -> bool:
-    return hasattr(device.client, "pjrt_c_api_major_version")  # what libraries say of themselves; it may be called cpu
+    # What libraries say of themselves, which may be called cpu. From JAX 0.11 on its own client has the version too, 0.
+    return bool(getattr(device.client, "is_c_api", hasattr(device.client, "pjrt_c_api_major_version")))
 
 
 @functools.cache
