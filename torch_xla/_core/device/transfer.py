@@ -6,8 +6,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,15 +108,21 @@ def fill(
         return put(_host_fill(shape, dtype, number), index, where)
 
 
-@contextmanager
-def _told(shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None = None) -> Iterator[None]:
-    """A scope that moves values of a tensor to a device; what there is no room for is said as PyTorch says it."""
-    try:
-        yield
-    except Exception as error:
-        if memory_stats.ran_out(error):
-            raise memory_stats.explain_host(error, shape, dtype, index, line) from error
-        raise
+class _told:
+    """A scope that moves values of a tensor to a device; what there is no room for is said as PyTorch says it.
+
+    From Python 3.12 on a generator's scope that raises another error is in a cycle with the callers and their tensors.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, index: int, line: str | None = None) -> None:
+        self._about = shape, dtype, index, line
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and memory_stats.ran_out(error):
+            raise memory_stats.explain_host(error, *self._about) from error
 
 
 _ALIGNED = 64  # bytes; the client copies what begins elsewhere
