@@ -10,17 +10,14 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
+from importlib.metadata import version
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("CPU_NUM_DEVICES", "4")
-# Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
-# emitters of fused loops; the passes over HLO, which are what a lowering meets, stay. `XLA_FLAGS= make test` compiles
-# as in use, and so do the sweeps, and tests marked `optimized("reason")`.
-if os.environ["PJRT_DEVICE"] == "CPU":
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # Tests of single rules start JAX before there is an xla tensor; they must find as many devices.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", os.environ["CPU_NUM_DEVICES"])
 
@@ -37,6 +34,14 @@ import torch
 import turns
 from hypothesis import HealthCheck, settings
 
+# Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
+# emitters of fused loops; the passes over HLO, which are what a lowering meets, stay. `XLA_FLAGS= make test` compiles
+# as in use, and so do the sweeps, and tests marked `optimized("reason")`. An unknown flag ends the process.
+IN_USE = {"xla_backend_optimization_level": 3}
+if int(version("jaxlib").split(".")[1]) < 11:  # later ones always use the emitters
+    IN_USE["xla_cpu_use_fusion_emitters"] = True
+if os.environ["PJRT_DEVICE"] == "CPU":
+    os.environ.setdefault("XLA_FLAGS", " ".join(f"--{name}=0" for name in IN_USE))
 # What compiles every graph; without these variables a new one runs operator by operator, as users have it.
 COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
 # Of lowering and compiling: operator by operator they would compare PyTorch's CPU kernels with themselves.
@@ -52,7 +57,10 @@ FORKED = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.optim",
 )
-_IN_USE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+# What no test is told where there are four.
+MISSING_DEVICE = re.compile(
+    r"got xla:[1-3], available are xla:0 to xla:[0-2]\b|got a value for xla:[1-3], expected one of the [1-3] devices"
+)
 
 settings.register_profile(
     "default", max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -140,6 +148,20 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         item.user_properties.append(("cpu", (_cpu_seconds() - began, marker.args[0] if marker else "")))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[object]:
+    """A test is skipped that fails for want of devices, of which a GPU's process may have one and CPUs' have four."""
+    try:
+        return (yield)
+    except Exception as error:
+        reason: BaseException | None = error
+        while reason is not None:
+            if MISSING_DEVICE.search(str(reason)):
+                pytest.skip("needs several devices")
+            reason = reason.__cause__ or reason.__context__
+        raise
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
         _costs.extend((cost[0], report.nodeid, cost[1]) for name, cost in report.user_properties if name == "cpu")
@@ -219,7 +241,7 @@ def in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     from torch_xla._core.compile import cache, compiler
 
     quick = compiler._options_for
-    monkeypatch.setattr(compiler, "_options_for", lambda device: {**quick(device), **_IN_USE})
+    monkeypatch.setattr(compiler, "_options_for", lambda device: {**quick(device), **IN_USE})
     cache.clear()
     yield
     cache.clear()

@@ -130,8 +130,8 @@ class TestAnOperatorThatCannotBeLowered:
             row.cpu()
 
     def test_other_devices_run(self) -> None:
-        lost = torch.ops.failing.probe(torch.ones(3).to("xla:0"))
         kept = torch.ones(3).to("xla:1") + 1
+        lost = torch.ops.failing.probe(torch.ones(3).to("xla:0"))
         with pytest.raises(RuntimeError, match="lower failing.probe"):
             torch_xla.sync()
         assert not _bindings.has_pending(1) and kept.tolist() == [2, 2, 2]

@@ -15,11 +15,8 @@ import torch
 from hypothesis import settings
 from probes import python
 
-import torch_xla
 from opdb import schema_inputs
 from torch_xla import _bindings
-
-several_devices = pytest.mark.skipif(torch_xla.device_count() < 2, reason="needs two devices")
 
 TWO = "Expected all tensors to be on the same device, but found at least two devices, xla:0 and"
 
@@ -55,7 +52,6 @@ def test_a_number_of_the_host_is_read() -> None:
     assert torch.add(torch.tensor(2.0), torch.tensor(3.0), out=number()).item() == 5.0
 
 
-@several_devices
 def test_the_number_of_a_fill_may_be_anywhere() -> None:
     for device, other in (("cpu", "xla"), ("xla", "xla:1"), ("xla", "cpu")):
         assert torch.zeros(2, device=device).fill_(number(3.0, other)).tolist() == [3.0, 3.0]
@@ -63,7 +59,6 @@ def test_the_number_of_a_fill_may_be_anywhere() -> None:
         torch.zeros(2).fill_(torch.ones(2, device="xla"))
 
 
-@several_devices
 @pytest.mark.parametrize(("one", "other"), [("cpu", "xla:0"), ("xla:0", "cpu"), ("xla:0", "xla:1")])
 def test_a_tensor_does_not_take_the_storage_of_another_device(one: str, other: str) -> None:
     source = torch.zeros(2, device=other)
@@ -73,7 +68,6 @@ def test_a_tensor_does_not_take_the_storage_of_another_device(one: str, other: s
     assert not torch.zeros(2, device=one).is_set_to(source)
 
 
-@several_devices
 def test_an_index_is_on_the_host_or_on_the_device_itself() -> None:
     x = torch.arange(3.0, device="xla")
     assert x[torch.tensor([2, 0])].tolist() == [2.0, 0.0]
@@ -103,7 +97,6 @@ def try_mixes(names: list[str], seed: int) -> set[str]:
     return {call["name"] for call in calls}
 
 
-@several_devices
 @pytest.mark.fuzz
 def test_operators_on_mixed_devices() -> None:
     names = mixed_devices.overloads()
@@ -132,7 +125,6 @@ def _calls_with_a_device() -> Iterator[tuple[str, dict[str, Any]]]:
                 break
 
 
-@several_devices
 @pytest.mark.filterwarnings("ignore")
 def test_a_result_is_on_the_device_that_is_asked_for() -> None:
     """By its index, else on the current one; and one that is not there is refused."""

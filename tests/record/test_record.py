@@ -133,7 +133,7 @@ def test_mixing_devices_gives_pytorchs_message() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(RuntimeError, match=r"\[device\] got xla:9, available are xla:0 to xla:3"):
+    with pytest.raises(RuntimeError, match=r"\[device\] got xla:9, available are xla:0 to xla:"):
         torch.empty(2, device="xla:9")
 
 

@@ -18,8 +18,6 @@ from torch import nn
 import torch_xla
 import torch_xla.runtime as xr
 
-several_devices = pytest.mark.skipif(torch_xla.device_count() < 2, reason="needs two devices")
-
 DTYPES = [
     torch.float64,
     torch.float32,
@@ -115,7 +113,6 @@ class TestPickle:
         module = nn.Linear(2, 2).to("xla")
         assert torch.equal(pickle.loads(pickle.dumps(module)).weight, module.weight)
 
-    @several_devices
     def test_device_index(self) -> None:
         assert pickle.loads(pickle.dumps(torch.ones(2, device="xla:1"))).device == torch.device("xla:1")
 
@@ -137,7 +134,6 @@ class TestSaveAndLoad:
         assert loaded["x"].device.type == torch.device(target or place).type == loaded["p"].device.type
         assert loaded["x"].tolist() == [1.0, 2.0] and loaded["p"].tolist() == [3]
 
-    @several_devices
     def test_other_devices(self) -> None:
         assert torch.load(saved(torch.ones(2)), map_location="xla:1").device == torch.device("xla:1")
         assert torch.load(saved(torch.ones(2, device="xla:0")), map_location={"xla:0": "xla:1"}).device.index == 1
@@ -170,7 +166,6 @@ class TestSaveAndLoad:
             assert function is clones or loaded["part"].tolist() == [20, 30]
         assert set(asked) == {"cpu", "xla:0"}
 
-    @several_devices
     def test_a_function_that_names_another_device(self) -> None:
         def second(storage: torch.UntypedStorage, location: str) -> Any:
             return torch.serialization.default_restore_location(storage, "xla:1")
@@ -355,7 +350,6 @@ class TestMoves:
         x.zero_()
         assert there.tolist() == [1.0] * 4
 
-    @several_devices
     def test_between_devices(self) -> None:
         x = on_xla([1.0, 2.0]) * 2
         there = x.to("xla:1")
@@ -527,7 +521,6 @@ class TestFactories:
             with torch.device("cpu"):
                 assert torch.ones(2).device.type == "cpu"
 
-    @several_devices
     def test_context_of_another_device(self) -> None:
         with torch.device("xla:1"):
             assert torch.arange(2).device == torch.device("xla:1")

@@ -14,8 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import torch_xla
 import torch_xla.core.xla_model as xm
 
-several_devices = pytest.mark.skipif(torch_xla.device_count() < 2, reason="needs two devices")
-
 
 def leaf(*values: float) -> torch.Tensor:
     return torch.tensor(values).to("xla").requires_grad_()
@@ -268,7 +266,6 @@ class TestSeeds:
         torch.seed()
         assert draw() != first
 
-    @several_devices
     def test_devices_draw_for_themselves(self) -> None:
         torch.manual_seed(3)
         first = draw()
