@@ -270,7 +270,7 @@ def run(stage: str, dry: bool, limit: float) -> Figures:
 def missing(stage: str) -> str | None:
     """What a stage needs that is not installed."""
     name = stage.partition(":")[0]
-    needs = {"sd_unet": ("diffusers",), "tests": ("pytest", "pytest_timeout", "hypothesis")}.get(name, ())
+    needs = {"sd_unet": ("diffusers",), "tests": ("pytest", "pytest_timeout", "hypothesis", "expecttest")}.get(name, ())
     needs += ("transformers",) if name in LARGE or name == "gpt2" else ()
     return next((need for need in needs if importlib.util.find_spec(need) is None), None)
 
