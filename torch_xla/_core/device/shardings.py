@@ -141,7 +141,8 @@ def of_xla(proto: Any, rank: int) -> int:
     """The number of a split that XLA chose, in the form that an executable has of it, of what has `rank` dimensions."""
     from torch_xla._jax_internals import xla_client
 
-    hlo_sharding = xla_client.HloSharding.from_proto(proto)
+    # From JAX 0.11 on a plugin's client may name the axes of a mesh, and has no tiles then.
+    hlo_sharding = xla_client.HloSharding.from_proto(proto).v3_to_v2_sharding()
     if not hlo_sharding.is_tiled():
         return KNOWN_WHOLE
     if any(kind != xla_client.OpSharding.Type.REPLICATED for kind in hlo_sharding.subgroup_types()):
