@@ -1,7 +1,7 @@
 # Every target sets up what it needs in .venv; a second run starts at once. See CONTRIBUTING.md.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
-JAX ?= jax>=0.10
+JAX ?= jax>=0.10.2
 MAX_JOBS ?= $(shell nproc)
 WORKERS ?= $(shell nproc)
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -39,7 +39,7 @@ def environment_of(release: str, index: str | None) -> Path:
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip", "install", "-q"]
         run(*pip, f"torch=={release}", *(["--index-url", index] if index else []))
-        run(*pip, "setuptools>=77", "wheel", "ninja", "numpy", "jaxlib>=0.10")
+        run(*pip, "setuptools>=77", "wheel", "ninja", "numpy", "jaxlib>=0.10.2")
         (folder / "complete").touch()
     return python
 

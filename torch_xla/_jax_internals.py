@@ -41,7 +41,7 @@ try:
     job_state: Any = distributed.global_state  # JAX's own connection between processes
 except (AttributeError, ImportError) as error:
     raise ImportError(
-        message("jax", f"got version {jax.__version__} ({error})", expected="0.10 to 0.12", do="install one of these")
+        message("jax", f"got version {jax.__version__} ({error})", expected="0.10.2 to 0.12", do="install one of these")
     ) from error
 
 __all__ = [
