@@ -14,6 +14,7 @@ import re
 import resource
 import signal
 import sys
+import traceback
 from importlib.metadata import version
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -37,9 +38,8 @@ from hypothesis import HealthCheck, settings
 # Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
 # emitters of fused loops; the passes over HLO, which are what a lowering meets, stay. `XLA_FLAGS= make test` compiles
 # as in use, and so do the sweeps, and tests marked `optimized("reason")`. An unknown flag ends the process.
-IN_USE = {"xla_backend_optimization_level": 3}
-if int(version("jaxlib").split(".")[1]) < 11:  # later ones always use the emitters
-    IN_USE["xla_cpu_use_fusion_emitters"] = True
+_EMITTERS = {"xla_cpu_use_fusion_emitters": True} if version("jaxlib") < "0.11" else {}  # later ones always use them
+IN_USE = {"xla_backend_optimization_level": 3, **_EMITTERS}
 if os.environ["PJRT_DEVICE"] == "CPU":
     os.environ.setdefault("XLA_FLAGS", " ".join(f"--{name}=0" for name in IN_USE))
 # What compiles every graph; without these variables a new one runs operator by operator, as users have it.
@@ -58,9 +58,7 @@ FORKED = (
     "torch.distributed.optim",
 )
 # What no test is told where there are four.
-MISSING_DEVICE = re.compile(
-    r"got xla:[1-3], available are xla:0 to xla:[0-2]\b|got a value for xla:[1-3], expected one of the [1-3] devices"
-)
+MISSING_DEVICE = re.compile(r"xla:[1-3], (available are xla:0 to xla:[0-2]|expected one of the [1-3] devices)\b")
 
 settings.register_profile(
     "default", max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -104,8 +102,7 @@ def _variables(item: pytest.Item) -> dict[str, str]:
     """
     for marker in item.iter_markers():  # the closest first
         if marker.name in ("compiled", "by_default"):
-            (reason,) = marker.args
-            assert isinstance(reason, str)
+            assert [type(reason) for reason in marker.args] == [str]
             if marker.name == "by_default":
                 return {}
             return COMPILED | ({} if marker.kwargs.get("reads", True) else {"XLA_HOST_COMPUTE": "1"})
@@ -154,11 +151,8 @@ def pytest_pyfunc_call() -> Iterator[object]:
     try:
         return (yield)
     except Exception as error:
-        reason: BaseException | None = error
-        while reason is not None:
-            if MISSING_DEVICE.search(str(reason)):
-                pytest.skip("needs several devices")
-            reason = reason.__cause__ or reason.__context__
+        if MISSING_DEVICE.search("".join(traceback.format_exception(error))):  # with what led to it
+            pytest.skip("needs several devices")
         raise
 
 
@@ -236,8 +230,7 @@ def in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if marker is None or os.environ["PJRT_DEVICE"] != "CPU":
         yield
         return
-    (reason,) = marker.args
-    assert isinstance(reason, str)
+    assert [type(reason) for reason in marker.args] == [str]
     from torch_xla._core.compile import cache, compiler
 
     quick = compiler._options_for
