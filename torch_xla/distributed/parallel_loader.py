@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -29,54 +30,28 @@ _END = object()
 _JOIN_SECONDS = 5.0
 
 
-class _Place:
-    """A batch's place in a device's queue: filled when its copy was dispatched, or with the error that prevented it."""
-
-    def __init__(self) -> None:
-        self._ready = threading.Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
-
-    def fill(self, value: Any = None, error: BaseException | None = None) -> None:
-        self._value, self._error = value, error
-        self._ready.set()
-
-    def take(self) -> Any:
-        self._ready.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 class _DeviceLane:
     """Queues of one device: host batches to copy, and places in order."""
 
     def __init__(self, device: torch.device, host_size: int, device_size: int) -> None:
         self.device = device
-        self.host = Queue(host_size)  # of tuples of a batch
-        self.places = Queue(device_size)
+        self.host = Queue(host_size)  # of batches, each with None, or None with what reading it raised
+        self.places = Queue(device_size)  # of futures of batches on the device
         self._taking = threading.Lock()
 
-    def next_to_copy(self) -> tuple[_Place, Any] | None:
+    def next_to_copy(self) -> tuple[Future[Any], Any, BaseException | None] | None:
         """The next host batch with its place, taken together so that places are in the order of batches."""
         with self._taking:
             item = self.host.get()
             if item is None:
                 self.places.close_write()
                 return None
-            place = _Place()
+            place: Future[Any] = Future()
             return (place, *item) if self.places.put(place) else None
 
     def close(self) -> None:
         self.host.close()
         self.places.close()
-
-
-class _Failure:
-    """An exception of the reading thread, on its way through the queues."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class _Work:
@@ -112,27 +87,26 @@ class _Work:
         lane_number = 0
         try:
             for batch in batches:
-                if self.closed.is_set() or not self.lanes[lane_number].host.put((batch,)):
+                if self.closed.is_set() or not self.lanes[lane_number].host.put((batch, None)):
                     return
                 lane_number = (lane_number + 1) % len(self.lanes)
         except BaseException as error:
             for lane in self.lanes:
-                lane.host.put((_Failure(error),))
+                lane.host.put((None, error))
         finally:
             for lane in self.lanes:
                 lane.host.close_write()
 
     def _copy(self, lane: _DeviceLane) -> None:
         while (item := lane.next_to_copy()) is not None:
-            place, batch = item
-            if isinstance(batch, _Failure):
-                place.fill(error=batch.error)
-                continue
+            place, batch, failure = item
             try:
-                place.fill(_send(batch, lane.device, self.sharding))
+                if failure is not None:
+                    raise failure
+                place.set_result(_send(batch, lane.device, self.sharding))
             except BaseException as error:
-                place.fill(error=error)
-            del item, place, batch  # the loop below may wait for long
+                place.set_exception(error)
+            del item, place, batch, failure  # the loop below may wait for long
 
 
 def _send(batch: Any, device: torch.device, sharding: Any) -> Any:
@@ -284,8 +258,8 @@ class ParallelLoader:
                 return batch if batch is _END else _send(batch, device, self._work.sharding)
         try:
             with _events.span("loader"):
-                place = self._lanes[device].places.get()
-                return place.take() if isinstance(place, _Place) else _END
+                place: Future[Any] | None = self._lanes[device].places.get()
+                return _END if place is None else place.result()
         except BaseException:
             self._work.close()
             raise
