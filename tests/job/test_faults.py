@@ -166,9 +166,9 @@ if xr.global_ordinal() == int(sys.argv[1]):
 xm.all_reduce("sum", torch.ones(2, device="xla"))
 torch_xla.sync(wait=True)
 """)
-    from torch_xla._core.job import connection
+    from torch_xla._core.job import store
 
-    port = connection.listen("127.0.0.1", 0).port
+    port = store.listen("127.0.0.1", 0).port
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     both = [start(script, str(victim), devices=1, imported=True, **env, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
     texts = [process.communicate(timeout=60)[1] for process in both]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from probes import python
 
-from torch_xla._core.job import connection
+from torch_xla._core.job import store
 
 
 def test_only_gloo_is_kept_back() -> None:
@@ -17,7 +17,7 @@ def test_only_gloo_is_kept_back() -> None:
     saved = os.dup(1)
     os.dup2(sink, 1)
     try:
-        with connection._silent():
+        with store._silent():
             os.write(1, b"a line of another thread\n[Gloo] Rank 0 is connected\nthe next")
         os.write(1, b" line")
     finally:

@@ -87,7 +87,7 @@ def test_reads_by_all_of_what_is_split_over_processes() -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("in another order", f"rank 0 has {READ}, number 1 .*{LINE}.*, rank 1 has {READ}, number 2 .*{LINE}"),
+        ("in another order", f"rank 0 runs {READ}, number 1 .*{LINE}.*, rank 1 runs {READ}, number 2 .*{LINE}"),
         ("by one alone", f"wait for each other.* in {READ} .*{LINE}"),
         ("of known programs in another order", f"rank . runs program .*{LINE}.*, rank . runs program .*{LINE}"),
         ("by one at the end", rf"rank 1 has ended \(its program was over\), and rank 0 waits for it in {READ}.*{LINE}"),

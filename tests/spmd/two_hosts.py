@@ -96,10 +96,10 @@ def differ(rank: int, how: str) -> None:
         words = "ranks 0 and 1 have other values in what both have a copy of"
     elif how == "numbers":
         x.mul_(2.5 + rank)
-        words = "the processes differ in what they run: rank 0 has aten.mul"
+        words = "the processes differ in what they do together: rank 0 runs aten.mul"
     else:
         x = x.sin() if rank else x.cos()
-        words = "rank 0 has aten.cos"
+        words = "rank 0 runs aten.cos"
     try:
         y = x + 1 if how != "values" else x @ weight
         torch_xla.sync()

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import Work
 
 from torch_xla._core.device import background
-from torch_xla._core.job import session, watch
+from torch_xla._core.job import failed_collective, session
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Wait
 from torch_xla._errors import JobError
@@ -48,7 +48,7 @@ class HostWork(Work):
             raise self._explained(connection, error) from error
 
     def _explained(self, connection: Session, error: RuntimeError) -> JobError:
-        return JobError(watch.explain(connection, f"[collective] {self._what}: {error}"))
+        return JobError(failed_collective.explain(connection, f"[collective] {self._what}: {error}"))
 
     def then(self, after: Callable[[], object] | None, result: Any) -> HostWork:
         """Has something done once it is there, and says what the result is."""
@@ -125,11 +125,8 @@ class HostWork(Work):
     def _look(self, connection: Session) -> None:
         """Looks whether whoever sends or receives can come."""
         for rank in self._ranks:
-            if (why := connection.has_left(rank)) is not None:
-                connection.fail(
-                    f"[job] rank {rank} has ended ({why or 'its program was over'}), and rank "
-                    f"{connection.rank_info.rank} waits for it in {self._what}"
-                )
+            if (end := connection.end_of(rank)) is not None:
+                connection.fail(f"{end}, and rank {connection.rank_info.rank} waits for it in {self._what}")
 
     def synchronize(self) -> None:
         """Returns when it is there."""

@@ -24,7 +24,7 @@ from torch_xla import _api, _config, runtime
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
 from torch_xla._core.job import pending, session
-from torch_xla._core.job.connection import host_group
+from torch_xla._core.job.store import host_group
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous

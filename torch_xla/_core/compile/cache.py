@@ -18,8 +18,8 @@ from torch_xla import _bindings, _config, _events, _extension, _files, _metrics,
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
-from torch_xla._core.graph import graph
-from torch_xla._core.job import agreement, session
+from torch_xla._core.graph import graph, sequence
+from torch_xla._core.job import session
 from torch_xla._errors import message, one_line
 
 _CAPACITY = 1024
@@ -212,7 +212,7 @@ def _file(cut: _bindings.Graph) -> Path:
     decides = _ADDRESS.sub("", str(settings.program_settings()))
     digest.update(f"{cut.key} {cut.number_indices} {cut.stacks} {decides} {target.target}".encode())
     if session.connected() is not None:
-        digest.update(agreement.part_of(graph.describe(cut)).encode())
+        digest.update(sequence.part_of(graph.describe(cut), session.rank_info().rank).encode())
     return _folder / f"{digest.hexdigest()}.xla"
 
 

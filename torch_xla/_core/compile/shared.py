@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch_xla._core.job import session
 from torch_xla._core.job.connection import Session
+from torch_xla._core.job.waits import until
 
 T = TypeVar("T")
 
@@ -57,13 +57,15 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
 
 def _made(connection: Session, store: Any, key: str, who: int) -> bytes:
     """What another process compiled; nothing if it cannot."""
-    pause, most = _PAUSES
-    while not store.check([f"{key}/made"]):
-        if connection.stopped is not None or connection.has_left(who) is not None:
-            return b""
-        time.sleep(pause)
-        pause = min(2 * pause, most)
-    payload = bytes(store.get(f"{key}/made"))
+
+    def made() -> bytes | None:
+        if store.check([f"{key}/made"]):
+            return bytes(store.get(f"{key}/made"))
+        return None if connection.stopped is None and connection.has_left(who) is None else b""
+
+    payload = until(made, *_PAUSES)
+    if not payload:
+        return b""
     if store.add(f"{key}/loaded", 1) == len(connection.everyone) - 1:
         store.set(f"{key}/made", b"")  # all have it
     return payload

@@ -38,7 +38,7 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
     group = call.group_of(rank)
     if len(group) > 1:
         connection.group(group)
-    number = sequence.numbered(sequence.described(call, inputs), _bindings.user_frame())
+    number = sequence.numbered(sequence.described(call, inputs), f"run at {_bindings.user_frame()}")
     arrays = [to_numpy(tensor) for tensor in inputs]
 
     def run() -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from torch_xla._core.device import client, failures, memory_stats, placement
 from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import graph, verify
-from torch_xla._core.job import agreement, same_program, session
+from torch_xla._core.job import agreement, program_starts, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
 from torch_xla._core.report import debug_level, loop_report, recompiles, render
 from torch_xla._errors import ExecutionError, GraphLimitError, message, raise_first
@@ -374,7 +374,7 @@ def _first_use(cut: _bindings.Graph, request: Request) -> Compiled:
     agreement.prepare(described)
     outcome = cache.load(cut) or _compile(cut, described, request)
     if isinstance(outcome, compiler.Executable):
-        agreement.announce(outcome.program, described)
+        program_starts.announce(outcome.program, described)
     return outcome
 
 

@@ -11,8 +11,9 @@ from torch_xla.ops import collective_call
 
 _CAPACITY = 4096
 
-# What collectives are, with the line that recorded the latest such, by their numbers.
-_known: dict[int, tuple[str, str]] = {}
+Entry = tuple[str, str]  # what a process runs, and where that comes from, in words
+# What collectives are, with where the latest such comes from, by their numbers.
+_known: dict[int, Entry] = {}
 
 
 def is_collective(node: Node) -> bool:
@@ -38,30 +39,42 @@ def number_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def numbered(text: str, line: str | None) -> int:
-    """The number of a collective, which is remembered with the line that recorded it."""
+def numbered(text: str, where: str) -> int:
+    """The number of a collective, which is remembered with where it comes from."""
     number = number_of(text)
     if len(_known) >= _CAPACITY:
         _known.clear()
-    _known[number] = (text, line or "an unknown line")
+    _known[number] = (text, where)
     return number
+
+
+def collectives(graph: Graph, rank: int) -> dict[tuple[int, ...], list[Entry]]:
+    """For each group of a process, its collectives in a graph."""
+    by_group: dict[tuple[int, ...], list[Entry]] = {}
+    for node in graph.nodes:
+        if is_collective(node):
+            group = collective_call.parse(node.args[1]).group_of(rank)
+            where = f"recorded at {node.frame or 'an unknown line'}"
+            by_group.setdefault(group, []).append((_described(graph, node), where))
+    return by_group
 
 
 def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
     """For each group of a process, the numbers of its collectives in a graph."""
-    numbers_by_group: dict[tuple[int, ...], list[int]] = {}
-    for node in graph.nodes:
-        if is_collective(node):
-            number = numbered(_described(graph, node), node.frame)
-            numbers_by_group.setdefault(collective_call.parse(node.args[1]).group_of(rank), []).append(number)
-    return numbers_by_group
+    return {group: [numbered(*entry) for entry in entries] for group, entries in collectives(graph, rank).items()}
 
 
-def said(what: Sequence[str]) -> str:
-    """A meaning, with its line, in words."""
-    return f"{what[0]} (recorded at {what[1]})"
+def part_of(graph: Graph, rank: int) -> str:
+    """What a process does in the collectives of a graph; the programs of those that do the same are the same."""
+    return str([(len(group), group_numbers) for group, group_numbers in numbers(graph, rank).items()])
 
 
-def meaning(number: int) -> tuple[str, str]:
-    """What a number stands for, and a line that recorded it."""
-    return _known.get(number, ("a collective that this process does not know", "an unknown line"))
+def meaning(number: int) -> Entry:
+    """What a number stands for."""
+    return _known.get(number, ("a collective that this process does not know", "recorded at an unknown line"))
+
+
+def difference(*sides: tuple[int, Sequence[str]]) -> str:
+    """What processes differ in, in words, by their ranks and entries."""
+    runs = ", ".join(f"rank {rank} runs {what} ({where})" for rank, (what, where) in sorted(sides))
+    return f"[job] the processes differ in what they do together: {runs}"

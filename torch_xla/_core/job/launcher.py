@@ -18,13 +18,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from typing import Any
 
 from torch_xla import _config, _notices
 from torch_xla._core.device import client, environment, pjrt_plugins
-from torch_xla._core.job import connection, session
+from torch_xla._core.job import connection, session, store
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
 
@@ -72,17 +72,17 @@ def run(
             start_method = "forkserver"
     host = environment.rank_info()
     if host.world == 1:
-        store = connection.listen("127.0.0.1", 0)
-        host = replace(host, address="127.0.0.1", port=store.port)
+        server = store.listen("127.0.0.1", 0)
+        host = replace(host, address="127.0.0.1", port=server.port)
     else:
-        store = connection.connect(host, serves=host.rank == 0 and not host.served)
+        server = store.connect(host, serves=host.rank == 0 and not host.served)
     entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
     try:
         with _preloading([_PRELOADED, *modules]):
             workers = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
         raise _unsendable(fn, error) from error
-    context = started.Processes(workers.processes, workers.error_files, store, host)
+    context = started.Processes(workers.processes, workers.error_files, server, host)
     if not join:
         return context
     while not context.join():
@@ -118,43 +118,40 @@ def _unsendable(fn: Callable[..., Any], why: object) -> RuntimeError:
     )
 
 
+@dataclass
 class _Entry:
     """What a new process runs."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        count: int,
-        host: environment.RankInfo,
-        kind: str,
-        modules: tuple[str, ...],
-    ) -> None:
-        self._fn, self._args, self._modules = fn, args, modules
-        self._count, self._host, self._kind = count, host, kind
-        self._environ = dict(os.environ)  # who they are forked from has it as it was at the first launch
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    count: int  # processes of this host
+    host: environment.RankInfo
+    kind: str  # of device
+    modules: tuple[str, ...]
+    # Who they are forked from has it as it was at the first launch.
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def __call__(self, index: int) -> None:
-        for name in os.environ.keys() - self._environ.keys():
+        for name in os.environ.keys() - self.environ.keys():
             del os.environ[name]
-        os.environ.update(self._environ)
-        os.environ.update(variables(index, self._count, self._host, self._kind))
+        os.environ.update(self.environ)
+        os.environ.update(variables(index, self.count, self.host, self.kind))
         client.publish_count()
-        for name in self._modules:  # whom this process was forked from may have been started for another job
+        for name in self.modules:  # whom this process was forked from may have been started for another job
             importlib.import_module(name)
         threading.Thread(target=_end_with_launcher, name="torch_xla-launcher", daemon=True).start()
         try:
-            self._fn(session.rank_info().rank, *self._args)
+            self.fn(session.rank_info().rank, *self.args)
             session.finish()
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
                 if connection.follows(error):  # the launcher raises that of the other one
                     rank, stack = session.rank_info().rank, traceback.format_exc()
                     _notices.tell("job", rank, f"[job] rank {rank} ends because of another, and was here: {stack}")
-                _leave(session.connected(), error)
+                session.leave(error)
             raise
         finally:
-            _leave(session.connected(), None)
+            session.leave()
 
 
 def _end_with_launcher() -> None:
@@ -169,11 +166,6 @@ def _end_with_launcher() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(started.KILL_TIMEOUT)
     os._exit(1)
-
-
-def _leave(connection: Any, error: BaseException | None) -> None:
-    if connection is not None:
-        connection.leave(error)
 
 
 def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> dict[str, str]:

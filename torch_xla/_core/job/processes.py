@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing.connection
 import pickle
 import signal
@@ -12,7 +13,8 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 from torch_xla._core.device.environment import RankInfo
-from torch_xla._core.job import connection
+from torch_xla._core.job import store
+from torch_xla._core.job.waits import until
 
 _EXIT_TIMEOUT = 5.0  # seconds in which the others learn of a failure and end themselves
 KILL_TIMEOUT = 3.0  # seconds from being asked to end to being killed
@@ -21,14 +23,13 @@ KILL_TIMEOUT = 3.0  # seconds from being asked to end to being killed
 class Processes(ProcessContext):
     """PyTorch's context of processes that it waits for, which tells the others of each that has ended.
 
-    `error_files` are where each writes its traceback; `store` is the server at which they meet, which listens as long
+    `error_files` are where each writes its traceback; `server` is the store at which they meet, which listens as long
     as they may ask; `host` is this one among those of the job.
     """
 
-    def __init__(self, processes: list[Any], error_files: list[str], store: Any, host: RankInfo) -> None:
+    def __init__(self, processes: list[Any], error_files: list[str], server: Any, host: RankInfo) -> None:
         super().__init__(processes, error_files)
-        self._server = store
-        self._store = connection.prefixed(store)
+        self._store = store.prefixed(server)
         self._host = host
         self._first = host.rank * len(processes)
         self._failed: list[int] = []  # in the order in which they ended
@@ -45,7 +46,7 @@ class Processes(ProcessContext):
             if not self._failed:
                 if self.sentinels:
                     return False
-                self._wait_for_hosts(None)
+                self._wait_for_hosts()
                 return True
             deadline = time.monotonic() + (_EXIT_TIMEOUT if grace_period is None else grace_period)
             while self.sentinels and (seconds_left := deadline - time.monotonic()) > 0:
@@ -64,16 +65,12 @@ class Processes(ProcessContext):
             return bool(self._store.check([f"followed/{self._first + index}"]))
         return False
 
-    def _wait_for_hosts(self, seconds: float | None) -> None:
+    def _wait_for_hosts(self, seconds: float = math.inf) -> None:
         """Where this host has the store, it is there until the others' processes have ended, or for so long."""
-        deadline = time.monotonic() + seconds if seconds is not None else None
         with suppress(RuntimeError):
-            ended = self._store.add("hosts", 1)
-            while self._host.rank == 0 and ended < self._host.world:
-                if deadline is not None and time.monotonic() > deadline:
-                    return
-                time.sleep(0.05)
-                ended = self._store.add("hosts", 0)
+            self._store.add("hosts", 1)
+            if self._host.rank == 0:
+                until(lambda: self._store.add("hosts", 0) >= self._host.world or None, 0.05, seconds=seconds)
 
     def _take_ended(self, timeout: float | None) -> None:
         ended: Any = multiprocessing.connection.wait(list(self.sentinels), timeout)
@@ -81,7 +78,7 @@ class Processes(ProcessContext):
             self.processes[index].join()
             code = self.processes[index].exitcode
             with suppress(RuntimeError):
-                connection.tell_end(self._store, self._first + index, "" if code == 0 else self._why(index))
+                store.tell_end(self._store, self._first + index, "" if code == 0 else self._why(index))
             if code != 0:
                 self._failed.append(index)
 
@@ -106,10 +103,9 @@ class Processes(ProcessContext):
 
     def _said(self, index: int) -> str | None:
         """What a process told the others when it left them, where that was all that it could do."""
-        key = f"left/{self._first + index}"
         with suppress(RuntimeError):  # the store is on another host, which is gone
-            if self.processes[index].exitcode == 1 and self._store.check([key]):
-                return self._store.get(key).decode() or None
+            if self.processes[index].exitcode == 1:
+                return store.read(self._store, f"left/{self._first + index}") or None
         return None
 
     def _why(self, index: int) -> str:

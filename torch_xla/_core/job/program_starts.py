@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, transfer
+from torch_xla._core.device import client, environment, transfer
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job.waits import Ranks, Wait, line
@@ -36,13 +35,13 @@ class _Link(NamedTuple):
     number: int
     chain: int
     meaning: int
-    where: str  # the user's line
+    text: str  # what was started, in words
+    where: str  # and where from
 
 
 @dataclass(eq=False)
 class _Start:
     wait: Wait
-    since: float
     split: list[int]  # the results with parts in several processes, the last where none has; found by the first start
     token: Any = None  # none while it is being started
     failed: bool = False
@@ -69,13 +68,12 @@ class _Start:
 
 
 _groups: dict[Ranks, deque[_Link]] = {}
-_words: dict[int, tuple[str, str | None]] = {}  # what was started, and the line that recorded it
 _under_way: deque[_Start] = deque(maxlen=_UNDER_WAY)
 _failed: list[Wait] = []
 _lock = threading.Lock()
 
 
-def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
+def announce(program: _bindings.Program, graph: Graph) -> None:
     """Has the starts of a program counted, where processes run it together by XLA's collectives."""
     world = len(client.devices_of_job())
     if not world:
@@ -83,27 +81,20 @@ def announce(program: _bindings.Program, graph: Graph, rank: int) -> None:
     if client.spmd():
         everyone = tuple(sorted({device.process_index for device in client.devices_of_job()}))
         if len(everyone) > 1:
-            text = f"program {graph.key} over all devices"
-            _set(program, everyone, text, text, None)
+            program.join_rendezvous = _counting(everyone, f"program {graph.key} over all devices")
         return
-    numbers = sequence.numbers(graph, rank)
+    numbers = sequence.numbers(graph, environment.rank_info().rank)
     flat_numbers = [number for group_numbers in numbers.values() for number in group_numbers]
     if flat_numbers:
         ranks = tuple(sorted({member for group in numbers for member in group}))
         text, where = sequence.meaning(flat_numbers[0])
         more = f" and {len(flat_numbers) - 1} more" if len(flat_numbers) > 1 else ""
-        _set(program, ranks, str(sorted(numbers.items())), f"{text}{more}", where)
+        program.join_rendezvous = _counting(ranks, f"{text}{more}", str(sorted(numbers.items())), where)
 
 
-def _set(program: _bindings.Program, ranks: Ranks, identity: str, text: str, where: str | None) -> None:
-    program.join_rendezvous = functools.partial(_meet, ranks, _meaning(ranks, identity, text, where), [])
-
-
-def _meaning(ranks: Ranks, identity: str, text: str, where: str | None) -> int:
-    meaning = sequence.number_of(identity)
-    _groups.setdefault(ranks, deque(maxlen=_REMEMBERED))
-    _words[meaning] = text, where
-    return meaning
+def _counting(ranks: Ranks, text: str, identity: str | None = None, where: str | None = None) -> Any:
+    """What counts the starts of a program by these processes; by default its text is its `identity`."""
+    return functools.partial(_meet, ranks, sequence.number_of(identity or text), text, where, [])
 
 
 def start(ranks: Ranks, text: str) -> Callable[[Any], None]:
@@ -111,7 +102,7 @@ def start(ranks: Ranks, text: str) -> Callable[[Any], None]:
 
     The returned function is to be called with the results. `text` describes the program, the same in all processes.
     """
-    return _meet(ranks, _meaning(ranks, text, text, None), [])
+    return _counting(ranks, text)()
 
 
 def so_far(ranks: Ranks) -> tuple[int, int]:
@@ -125,16 +116,15 @@ def counts() -> dict[Ranks, int]:
     return {ranks: links[-1].number for ranks, links in list(_groups.items()) if links}
 
 
-def _meet(ranks: Ranks, meaning: int, split: list[int]) -> Callable[[Any], None]:
+def _meet(ranks: Ranks, meaning: int, text: str, where: str | None, split: list[int]) -> Callable[[Any], None]:
     """Notes a start; gives what takes its results."""
+    where = where or f"run at {_bindings.user_frame() or 'an unknown line'}"
     with _lock:
-        links = _groups[ranks]
-        before = links[-1] if links else _Link(0, 0, 0, "")
+        number, chain = so_far(ranks)
         # The step of a linear congruential generator: each start has its place in the order.
-        chain = (before.chain * _STEP + meaning) % _CHAINS
-        text, recorded = _words[meaning]
-        links.append(_Link(before.number + 1, chain, meaning, recorded or _bindings.user_frame() or "an unknown line"))
-    started = _Start(Wait(ranks, text, before.number + 1, place=PLACE), time.monotonic(), split)
+        link = _Link(number + 1, (chain * _STEP + meaning) % _CHAINS, meaning, text, where)
+        _groups.setdefault(ranks, deque(maxlen=_REMEMBERED)).append(link)
+    started = _Start(Wait(ranks, text, link.number, PLACE), split)
     _under_way.append(started)
     return started.met
 
@@ -153,7 +143,7 @@ def under_way() -> Wait | None:
     if first is None:
         return None
     latest = _groups[first.wait.ranks][-1].number
-    return replace(first.wait, seconds=time.monotonic() - first.since, started=latest)
+    return replace(first.wait, started=latest)
 
 
 def take_failure() -> Wait | None:
@@ -170,11 +160,11 @@ def report() -> str:
     for ranks, links in list(_groups.items()):
         latest = [links[i] for i in range(-min(_TOLD, len(links)), 0)]
         count, chain = so_far(ranks)
-        entries.append([ranks, count, chain, [(link.meaning, _words[link.meaning][0], link.where) for link in latest]])
+        entries.append([ranks, count, chain, [(link.meaning, link.text, link.where) for link in latest]])
     return json.dumps(entries)
 
 
-def started_by(told: str, ranks: Ranks) -> int:
+def started_by(told: str | None, ranks: Ranks) -> int:
     """How many programs of these processes one has started, by its report."""
     return next((int(count) for group, count, *_ in json.loads(told or "[]") if tuple(group) == ranks), 0)
 
@@ -184,7 +174,7 @@ def first_of_groups(rank: int) -> list[int]:
     return sorted({ranks[0] for ranks in list(_groups)} - {rank})
 
 
-def difference(told: str, other: int, rank: int) -> str | None:
+def difference(told: str | None, other: int, rank: int) -> str | None:
     """The first program in which this process and another, by its report, differ, in words; None if none is known."""
     for group, theirs, their_chain, latest in json.loads(told or "[]"):
         links = list(_groups.get(tuple(group), ()))
@@ -199,8 +189,7 @@ def difference(told: str, other: int, rank: int) -> str | None:
         both = zip(reversed(links[: at + 1]), reversed(latest), strict=False)
         pair = next(((link, their) for link, their in reversed(list(both)) if link.meaning != their[0]), None)
         if pair is None:
-            return f"rank {other} and rank {rank} have not started the same programs, at {line()}"
-        (link, (_, *said)) = pair
-        ours = _words[link.meaning][0], link.where
-        return f"rank {other} runs {sequence.said(said)}, rank {rank} runs {sequence.said(ours)}"
+            return f"[job] rank {other} and rank {rank} have not started the same programs, at {line()}"
+        link, (_, *their_entry) = pair
+        return sequence.difference((rank, (link.text, link.where)), (other, their_entry))
     return None

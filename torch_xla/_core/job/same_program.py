@@ -7,22 +7,17 @@ first use, and a buffer with parts in several processes each time that it is rea
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import shardings, transfer
+from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, describe
 from torch_xla._core.job import program_starts, session
-from torch_xla._core.job.connection import Session
-from torch_xla._core.job.waits import Ranks, Wait
-from torch_xla._errors import JobError
+from torch_xla._core.job.waits import Ranks, Wait, until
 from torch_xla.ops.registry import Meta
-
-_Entry = tuple[str, str | None]  # what is compared, and the user's line that recorded it
 
 _compared: set[str] = set()
 _settled: dict[Ranks, int] = {}  # how many programs were seen to be the same
@@ -39,7 +34,8 @@ def compare(cut: _bindings.Graph) -> None:
         return
     graph = describe(cut)
     purpose = "the first start of a program over all devices"
-    copies = _exchanged(connection, purpose, list(_entries(graph, cut.packed_numbers())), dict(_copies(cut)))
+    entries = list(_entries(graph, cut.packed_numbers()))
+    copies = connection.compare(connection.everyone, entries, purpose, dict(_copies(cut)))
     for rank, other in enumerate(copies):
         for before, earlier in enumerate(copies[:rank]):
             differ = next((part for part in other if earlier.get(part, other[part]) != other[part]), None)
@@ -64,7 +60,9 @@ def gather(buffer: Any) -> Callable[[Any], None]:
     text = f"a read of {buffer.dtype}{list(buffer.shape)} in parts of {list(parts)}"
     count, chain = program_starts.so_far(connection.everyone)
     before = f"{count} programs before it, which come to {chain:x}"
-    _exchanged(connection, text, [(f"{text}, {transfer.origin_of(buffer)}", None), (before, None)], {})
+    where = _origin()
+    entries = [(f"{text}, {transfer.origin_of(buffer)}", where), (before, where)]
+    connection.compare(connection.everyone, entries, text)
     return program_starts.start(connection.everyone, text)
 
 
@@ -82,56 +80,54 @@ def settle() -> None:
     wait = Wait(ranks, "a read", new[ranks], place=program_starts.PLACE, started=new[ranks])
     missing = {(ranks, rank) for ranks in new for rank in ranks if rank != own_rank}
     request_time = time.monotonic()
-    try:
-        connection.tell_programs()
+
+    def same() -> bool | None:
+        nonlocal missing, request_time
+        connection.check()
+        reports = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
+        for rank, text in reports.items():
+            if (difference := program_starts.difference(text, rank, own_rank)) is not None:
+                connection.fail(difference)
+        missing = {(by, rank) for by, rank in missing if program_starts.started_by(reports[rank], by) < new[by]}
+        if missing and time.monotonic() - request_time > _ASKED_EVERY:
+            connection.store.add("news", 1)
+            request_time = time.monotonic()
+        return None if missing else True
+
+    with connection.asking():
+        connection.publish("ran", program_starts.report)
         with connection.waiting(wait):
-            while missing:
-                connection.check()
-                reports = {rank: connection.read(f"ran/{rank}") for rank in {rank for _, rank in missing}}
-                for rank, text in reports.items():
-                    difference = program_starts.difference(text, rank, own_rank)
-                    if difference is not None:
-                        connection.fail(f"[job] the processes differ in what they do together: {difference}")
-                missing = {(by, rank) for by, rank in missing if program_starts.started_by(reports[rank], by) < new[by]}
-                if missing and time.monotonic() - request_time > _ASKED_EVERY:
-                    connection.store.add("news", 1)
-                    request_time = time.monotonic()
-                if missing:
-                    time.sleep(_PAUSE)
-    except RuntimeError as error:
-        raise error if isinstance(error, JobError) else connection.lost(error) from error
+            until(same, _PAUSE)
     _settled.update(new)
-
-
-def _exchanged(connection: Session, what: str, entries: list[_Entry], copies: dict[str, str]) -> list[dict[str, str]]:
-    """The copies of all processes, by rank, once it is clear that their entries are the same."""
-    digest = hashlib.sha256("\n".join(text for text, _ in entries).encode()).hexdigest()
-    said = json.dumps([digest, copies]).encode()
-    replies = [json.loads(text) for text in connection.meet("program", connection.everyone, said, what)]
-    if any(other != replies[0][0] for other, _ in replies):
-        origin = f"run at {_bindings.user_frame()}"
-        encoded = json.dumps([(text, f"recorded at {line}" if line else origin) for text, line in entries]).encode()
-        texts = connection.meet("text", connection.everyone, encoded)
-        connection.fail(_first_difference([json.loads(text) for text in texts]))
-    return [other for _, other in replies]
 
 
 def _typed(meta: Meta) -> str:
     return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
 
 
-def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[_Entry]:
+def _origin() -> str:
+    """Where what is run comes from, in words, if it is not known where it was recorded."""
+    return f"run at {_bindings.user_frame()}; XLA_IR_DEBUG=1 tells lines"
+
+
+def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[sequence.Entry]:
     """What the processes have to have in common, in order."""
+    origin = _origin()
+
+    def where(frame: str | None) -> str:
+        return f"recorded at {frame}" if frame else origin
+
     for i, meta in enumerate(graph.leaves):
-        where = shardings.text_of(graph.leaf_placements[i]) or "whole"
-        yield f"an input {_typed(meta)}, {where}", graph.leaf_frames[i]
+        parts = shardings.text_of(graph.leaf_placements[i]) or "whole"
+        yield f"a program with input {i}, {_typed(meta)}, {parts}", where(graph.leaf_frames[i])
     start = 0
     for node in graph.nodes:
         end = start + len(node.number_inputs())
-        yield _node(node, graph.numbers[start:end], vectors), node.frame
+        yield _node(node, graph.numbers[start:end], vectors), where(node.frame)
         start = end
     result_places = [shardings.text_of(number) for number in graph.output_placements]
-    yield f"the results {list(graph.outputs)} {result_places}, over inputs {list(graph.donated)}", None
+    results = f"the results {list(graph.outputs)} {result_places}, over inputs {list(graph.donated)}"
+    yield f"a program with {results}", origin
 
 
 def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
@@ -139,18 +135,6 @@ def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
     types = ", ".join(_typed(meta) for meta in node.outs if meta is not None)
     seed = f" with seed {[int(vectors[1][place]) for place in places[-2:]]}" if node.seeded else ""
     return f"{node.op} {[*node.args, *inputs]} -> {types}{seed}"
-
-
-def _first_difference(found: Sequence[Sequence[tuple[str, str]]]) -> str:
-    texts = [[text for text, _ in entries] for entries in found]
-    rank = next(rank for rank, own_texts in enumerate(texts) if own_texts != texts[0])
-    pairs = enumerate(itertools.zip_longest(texts[0], texts[rank]))
-    place = next(i for i, (one, other) in pairs if one != other)
-    words = []
-    for who in (0, rank):
-        text, where = found[who][place] if place < len(found[who]) else ("no more", found[who][-1][1])
-        words.append(f"rank {who} has {text} ({where})")
-    return f"[spmd] the processes differ in what they run: {', '.join(words)}; XLA_IR_DEBUG=1 tells lines"
 
 
 def _copies(cut: _bindings.Graph) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,9 @@ from contextlib import suppress
 
 from torch_xla import _bindings
 from torch_xla._core.device import client, environment, failures
-from torch_xla._core.job import pending, watch
-from torch_xla._core.job.connection import Session, own_address
+from torch_xla._core.job import failed_collective, pending, watch
+from torch_xla._core.job.connection import Session
+from torch_xla._core.job.store import own_address
 from torch_xla._core.job.waits import Ranks
 
 _WATCH_ENDS = 5.0  # seconds
@@ -65,7 +66,7 @@ def session() -> Session | None:
             _show_where_ended()
             connection = Session(info)
             watching = watch.start(connection)
-            failures.add_explanation(functools.partial(watch.explain, connection))
+            failures.add_explanation(functools.partial(failed_collective.explain, connection))
             atexit.register(_leave_at_exit, watching)
             try:
                 connection.join()
@@ -113,6 +114,12 @@ def finish() -> None:
         # Programs that were started may be in a collective, in which nobody is pending any more.
         for device in range(_bindings.device_count() if client.client_started() else 0):
             _bindings.in_flight(device).wait_for_programs()
+
+
+def leave(failure: BaseException | None = None) -> None:
+    """Tells the others, if there are some, that this process has ended, and why if it failed."""
+    if _session is not None:
+        _session.leave(failure)
 
 
 def _leave_at_exit(watching: threading.Thread) -> None:

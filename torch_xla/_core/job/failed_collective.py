@@ -1,0 +1,55 @@
+"""What the failure of a collective comes from, as far as the others tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+from torch_xla._core.graph import sequence
+from torch_xla._core.job import program_starts
+from torch_xla._core.job.connection import Session
+from torch_xla._core.job.waits import line, soon
+
+
+def explain(session: Session, error: str) -> str | None:
+    """What a failure comes from, which stops the job; None where it was no collective whose run raised the error."""
+    failed = program_starts.take_failure()
+    if failed is None and "[collective]" not in error and "[job]" not in error:
+        return None
+    if session.stopped is not None:
+        return session.stopped
+    text = (error if failed is not None else error[error.index("[") :]).splitlines()[0]
+    try:
+        differing = re.search(r"is about to run (-?\d+), rank (\d+) (-?\d+)", text)
+        if differing:
+            text = _difference(session, int(differing[1]), int(differing[2]), int(differing[3]))
+        else:
+            place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
+            operation = place[1] if place else failed.what if failed is not None else "a collective"
+            position = f"rank {session.rank_info.rank} was in {operation}, at {line(threading.get_ident())}"
+            text = soon(lambda: _who_left(session, position)) or f"[job] {position}, which failed: {text}"
+    except RuntimeError as lost:
+        session.lost(lost)
+    session.break_off(text)
+    return session.stopped
+
+
+def _who_left(session: Session, position: str) -> str | None:
+    own_rank = session.rank_info.rank
+    if (reason := session.read("broken")) is not None:
+        return reason
+    for rank in session.everyone:
+        if rank != own_rank and (end := session.end_of(rank)) is not None:
+            difference = program_starts.difference(session.read(f"ran/{rank}"), rank, own_rank)
+            return difference or f"{end} while {position}"
+    return None
+
+
+def _difference(session: Session, own: int, other: int, theirs: int) -> str:
+    """What two processes are about to run, once both have told theirs."""
+    meaning = sequence.meaning(own)
+    session.store.set(f"about/{own}", json.dumps(meaning))
+    answer = soon(lambda: session.read(f"about/{theirs}"))
+    their_meaning = sequence.meaning(theirs) if answer is None else json.loads(answer)
+    return sequence.difference((session.rank_info.rank, meaning), (other, their_meaning))
