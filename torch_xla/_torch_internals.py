@@ -66,12 +66,9 @@ _LATE = {
     # What DTensor asks of a tensor; else of a DTensor that is made of its parts.
     "DTensorSpec": "torch.distributed.tensor._dtensor_spec",
     "TensorMeta": "torch.distributed.tensor._dtensor_spec",
-    # Parts of distributed checkpoints; else a few lines each. Readers and writers are public from PyTorch 2.15 on.
+    # Checkpoints on any file system; public from PyTorch 2.15 on.
     "FsspecReader": "torch.distributed.checkpoint torch.distributed.checkpoint._fsspec_filesystem",
     "FsspecWriter": "torch.distributed.checkpoint torch.distributed.checkpoint._fsspec_filesystem",
-    "dedup_save_plans": "torch.distributed.checkpoint._dedup_save_plans",
-    "flatten_state_dict": "torch.distributed.checkpoint._nested_dict",
-    "set_element": "torch.distributed.checkpoint._traverse",
 }
 
 
