@@ -20,9 +20,7 @@ Tensors = Sequence[torch.Tensor]
 
 def get_spec(tensor: torch.Tensor) -> str:
     """How a tensor is split, in XLA's notation; empty where nobody asked and it is not computed."""
-    if getattr(tensor, "_manual", False):
-        return "{manual}"
-    return shardings.text_of(parts.number_of(marking.unwrapped(tensor).detach()))
+    return XLAShardedTensor(tensor).sharding_spec
 
 
 def get_specs(tensors: Tensors) -> list[str]:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from torch_xla._errors import message
-from torch_xla._legacy import splits as legacy_splits
 from torch_xla.distributed import spmd
 from torch_xla.distributed.fsdp import wrap
 from torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel import require_forward
@@ -65,7 +64,7 @@ class SpmdFullyShardedDataParallel(wrap.Wrapping):
         self._orig_module = module.to("xla")
         count = active_mesh.shape()["fsdp"]
         for param in module.parameters():
-            if not legacy_splits.get_spec(param):
+            if not spmd.XLAShardedTensor(param).sharding_spec:
                 spmd.mark_sharding(param, active_mesh, _longest_split(param.shape, count))
         spmd.apply_backward_optimization_barrier(module)
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_xla import runtime
 from torch_xla._errors import message
-from torch_xla._legacy import splits as legacy_splits
+from torch_xla.distributed.spmd.xla_sharded_tensor import XLAShardedTensor
 
 
 def visualize_sharding(
@@ -74,7 +74,7 @@ def _cells(sharding: str) -> list[list[str]]:
 
 def construct_v1_sharding_str(t: torch.Tensor) -> str:
     """How a tensor is split, with the devices one by one."""
-    return legacy_splits.get_spec(t)
+    return XLAShardedTensor(t).sharding_spec
 
 
 def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 import torch_xla
-from torch_xla._legacy import splits as legacy_splits
+from torch_xla._core.device import shardings
+from torch_xla._core.execute import parts
 from torch_xla.core import xla_model as xm
+from torch_xla.distributed.spmd import marking
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -22,9 +24,9 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for param in group["params"]:
             if param.requires_grad:
                 param.grad = torch.zeros_like(param, requires_grad=False)
-                sharding = legacy_splits.get_op_sharding(param)
-                if sharding is not None:
-                    legacy_splits.mark(param.grad, sharding)
+                number = parts.number_of(param.detach())
+                if shardings.text_of(number):
+                    marking.mark(param.grad, number)
     optimizer.step()
     torch_xla.sync()
     xm.wait_device_ops()
