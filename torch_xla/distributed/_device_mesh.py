@@ -1,7 +1,7 @@
 """`DeviceMesh` and `DTensor` for device type ``xla`` in a job of processes.
 
 PyTorch leaves device type ``xla`` to SPMD: such a mesh gets no process groups, and `distribute_tensor` asks this
-package. There is nothing to register for that, so this is the one place that changes a class of PyTorch.
+package. There is nothing to register for that, so `DeviceMesh` is changed.
 """
 
 from __future__ import annotations
