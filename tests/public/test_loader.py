@@ -382,6 +382,8 @@ def test_padding_reaches_what_has_the_length():
     assert isinstance(made, pair) and made.words[0, 3] == 9
     assert plain.pad(Record(words, labels)).labels[1, 3] == -100
     assert plain.pad([words, labels])[1][0, 3] == -100
+    one_tensor = plain.pad({"words": words, "labels": words})
+    assert one_tensor["words"][0, 3] == 9 and one_tensor["labels"][0, 3] == -100
     whole = torch.ones(2, 4)
     assert plain.pad(whole) is whole and plain.pad("text") == "text"
     assert pl.Buckets(4, dim=0).pad(other).tolist() == [[1] * 5, [1] * 5, [0] * 5, [0] * 5]

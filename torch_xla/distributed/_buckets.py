@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from torch_xla._errors import message
+from torch_xla.utils import utils as xu
 
 Number = int | float | bool
 
@@ -82,45 +83,35 @@ class Buckets:
         Args:
             batch: CPU tensors, nested in lists, tuples, dicts and dataclasses.
         """
-        first = next(self._tensors(batch), None)
-        if first is None:
+        tensors: list[torch.Tensor] = []
+        xu.for_each_instance(batch, self._is_long, tensors.append)
+        if not tensors:
             return batch
-        length = first.shape[self.dim]
+        length = tensors[0].shape[self.dim]
         more = self.size_for(length) - length
-        padded = self._padded(batch, length, more, self.value, top=True) if more else batch
-        return padded if self.mask is None else self._with_mask(padded, first, length, more)
+        padded = self._padded(batch, length, more) if more else batch
+        return padded if self.mask is None else self._with_mask(padded, tensors[0], length, more)
 
-    def _tensors(self, part: Any) -> Iterator[torch.Tensor]:
-        if isinstance(part, torch.Tensor):
-            if part.dim() > self.dim:
-                yield part
-        elif is_dataclass(part) and not isinstance(part, type):
-            for each in fields(part):
-                yield from self._tensors(getattr(part, each.name))
-        elif isinstance(part, Mapping):
-            for value in part.values():
-                yield from self._tensors(value)
-        elif isinstance(part, (list, tuple)):
-            for value in part:
-                yield from self._tensors(value)
+    def _is_long(self, part: Any) -> bool:
+        return isinstance(part, torch.Tensor) and part.dim() > self.dim
 
-    def _padded(self, part: Any, length: int, more: int, value: Number, top: bool = False) -> Any:
-        def inner(key: Any, child: Any) -> Any:
-            return self._padded(child, length, more, self.values.get(key, value) if top else value)
+    def _padded(self, batch: Any, length: int, more: int) -> Any:
+        def longer(key: Any, part: Any) -> Any:
+            def pad(tensor: torch.Tensor) -> torch.Tensor:
+                room = [0, 0] * (tensor.dim() - self.dim - 1) + [0, more]
+                return functional.pad(tensor, room, value=self.values.get(key, self.value))
 
-        if isinstance(part, torch.Tensor):
-            if part.dim() <= self.dim or part.shape[self.dim] != length:
-                return part
-            return functional.pad(part, [0, 0] * (part.dim() - self.dim - 1) + [0, more], value=value)
-        if is_dataclass(part) and not isinstance(part, type):
-            return replace(part, **{each.name: inner(each.name, getattr(part, each.name)) for each in fields(part)})
-        if isinstance(part, Mapping):
-            changed = {key: inner(key, child) for key, child in part.items()}
-            return changed if type(part) is dict else _like_mapping(part, changed)
-        if isinstance(part, (list, tuple)):
-            items = [inner(i, child) for i, child in enumerate(part)]
-            return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-        return part
+            return xu.for_each_instance_rewrite(part, lambda x: self._is_long(x) and x.shape[self.dim] == length, pad)
+
+        # Key by key: what is padded with several values may be one tensor.
+        if isinstance(batch, Mapping):
+            return _like_mapping(batch, {key: longer(key, part) for key, part in batch.items()})
+        if isinstance(batch, (list, tuple)):
+            items = [longer(i, part) for i, part in enumerate(batch)]
+            return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+        if is_dataclass(batch) and not isinstance(batch, type):
+            return replace(batch, **{each.name: longer(each.name, getattr(batch, each.name)) for each in fields(batch)})
+        return longer(None, batch)
 
     def _with_mask(self, batch: Any, first: torch.Tensor, length: int, more: int) -> Any:
         mask = torch.zeros(*first.shape[: self.dim], length + more, dtype=torch.bool)
