@@ -184,11 +184,12 @@ class ZeroRedundancyOptimizer(Optimizer):
         )
         return list(averages)
 
-    def _write_back(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _write_back(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Gives parameters the values of their rows."""
-        pairs = list(pairs)
         if self.local_world_size == 1:
-            _write_back(pairs)
+            for param, shard in pairs:
+                if _bindings.tensor_id(param) != _bindings.tensor_id(shard):  # not one memory
+                    param.copy_(shard)
             return
         rows = [shard.detach().to(param.dtype) for param, shard in pairs]
         gathered = xm.all_gather_bucketized(rows, groups=self.sharding_groups, bucket_cap_mb=self._bucket_mb[0])
@@ -264,13 +265,6 @@ class ZeroRedundancyOptimizer(Optimizer):
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that has a first dimension."""
     return tensor if tensor.dim() else tensor.view(1)
-
-
-def _write_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Gives parameters the values of their copies."""
-    for param, shard in pairs:
-        if _bindings.tensor_id(param) != _bindings.tensor_id(shard):  # not one memory
-            param.copy_(shard)
 
 
 def _copy_options(source: list[Group], target: list[Group]) -> None:
