@@ -141,7 +141,7 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.pow(x, y) if jnp.issubdtype(x.dtype, jnp.inexact) else _integer_power(x, y)
 
 
-@lowers("aten.pow.Tensor_Scalar", constants=("exponent",))
+@lowers("aten.pow.Tensor_Scalar")
 def _pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
     dtype = dtypes.compute_type(x, exponent)
     x = dtypes.cast(x, dtype)

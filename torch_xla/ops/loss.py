@@ -233,7 +233,7 @@ def _margins(
     return gap, hit, (rows / x.shape[1])[:, None]
 
 
-@lowers("aten.multi_margin_loss.default", constants=("p",))
+@lowers("aten.multi_margin_loss.default")
 def _multi_margin(
     ctx: Context, x: jax.Array, target: jax.Array, p: Any, margin: Any, weight: jax.Array | None, reduction: int
 ) -> jax.Array:
@@ -242,7 +242,7 @@ def _multi_margin(
     return _reduce(loss.reshape(target.shape), reduction)
 
 
-@lowers("aten.multi_margin_loss_backward.default", constants=("p",))
+@lowers("aten.multi_margin_loss_backward.default")
 def _multi_margin_backward(
     ctx: Context,
     grad: jax.Array,

@@ -304,7 +304,7 @@ def _weight_norm_backward(
     return (g / norms) * (grad - v * (dot / jnp.square(norms))), dot / norms
 
 
-@lowers("aten.renorm.default", constants=("p",))
+@lowers("aten.renorm.default")
 def _renorm(ctx: Context, x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
     dims = tuple(d for d in range(x.ndim) if d != axis(dim, x.ndim))
     x = dtypes.widen(x)

@@ -281,7 +281,7 @@ def _norm_of_any_order(size: jax.Array, order: jax.Array, dims: tuple[int, ...],
     )
 
 
-@lowers("aten.linalg_vector_norm.default", constants=("ord",))
+@lowers("aten.linalg_vector_norm.default")
 def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
     if dtype is not None:  # recorded as a number; the promised result is of this type, real where that is complex
         compute_dtype = dtypes.opmath(ctx.meta.dtype)
@@ -296,7 +296,6 @@ def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepd
     "aten.norm.ScalarOpt_dim",
     "aten.norm.ScalarOpt_dim_dtype",
     "aten.norm.ScalarOpt_dtype",
-    constants=("p",),
 )
 def _norm(
     ctx: Context, x: jax.Array, order: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
@@ -304,7 +303,7 @@ def _norm(
     return _linalg_vector_norm(ctx, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
 
 
-@lowers("aten.dist.default", constants=("p",))
+@lowers("aten.dist.default")
 def _dist(ctx: Context, x: jax.Array, y: jax.Array, order: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
     return _vector_norm(x - y, order, None, False)

@@ -167,15 +167,10 @@ class Context:
 Rule = Callable[..., Any]
 
 _RULES: dict[str, Rule] = {}
-_CONSTANTS: dict[str, tuple[str, ...]] = {}
 
 
-def lowers(*names: str, constants: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
-    """Registers the decorated function as the rule of operator overloads, such as ``"aten.add.Tensor"``.
-
-    `constants` are arguments of type Scalar that XLA can do more with where it knows them, such as an exponent of 2:
-    they are inputs of a program only once they varied; all others are from the start.
-    """
+def lowers(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the decorated function as the rule of operator overloads, such as ``"aten.add.Tensor"``."""
 
     def register(rule: Rule) -> Rule:
         for name in names:
@@ -183,8 +178,6 @@ def lowers(*names: str, constants: tuple[str, ...] = ()) -> Callable[[Rule], Rul
                 other = _RULES[name]
                 raise ValueError(f"[ops] {name} has two rules: {other.__module__}.{other.__name__} and {rule.__name__}")
             _RULES[name] = rule
-            if constants:
-                _CONSTANTS[name] = constants
         return rule
 
     return register
@@ -193,8 +186,3 @@ def lowers(*names: str, constants: tuple[str, ...] = ()) -> Callable[[Rule], Rul
 def rule_for(name: str) -> Rule | None:
     """The rule of an overload, or None."""
     return _RULES.get(name)
-
-
-def wanted_constants() -> dict[str, tuple[str, ...]]:
-    """The arguments that rules want as constants, by overload."""
-    return _CONSTANTS

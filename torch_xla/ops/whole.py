@@ -49,6 +49,21 @@ PACKS = """
 fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_matrix.KN
 """.split()
 
+# Scalars, by position, that XLA can do more with where it knows them, as with an exponent of 2: they are inputs of a
+# program only once they varied; all others are from the start.
+CONSTANTS = {
+    "dist": 2,
+    "linalg_vector_norm": 1,
+    "multi_margin_loss": 2,
+    "multi_margin_loss_backward": 3,
+    "norm.Scalar": 1,
+    "norm.ScalarOpt_dim": 1,
+    "norm.ScalarOpt_dim_dtype": 1,
+    "norm.ScalarOpt_dtype": 1,
+    "pow.Tensor_Scalar": 1,
+    "renorm": 1,
+}
+
 # Operators that PyTorch has no Meta kernel for: the result is contiguous, with shape and type of this argument.
 SHAPED_LIKE = {
     "_ctc_loss_backward": 1,

@@ -241,26 +241,26 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
         executable = None if checks_values else cache.find(cut)
     new = executable is None
     if executable is None:
-        if numbers.compare(cut):
+        if cut.constants_vary():
             return False
         executable = cache.find(cut)
     if checks_values or (executable is None and _runs_without(cut)):
-        if numbers.take_wanted():
-            return False
         if not checks_values:
             hotness.note(cut)
         if cut.has_fills:
             fills.provide(cut)
         obstacle = _run_uncompiled(cut, request, ahead)
         if isinstance(obstacle, StaticNumbers):
-            return not numbers.specialize(obstacle)
+            numbers.specialize(obstacle)
+            return False
         if obstacle is None:
             _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
             return True
     if executable is None:
         outcome = _by_host.get(hotness.key_of(cut)) or _first_use(cut, request)
-        if outcome is None or isinstance(outcome, StaticNumbers):
-            return outcome is not None and not numbers.specialize(outcome)
+        if isinstance(outcome, StaticNumbers):
+            numbers.specialize(outcome)
+            return False
         if isinstance(outcome, fallback.NeedsHost):
             _run_by_host(cut, outcome, request)
             return True
@@ -286,7 +286,7 @@ def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, comp
         cut = what.graph()
         what.retry = True
         executable = cache.find(cut) if cut.num_outputs else None
-        while cut.num_outputs and executable is None and (numbers.compare(cut) or numbers.take_wanted()):
+        while cut.num_outputs and executable is None and cut.constants_vary():
             cut = what.graph()
             executable = cache.find(cut)
         if cut.num_outputs and executable is None:
@@ -315,7 +315,6 @@ def program_of(cut: _bindings.Graph) -> compiler.Executable:
     if isinstance(outcome, fallback.NeedsHost):
         problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
         raise RuntimeError(message("graph", problem, do="leave it out of the capture"))
-    assert outcome is not None, "what rules want as constants is known since the cut"
     if client.spmd():
         same_program.compare(cut)
     return outcome
@@ -360,7 +359,7 @@ def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Requ
 
 
 # None where it is to be cut again.
-Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost | None
+Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost
 
 
 def _first_use(cut: _bindings.Graph, request: Request) -> Compiled:
@@ -379,8 +378,6 @@ def _first_use(cut: _bindings.Graph, request: Request) -> Compiled:
 
 
 def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Request) -> Compiled:
-    if numbers.take_wanted():
-        return None
     with lowering.uncollected():
         described = described or graph.describe(cut)
     if _config.XLA_VERIFY_GRAPHS.get():
