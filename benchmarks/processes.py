@@ -21,5 +21,7 @@ def measured(module: str, *arguments: str, settings: Mapping[str, str] | None = 
         subprocess.CalledProcessError: It failed.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
-    done = subprocess.run(command, env=os.environ | (settings or {}), check=True, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | (settings or {})
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode too
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])

@@ -94,7 +94,8 @@ def install() -> None:
     _bindings.check_errors({f"aten::{op}": name for op, name in whole.CHECKED.items()})
     _bindings.refuse_packing([f"aten::{name}" for name in whole.PACKS])
     for operator, place in whole.CONSTANTS.items():
-        _bindings.specialize_numbers(*f"aten::{operator}.".split(".")[:2], [place])
+        name, _, overload = operator.partition(".")
+        _bindings.specialize_numbers(f"aten::{name}", overload, [place])
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(
         _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
