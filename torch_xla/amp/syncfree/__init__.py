@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
+from torch.optim.adam import adam as adam_update
+from torch.optim.sgd import sgd as sgd_update
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -71,7 +71,7 @@ class Adam(_Skipping, torch.optim.Adam):
         beta1, beta2 = group["betas"]
         names = ("decoupled_weight_decay", "amsgrad", "lr", "weight_decay", "eps", "maximize")
         options = {name: group[name] for name in names} | {"beta1": beta1, "beta2": beta2, "fused": True} | amp
-        adam(params, grads, means, squares, largest, steps, **options)
+        adam_update(params, grads, means, squares, largest, steps, **options)
 
 
 class AdamW(Adam, torch.optim.AdamW):
@@ -91,7 +91,7 @@ class SGD(_Skipping, torch.optim.SGD):
             self._dampened(group, params, grads, buffers, **amp)
             return
         names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-        sgd(params, grads, buffers, fused=True, **{name: group[name] for name in names}, **amp)  # type: ignore[arg-type]
+        sgd_update(params, grads, buffers, fused=True, **{name: group[name] for name in names}, **amp)  # type: ignore[arg-type]
 
     def _buffer(self, param: torch.Tensor) -> torch.Tensor:
         """The momentum buffer; it starts at zero, which without dampening equals a first step that sets it."""
