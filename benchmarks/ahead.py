@@ -79,7 +79,7 @@ def lowered(devices: Sequence[Any], tensors: Sequence[torch.Tensor] | None = Non
         return compiler.lower(rolling.decide(cut) or graph.describe(cut), "step")
 
     with standing_in(devices):
-        return numbers.settled(attempt).stage, compiler._options_for(0)
+        return numbers.with_constants(attempt).stage, compiler._options_for(0)
 
 
 def compiled(program: Any) -> Any:

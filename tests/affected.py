@@ -85,7 +85,7 @@ def of(path: str) -> list[str]:
         own = file.name.startswith("test_") and file.suffix == ".py"
         return ([path] if (ROOT / path).exists() else []) if own else [str(file.parent)]
     if file.parent == Path("torch_xla/ops"):
-        family = sorted(found.name for found in (ROOT / "tests/ops").glob(f"test_{file.stem}*.py"))
+        family = sorted(actual.name for actual in (ROOT / "tests/ops").glob(f"test_{file.stem}*.py"))
         if family:
             return [f"tests/ops/{name}" for name in family]
     for place in (path, *map(str, file.parents)):
@@ -98,8 +98,8 @@ def of(path: str) -> list[str]:
 
 def selection(changed: Iterable[str]) -> list[str]:
     """What to run for some changed files: none twice."""
-    found = {name for path in changed for name in of(path)}
-    return sorted(name for name in found if not any(str(folder) in found for folder in Path(name).parents))
+    results = {name for path in changed for name in of(path)}
+    return sorted(name for name in results if not any(str(folder) in results for folder in Path(name).parents))
 
 
 def changed(since: str) -> list[str]:

@@ -163,7 +163,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     limit = session.config.getoption("cpu_limit")
-    _costs[:] = sorted((found for found in _costs if found[0] > limit), reverse=True)
+    _costs[:] = sorted((actual for actual in _costs if actual[0] > limit), reverse=True)
     if any(not reason for _, _, reason in _costs) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -284,19 +284,19 @@ def _take_uncompiled() -> int:
     metrics = sys.modules.get("torch_xla._metrics")
     if metrics is None:
         return 0
-    found = sum(metrics.counter(name) or 0 for name in ("HostCompute", "UncompiledRun"))
-    if found:
+    result = sum(metrics.counter(name) or 0 for name in ("HostCompute", "UncompiledRun"))
+    if result:
         metrics.clear_counters()
-    return found
+    return result
 
 
 @pytest.fixture(autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where every graph is to be compiled, a test fails that had one run otherwise."""
     yield
-    found = _take_uncompiled()
-    assert not found or _variables(request.node) != COMPILED, (
-        f"{found} graph(s) were computed by PyTorch's CPU kernels, which shows nothing of their lowering; "
+    result = _take_uncompiled()
+    assert not result or _variables(request.node) != COMPILED, (
+        f"{result} graph(s) were computed by PyTorch's CPU kernels, which shows nothing of their lowering; "
         'compile them, or mark the test by_default("reason")'
     )
 

@@ -20,8 +20,8 @@ def library() -> Path | None:
     given = os.environ.get("PLUGIN_LIBRARY")
     if given:
         return Path(given)
-    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
-    path = Path(found.origin).with_name("libpjrt_cpu.so") if found is not None and found.origin else None
+    result = importlib.util.find_spec("fastatomstruct_xla_cpu")
+    path = Path(result.origin).with_name("libpjrt_cpu.so") if result is not None and result.origin else None
     return path if path is not None and path.is_file() else None
 
 

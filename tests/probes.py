@@ -49,13 +49,13 @@ def python(
     """
     program = start(*arguments, devices=devices, cwd=cwd, imported=imported, **env)
     try:
-        found = program.communicate(timeout=timeout)
+        result = program.communicate(timeout=timeout)
     except BaseException:
         program.kill()
         program.communicate(timeout=timeout)
         raise
     assert program.returncode is not None
-    done = subprocess.CompletedProcess(program.args, program.returncode, *found)
+    done = subprocess.CompletedProcess(program.args, program.returncode, *result)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -138,7 +138,7 @@ def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that gets the key of every graph from now on, whether known or new."""
     keys: list[str] = []
     latest: list[_bindings.Graph] = []
-    monkeypatch.setattr(pipeline, "_watched", lambda: True)
+    monkeypatch.setattr(pipeline, "_is_observed", lambda: True)
     find = cache.find
 
     def spy(cut: _bindings.Graph) -> object:

@@ -87,7 +87,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def barrier(cause: str, wait: bool = False) -> None:
-    """What `sync` does, asked for by this package itself for a cause that the analyses print."""
+    """Runs `sync` for a cause of this package's own, which the analyses print."""
     _metrics.count("MarkStep")
     has_settings = _ASKED.any_set()
     _barrier.sync(None, wait or has_settings and _config.XLA_SYNC_WAIT.get(), cause)

@@ -1,7 +1,7 @@
-"""Every environment variable the package reads: name, type, default, meaning.
+"""Declares every environment variable that the package reads: name, type, default, meaning.
 
-An option is read from the environment at each `Option.get`, so a script may set it after the import and change it. A
-value that does not parse raises `ValueError` with the accepted ones.
+An option is read at each `Option.get`, so a script may set it after the import and change it. A value that does not
+parse raises `ValueError` with the accepted ones.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ XLA_FALLBACK_REPORT = _bool(
 XLA_LOOP_REPORT = _bool(
     "XLA_LOOP_REPORT",
     True,
-    "Tells, once per line, of reads half-way through steps and of tensors that pile up.",
+    "Tells, once per line, of reads in the middle of steps and of tensors that pile up.",
 )
 PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
 PT_XLA_DEBUG_LEVEL = _int(

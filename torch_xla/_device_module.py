@@ -275,7 +275,9 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds between two recorded events that were made with ``enable_timing=True``."""
         if self._time is None or end_event._time is None or not (self._timed and end_event._timed):
-            raise RuntimeError("[stream] both events must be made with enable_timing=True and recorded")
+            raise RuntimeError(
+                "[stream] got an event without a time, expected both made with enable_timing=True and recorded"
+            )
         return (end_event._time - self._time) * 1e3
 
 

@@ -21,7 +21,7 @@ class JobError(RuntimeError):
 
 
 class LateJobError(JobError, ExecutionError):
-    """That was found out after a graph was started."""
+    """A `JobError` that is found after a graph was started."""
 
 
 class OutOfMemoryError(torch.OutOfMemoryError):
@@ -50,7 +50,7 @@ class RefusedValue(Exception):
 
 
 class GraphLimitError(RuntimeError):
-    """A region given to `torch_xla.compile` broke a promise: one graph only, or at most so many different ones."""
+    """A region given to `torch_xla.compile` broke its limit: one graph only, or at most so many different ones."""
 
 
 def message(area: str, got: str, *, expected: str | None = None, do: str | None = None) -> str:
@@ -76,7 +76,7 @@ def listing(values: Iterable[object]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its type where it says nothing."""
+    """An error's text in one line; its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

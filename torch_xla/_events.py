@@ -1,7 +1,6 @@
-"""What happens when: spans of the stages, moments, and programs that are started, given to all who listen.
+"""Publishes events: spans of the stages, moments, and programs that are started; sinks receive them.
 
-`torch_xla.debug.profile` and a capture of JAX's profiler are such sinks. Mostly there is none, which is all that an
-event then finds out.
+`torch_xla.debug.profile` and a capture of JAX's profiler are sinks. Mostly there is none, and an event costs a check.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NOTHING: Any = _Nothing()
 
 
 class Sink:
-    """Who listens: overrides what it wants to know of."""
+    """A receiver of events; it overrides the methods of those that it needs."""
 
     def span(self, stage: str, detail: Any) -> AbstractContextManager[Any]:
         """Gives a scope that is entered when a stage begins and left when it ends."""

@@ -1,8 +1,7 @@
-"""Chooses the recorder's library: it was compiled against one PyTorch, and a wheel has one for each that it supports.
+"""Loads the recorder's library that was compiled for the PyTorch that is installed.
 
-They are looked for beside this file (a build in place, or an install from source), in ``_native/torch-<version>`` (a
-wheel), and in the user's cache, where one is compiled if there is a compiler and none of the others is for the PyTorch
-that is installed.
+It is looked for beside this file (a build in place, or an install from source), in ``_native/torch-<version>`` (a
+wheel), and in the user's cache, where it is compiled if none fits and there is a compiler.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def packed_releases() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where a library is kept that is compiled for this PyTorch, from these sources."""
+    """The folder for a library that is compiled for this PyTorch, from these sources."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_xla"
     digest = hashlib.sha256()
     for path in sorted((PACKAGE / "csrc").rglob("*")):

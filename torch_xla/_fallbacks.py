@@ -27,4 +27,4 @@ def _note(op: str, how: str, line: str | None) -> None:
     _metrics.count(op)
     _events.mark("fallback", op, how, line)
     if _config.XLA_FALLBACK_REPORT.get():
-        _notices.tell("fallback", op, f"{op} runs on the host, {how} ({line or 'at an unknown line'})")
+        _notices.notify("fallback", op, f"{op} runs on the host, {how} ({line or 'at an unknown line'})")

@@ -16,15 +16,15 @@ def append(area: str, setting: str, path: str, text: str) -> bool:
         with open(path, "a") as file:
             file.write(text)
     except OSError as error:
-        tell(area, setting, path, error)
+        notify(area, setting, path, error)
         return False
     return True
 
 
-def tell(area: str, setting: str, path: str, error: OSError) -> None:
+def notify(area: str, setting: str, path: str, error: OSError) -> None:
     """Tells once for each file that it cannot be written."""
     got = f"{setting}={path!r}, which cannot be written ({error.strerror or error})"
-    _notices.tell("file", path, message(area, got, do="name another file; the program goes on"))
+    _notices.notify("file", path, message(area, got, do="name another file; the program goes on"))
 
 
 @contextmanager

@@ -125,7 +125,11 @@ class Graph:
             if executable is not None:
                 self._set(executable)
         if empty:
-            warnings.warn("[graph] got a capture in which nothing was recorded on the device", stacklevel=2)
+            warnings.warn(
+                "[graph] got a capture in which nothing was recorded on the device, so that a replay does nothing; "
+                "move the step and its tensors to xla",
+                stacklevel=2,
+            )
 
     def instantiate(self) -> None:
         """Compiles the graph, if that has not been done."""
@@ -169,7 +173,7 @@ class Graph:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Has captures from now on keep what `debug_dump` writes."""
+        """Makes later captures keep what `debug_dump` writes."""
         self._debug = True
 
     def debug_dump(self, path: str) -> None:
@@ -255,7 +259,7 @@ class _HostState:
 
 
 def _on_host(state: Any) -> dict[str, Any]:
-    """What of an optimizer's state of a parameter is a number, or a tensor with one on the host."""
+    """The entries of a parameter's optimizer state that are numbers, or host tensors of one."""
     scalars: dict[str, Any] = {}
     for name, value in state.items() if isinstance(state, dict) else ():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1:

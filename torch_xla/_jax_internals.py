@@ -1,8 +1,4 @@
-"""All that this package takes of JAX that JAX does not promise to keep, in one place.
-
-A JAX without what starting a program and placing its inputs need is refused in one line with its version, where the
-first tensor is made.
-"""
+"""Has all private parts of JAX that this package uses; a JAX without them is refused in one line with its version."""
 
 from __future__ import annotations
 
@@ -73,7 +69,7 @@ _others = operator.itemgetter(*(i for i, name in enumerate(_context_names) if na
 
 
 def trace_context() -> tuple[Any, ...]:
-    """What else JAX reads when it traces, as JAX lists it."""
+    """JAX's list of the settings that tracing depends on."""
     others: tuple[Any, ...] = _others(_context())
     return others
 
@@ -105,7 +101,7 @@ def forget_trace() -> None:
 
 
 def compile_arguments(stage: jax.stages.Lowered) -> dict[str, Any]:
-    """What JAX compiles a lowered program with."""
+    """JAX's arguments for compiling a lowered program."""
     return stage._lowering.compile_args
 
 
@@ -158,7 +154,7 @@ def register_plugin(name: str, library: str, options: dict[str, Any]) -> None:
 
 
 def refuse_plugin(name: str, error: Exception) -> None:
-    """Has JAX raise this where it would start the client of a plugin that it found."""
+    """Makes JAX raise this error instead of starting the client of a plugin."""
 
     def client() -> None:
         raise error
@@ -176,7 +172,7 @@ def plugin_apis() -> dict[str, int]:
 
 
 def client_options(name: str) -> dict[str, Any]:
-    """What the client of a plugin is, or was, made with."""
+    """The options that a plugin's client is made with."""
     options = getattr(_platforms[name].factory, "keywords", {}).get("options")
     return {**((options() if callable(options) else options) or {}), **xla_bridge._options_from_jax_configs(name)}
 

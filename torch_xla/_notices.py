@@ -1,35 +1,35 @@
-"""What people are told of their program, once each, by `logging`: on stderr where nobody configured that."""
+"""Logs notices about the user's program, each once: on stderr if `logging` is not configured."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
 
-_told: set[tuple[str, Hashable]] = set()
+_sent: set[tuple[str, Hashable]] = set()
 
 
 def is_new(kind: str, key: Hashable) -> bool:
-    """Whether this was not told yet; from now on it was."""
-    if (kind, key) in _told:
+    """Whether a notice was not sent yet; marks it as sent."""
+    if (kind, key) in _sent:
         return False
-    _told.add((kind, key))
+    _sent.add((kind, key))
     return True
 
 
-def was_told(kind: str, key: Hashable) -> bool:
-    """Whether this was told."""
-    return (kind, key) in _told
+def was_sent(kind: str, key: Hashable) -> bool:
+    """Whether a notice was sent."""
+    return (kind, key) in _sent
 
 
-def tell(kind: str, key: Hashable, text: str) -> None:
-    """Tells something once by key, or each time where that is None, by the logger ``torch_xla.<kind>``.
+def notify(kind: str, key: Hashable, text: str) -> None:
+    """Logs a notice with ``torch_xla.<kind>``, once per key, or each time if that is None.
 
-    The text has its area in front as an error has it, or else this package's name is put there.
+    The text begins with its area, as an error does, or gets this package's name in front.
     """
     if key is None or is_new(kind, key):
         logging.getLogger(f"torch_xla.{kind}").warning(text if text.startswith("[") else f"torch_xla: {text}")
 
 
 def forget(kind: str) -> None:
-    """Tells all of a kind again."""
-    _told.difference_update([notice for notice in _told if notice[0] == kind])
+    """Makes all notices of a kind new again."""
+    _sent.difference_update([notice for notice in _sent if notice[0] == kind])

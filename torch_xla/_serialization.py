@@ -1,4 +1,4 @@
-"""What `torch.load`, `pickle`, `copy` and storages need to know of ``xla``.
+"""Registers ``xla`` with `torch.load`, `pickle`, `copy` and storages.
 
 PyTorch saves an xla tensor as a CPU tensor and restores it from one. Here tensors that share a storage are saved as CPU
 tensors that share one, and restored, or copied, as tensors that share one on the device.
@@ -193,7 +193,7 @@ def _with_index(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _reduce_for_process(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What another process is sent of a tensor: the values of its storage, and where it was."""
+    """The pickled form of a tensor for another process: its storage's values, and its device."""
     if tensor.device.type != "xla" or (tensor.requires_grad and not tensor.is_leaf):
         return reductions.reduce_tensor(tensor)
     torch.utils.hooks.warn_if_has_hooks(tensor)

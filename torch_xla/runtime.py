@@ -102,7 +102,7 @@ def using_pjrt() -> bool:
 
 
 def runtime_device_attributes(device: str) -> dict[str, object]:
-    """What the runtime tells about a device.
+    """Attributes of a device, from the runtime.
 
     Args:
         device: ``"xla:0"`` or a hardware name such as ``"CPU:0"``.
@@ -126,11 +126,11 @@ def _hardware() -> tuple[Any, ...]:
     return (client.devices_of_job() if client.spmd() else ()) or local_devices
 
 
-def _attributes(found: Any, index: int) -> dict[str, object]:
+def _attributes(device: Any, index: int) -> dict[str, object]:
     attributes: dict[str, object] = {"name": client.hardware(index)}
     for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
-        if hasattr(found, name):
-            attributes[name] = getattr(found, name)
+        if hasattr(device, name):
+            attributes[name] = getattr(device, name)
     return attributes
 
 
@@ -162,7 +162,9 @@ def use_spmd(auto: bool | None = False) -> None:
     if auto:
         raise NotImplementedError(
             message(
-                "spmd", "got auto=True, and XLA's search for splits is not built in", do="mark the parameters yourself"
+                "spmd",
+                "got auto=True, and XLA's search for shardings is not built in",
+                do="call mark_sharding on the parameters",
             )
         )
     client.use_spmd()

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass
 class StableHLOExportOptions:
-    """How a model is exported.
+    """Options of an export.
 
     Attributes:
         include_human_readable_text: Whether the module's text is kept beside its bytecode.
@@ -62,7 +62,7 @@ class StableHLOExportOptions:
 
 
 class VariableType(enum.Enum):
-    """Where an input of a function comes from."""
+    """The source of a function's input."""
 
     INPUT_ARG = "input_arg"
     PARAMETER = "parameter"
@@ -88,7 +88,7 @@ class VariableSignature:
 
 @dataclass
 class InputLocation:
-    """Where an input of a function comes from: the user's arguments, the state dict, or the constants.
+    """The source of a function's input: the user's arguments, the state dict, or the constants.
 
     Attributes:
         type_: Which of these.
@@ -118,7 +118,7 @@ class InputLocation:
 
 @dataclass
 class StableHLOFunctionMeta:
-    """What a caller of a function must know.
+    """The calling convention of a function.
 
     Attributes:
         name: Name of the function.
@@ -391,7 +391,7 @@ def _run_decompositions(exported_model: torch.export.ExportedProgram) -> torch.e
         # PyTorch copies its own tree specs in a way it warns of.
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec", category=FutureWarning)
         table = torch.export.default_decompositions()
-        # Its decomposition has other strides than it promised, and views of its result fail then, as in GPT-2.
+        # Its decomposition has other strides than its Meta kernel, and views of its result fail then, as in GPT-2.
         table.pop(torch.ops.aten.scaled_dot_product_attention.default)
         return exported_model.run_decompositions(table)
 

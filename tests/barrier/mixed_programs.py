@@ -155,8 +155,8 @@ def run(device: str, seed: int, kinds: tuple[str, ...], turns: int) -> tuple[lis
     met = Mixed(device, seed, kinds)
 
     def work() -> list[Tensor]:
-        found = hot_programs.run(device, seed, turns=turns, barrier=met.barrier)
-        return [*found, *(x.cpu() for x in (*met.large, *met.remainders))]
+        result = hot_programs.run(device, seed, turns=turns, barrier=met.barrier)
+        return [*result, *(x.cpu() for x in (*met.large, *met.remainders))]
 
     return around(work), met.met
 
@@ -167,9 +167,9 @@ def compare(seed: int, kinds: tuple[str, ...]) -> dict[str, int]:
     ours, met = run("xla", seed, kinds, turns)
     theirs, _ = run("cpu", seed, kinds, turns)
     assert len(ours) == len(theirs), f"seed {seed}"
-    for found, expected in zip(ours, theirs, strict=True):
+    for actual, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(
-            found, expected, rtol=1e-3, atol=1e-3, equal_nan=True, msg=lambda text: f"seed {seed}: {text}"
+            actual, expected, rtol=1e-3, atol=1e-3, equal_nan=True, msg=lambda text: f"seed {seed}: {text}"
         )
     return met
 

@@ -33,8 +33,8 @@ def run(program: Program, device: str, steps: int = STEPS, barrier: bool = False
         body(step)
         if barrier:
             torch_xla.sync()
-    found = [result.detach() for result in results()]
-    return [result.cpu() for result in found]
+    actual = [result.detach() for result in results()]
+    return [result.cpu() for result in actual]
 
 
 def cuts() -> int:
@@ -48,11 +48,11 @@ def check(program: Program, compiles: Counting, steps: int = STEPS, more: int = 
     torch_xla.sync()
     cache.clear()
     before = cuts()
-    with compiles() as found:
+    with compiles() as count:
         ours = run(program, "xla", steps)
     made = cuts() - before
     assert made > 0, "no loop was found"
-    assert found.value <= marked.value + more, f"{found.value} compiles, {marked.value} with a barrier"
+    assert count.value <= marked.value + more, f"{count.value} compiles, {marked.value} with a barrier"
     for got, expected in zip(ours, run(program, "cpu", steps), strict=True):
         torch.testing.assert_close(got, expected, **tolerance)
     return made
@@ -144,9 +144,9 @@ def evaluated(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
 
     def body(step: int) -> None:
         with torch.no_grad():
-            given, wanted = model(batches[step % 8].to(device)), labels[step % 8].to(device)
-            right.add_((given.argmax(-1) == wanted).sum())
-            losses.append(nn.functional.cross_entropy(given, wanted))
+            given, expected = model(batches[step % 8].to(device)), labels[step % 8].to(device)
+            right.add_((given.argmax(-1) == expected).sum())
+            losses.append(nn.functional.cross_entropy(given, expected))
 
     return body, lambda: [right, torch.stack(losses)]
 
@@ -162,16 +162,16 @@ def collected(device: str) -> tuple[Body, Callable[[], list[Tensor]]]:
     noise = torch.randn(STEPS, 4, 8, 6)
 
     def body(step: int) -> None:
-        seen, found = noise[step % STEPS].to(device), []
+        seen, result = noise[step % STEPS].to(device), []
         state = seen[0]
         with torch.no_grad():
             for turn in range(4):
                 chosen = policy(state)
-                found.append((state, chosen.softmax(-1)))
+                result.append((state, chosen.softmax(-1)))
                 state = seen[turn] + 0.1 * chosen.mean()
         for _ in range(2):
             optimizer.zero_grad()
-            sum((policy(x).softmax(-1) / p - 1).square().mean() for x, p in found).backward()  # type: ignore[union-attr]
+            sum((policy(x).softmax(-1) / p - 1).square().mean() for x, p in result).backward()  # type: ignore[union-attr]
             optimizer.step()
 
     return body, lambda: [*policy.parameters()]
@@ -214,14 +214,14 @@ def test_reads_cost_few_more_compiles(every: int, before: bool, compiles: Counti
     for n in (1000, every):
         cache.clear()
         program, values = read(n, before)
-        with compiles() as found:
+        with compiles() as count:
             ours = run(program, "xla", 30)
-        counts[n] = found.value
+        counts[n] = count.value
     # Where each step is read in its middle there are two graphs a step, of which one is the read's.
     assert counts[every] <= counts[1000] + (2 if before and every == 1 else 1)
     program, expected = read(every, before)
-    for got, wanted in zip(ours, run(program, "cpu", 30), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for got, reference in zip(ours, run(program, "cpu", 30), strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.tensor(values), torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 

@@ -28,16 +28,16 @@ FIRST_LOOK = 100  # as short_loops has it
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The node sequence at each search."""
-    found: list[int] = []
+    results: list[int] = []
     find = _bindings.find_loop
 
     def counted(device: int, growing: bool = False) -> Any:
         if not growing:  # it looks for both, at the same place
-            found.append(_bindings.node_sequence())
+            results.append(_bindings.node_sequence())
         return find(device, growing)
 
     monkeypatch.setattr(_bindings, "find_loop", counted)
-    return found
+    return results
 
 
 def cuts() -> int:
@@ -51,10 +51,10 @@ def test_a_body_that_changes_in_each_turn(compiles: Counting) -> None:
         for turn in range(40):
             for _ in range(5):
                 x = (x.repeat(turn + 2)[:6] * 0.9).sin()
-        with compiles() as found:
+        with compiles() as count:
             results.append(x.cpu())
     torch.testing.assert_close(*results)
-    assert cuts() == before and found.value == 1
+    assert cuts() == before and count.value == 1
 
 
 def aperiodic(calls: int) -> None:
@@ -90,11 +90,11 @@ def test_a_million_calls_without_a_period(looks: list[int], capfd: pytest.Captur
 def test_a_loop_of_one_operator(compiles: Counting) -> None:
     x = torch.zeros(3, device="xla")
     before = cuts()
-    with compiles() as found:
+    with compiles() as count:
         for _ in range(500):
             x = x + 1.0
         assert x.tolist() == [500.0] * 3
-    assert cuts() - before > 10 and found.value <= 4
+    assert cuts() - before > 10 and count.value <= 4
 
 
 class Both:

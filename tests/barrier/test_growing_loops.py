@@ -215,11 +215,11 @@ def test_one_that_does_not_grow_is_cut_where_it_was(monkeypatch: pytest.MonkeyPa
     places: dict[bool, list[int]] = {}
     cut = auto_barrier._cut
     for hot in (False, True):
-        found = places[hot] = []
+        sizes = places[hot] = []
         begin = _bindings.node_sequence()
 
-        def noted(device: int, end: int, run: auto_barrier.Run, found: list[int] = found, begin: int = begin) -> None:
-            found.append(end - begin)
+        def noted(device: int, end: int, run: auto_barrier.Run, sizes: list[int] = sizes, begin: int = begin) -> None:
+            sizes.append(end - begin)
             cut(device, end, run)
 
         monkeypatch.setattr(auto_barrier, "_cut", noted)
@@ -270,5 +270,5 @@ def chosen(body: list[tuple[str, int, int, int]], read: int) -> Program:
 def test_values_are_those_of_the_cpu(body: list[tuple[str, int, int, int]], read: int, turns: int) -> None:
     with following(True, first_look=20, least_segment=4):
         ours, expected = (run(chosen(body, read), device, turns)[0] for device in ("xla", "cpu"))
-    for got, wanted in zip(ours, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for got, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)

@@ -52,8 +52,8 @@ def test_what_is_recorded_on_top_of_it() -> None:
         x.mul_(0.5)
         return [t.cpu() for t in (x, part, kept, later, again)]
 
-    for found, expected in zip(program("xla"), program("cpu"), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for actual, expected in zip(program("xla"), program("cpu"), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_barriers_without_work_do_not_wait_and_those_that_are_asked_to_do() -> None:
@@ -91,20 +91,20 @@ def test_an_operator_that_may_fail_is_waited_for() -> None:
 
 
 def test_threads_take_turns() -> None:
-    found: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
 
     def turn(rounds: int) -> None:
         for extra in range(3):
-            found[rounds] = work("xla", rounds + extra) + extra
+            results[rounds] = work("xla", rounds + extra) + extra
             torch_xla.sync()
-        found[rounds] = found[rounds].cpu()
+        results[rounds] = results[rounds].cpu()
 
     threads = [threading.Thread(target=turn, args=(rounds,)) for rounds in (3, 5, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for rounds, values in found.items():
+    for rounds, values in results.items():
         torch.testing.assert_close(values, work("cpu", rounds + 2) + 2, rtol=0, atol=0)
 
 
@@ -119,5 +119,5 @@ def test_kernels_that_take_no_16_bits_beside_float32_compute_in_that(dtype: torc
         return [x.grad.cpu()]
 
     with counted("OperatorsByRule", 0):
-        found = gradients("xla")
-    torch.testing.assert_close(found, gradients("cpu"), rtol=0.05, atol=1e-3)
+        result = gradients("xla")
+    torch.testing.assert_close(result, gradients("cpu"), rtol=0.05, atol=1e-3)

@@ -30,15 +30,15 @@ LIBRARY.impl("probe", torch.empty_like, "Meta")
 
 def ways(call: Callable[[], Any]) -> list[Any]:
     """What a call gives operator by operator, and in programs."""
-    found = []
+    results = []
     for on in (True, False):
         hotness.clear()
         cache.clear()
         with ExitStack() as scope:
             for option in (_config.XLA_COMPILE_WHEN_HOT, _config.XLA_HOST_COMPUTE):
                 scope.enter_context(setting(option, on))
-            found.append(call())
-    return found
+            results.append(call())
+    return results
 
 
 class TestAnOperatorThatFails:
@@ -222,9 +222,9 @@ def test_what_pytorch_refuses_does_not_depend_on_whether_a_graph_is_compiled(nam
 
 @pytest.mark.parametrize("name", ["what is not sorted", "what NaN is sorted into", "a grid", "a large float8"])
 def test_and_is_the_cpus_where_it_refuses_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ways(lambda: REFUSED[name]().cpu())
+    result = ways(lambda: REFUSED[name]().cpu())
     monkeypatch.setattr(Tensor, "to", lambda self, where, to=Tensor.to: self if where == "xla" else to(self, where))
-    for each in found:
+    for each in result:
         torch.testing.assert_close(each, REFUSED[name](), equal_nan=True)
 
 
@@ -244,5 +244,5 @@ def test_places_are_counted_from_where_a_value_begins() -> None:
 
 def test_a_type_that_an_out_tensor_decides() -> None:
     """Steps of integers are whole, not those of floats made whole."""
-    found = torch.arange(0.1, -7.9, -4.0, dtype=torch.int64, device="xla")
-    torch.testing.assert_close(found.cpu(), torch.arange(0.1, -7.9, -4.0, dtype=torch.int64))
+    result = torch.arange(0.1, -7.9, -4.0, dtype=torch.int64, device="xla")
+    torch.testing.assert_close(result.cpu(), torch.arange(0.1, -7.9, -4.0, dtype=torch.int64))

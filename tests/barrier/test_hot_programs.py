@@ -31,10 +31,10 @@ def anew(seed: int, **how: int) -> list[Tensor]:
 
 def compare(ours: list[Tensor], cpus: list[Tensor], seed: int) -> None:
     assert len(ours) == len(cpus)
-    for found, expected in zip(ours, cpus, strict=True):
-        close = 0.02 if found.dtype == torch.bfloat16 else 1e-4 if found.is_floating_point() else 0.0
+    for actual, expected in zip(ours, cpus, strict=True):
+        close = 0.02 if actual.dtype == torch.bfloat16 else 1e-4 if actual.is_floating_point() else 0.0
         torch.testing.assert_close(
-            found, expected, rtol=close, atol=close, equal_nan=True, msg=lambda text: f"seed {seed}: {text}"
+            actual, expected, rtol=close, atol=close, equal_nan=True, msg=lambda text: f"seed {seed}: {text}"
         )
 
 
@@ -56,9 +56,9 @@ def test_draws_are_the_same_in_each_run() -> None:
 
 def test_draws_are_those_of_programs() -> None:
     for seed in range(2 + SEEDS // 100):
-        found = anew(seed, turns=1, drawing=True)
+        result = anew(seed, turns=1, drawing=True)
         with setting(_config.XLA_COMPILE_WHEN_HOT, False), setting(_config.XLA_HOST_COMPUTE, False):
-            compare(found, anew(seed, turns=1, drawing=True), seed)
+            compare(result, anew(seed, turns=1, drawing=True), seed)
 
 
 def test_in_threads() -> None:

@@ -52,10 +52,10 @@ class TestCounts:
         """By the square of their number: a program of them takes long to compile, and saves little."""
 
         def total(x: torch.Tensor) -> float:
-            found = torch.zeros((), device="xla")
+            result = torch.zeros((), device="xla")
             for i in range(99):
-                found = found + x[i + 1 :].sum() * 0.5  # four operators
-            return found.item()
+                result = result + x[i + 1 :].sum() * 0.5  # four operators
+            return result.item()
 
         x = torch.arange(100.0).to("xla")
         with compiles(0):
@@ -121,8 +121,8 @@ class TestValues:
             return [*losses, *(p.detach().cpu() for p in model.parameters())]
 
         with compiles(0):
-            found = train("xla")
-        for ours, cpus in zip(found, train("cpu"), strict=True):
+            result = train("xla")
+        for ours, cpus in zip(result, train("cpu"), strict=True):
             torch.testing.assert_close(ours, cpus, rtol=1e-6, atol=1e-7)
 
     @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ class TestValues:
             return [out.detach().cpu(), *(t.grad.cpu() for t in (q, k, v) if t.grad is not None)]
 
         with compiles(0):
-            found = run("xla")
-        for ours, cpus in zip(found, run("cpu"), strict=True):
+            result = run("xla")
+        for ours, cpus in zip(result, run("cpu"), strict=True):
             torch.testing.assert_close(ours, cpus)
 
     def test_views_writes_and_programs_in_between(self, compiles: Counting) -> None:
@@ -219,9 +219,9 @@ class TestValues:
             torch_xla.sync()
             kept.append(x.clone())
         expected = torch.ones(64, 64)
-        for i, found in enumerate(kept):
+        for i, actual in enumerate(kept):
             expected = expected * 1.5 + i
-            torch.testing.assert_close(found.cpu(), expected)
+            torch.testing.assert_close(actual.cpu(), expected)
 
 
 class TestBadInput:

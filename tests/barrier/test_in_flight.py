@@ -109,8 +109,8 @@ class TestInterrupts:
         interrupts: list[float] = []
         before = signal.signal(signal.SIGALRM, now)
         try:
-            for found, wanted in zip(program("xla"), program("cpu"), strict=True):
-                torch.testing.assert_close(found, wanted)
+            for actual, reference in zip(program("xla"), program("cpu"), strict=True):
+                torch.testing.assert_close(actual, reference)
         finally:
             signal.signal(signal.SIGALRM, before)
         assert interrupts
@@ -135,9 +135,9 @@ class TestBarriersInsideBarriers:
         handler.append(lambda: (weight.cpu(), torch_xla.sync()))
         monkeypatch.setattr(compiler, "lower", interrupted)
         torch_xla.sync()
-        wanted = 1 + (matrix @ matrix).tanh()
-        torch.testing.assert_close(handler[1][0], wanted)
-        torch.testing.assert_close(weight.cpu(), wanted)
+        reference = 1 + (matrix @ matrix).tanh()
+        torch.testing.assert_close(handler[1][0], reference)
+        torch.testing.assert_close(weight.cpu(), reference)
         assert (weight - y)[0, 0].item() == pytest.approx(1, abs=1e-5)
 
     def test_while_a_graph_runs_ahead(self, handler: list[Any], when_hot: None) -> None:

@@ -40,8 +40,8 @@ def compare(training: Training, steps: int, width: int = 8) -> None:
     expected = Training("cpu", width)
     for _ in range(steps):
         expected.step()
-    for ours, wanted in zip(training.weights(), expected.weights(), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    for ours, reference in zip(training.weights(), expected.weights(), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
 
 
 def cuts() -> int:
@@ -75,13 +75,13 @@ def test_threads_that_take_turns_are_let_be(compiles: Counting) -> None:
 def test_threads_that_take_long_turns_are_let_be_in_the_end(compiles: Counting) -> None:
     first, second = Training("xla", 8), Training("xla", 12)
     before = cuts()
-    with compiles() as found:
+    with compiles() as count:
         in_turns([first.step, second.step], [(0, 6), (1, 6)] * 5)
         made = cuts()
         in_turns([first.step, second.step], [(0, 6), (1, 6)])
         assert cuts() == made > before
         torch_xla.sync()
-    assert found.value <= 8
+    assert count.value <= 8
     compare(first, 36, 8)
     compare(second, 36, 12)
 
@@ -94,11 +94,11 @@ def test_threads_at_the_same_time(compiles: Counting) -> None:
         for _ in range(10):
             training.step()
 
-    with compiles() as found:
+    with compiles() as count:
         with ThreadPoolExecutor(len(trainings)) as threads:
             list(threads.map(train, trainings))
         torch_xla.sync()
-    assert found.value <= 12
+    assert count.value <= 12
     compare(trainings[0], 10, 8)
     compare(trainings[1], 10, 12)
 
@@ -111,10 +111,10 @@ def test_another_thread_now_and_then(compiles: Counting) -> None:
         means.append(training.model[0].weight.detach().mean())
 
     before = cuts()
-    with compiles() as found:
+    with compiles() as count:
         in_turns([training.step, look], [(0, 40), (1, 1)] * 4)
     assert cuts() - before > 130
-    assert found.value <= 12
+    assert count.value <= 12
     assert len(means) == 4 and all(mean.isfinite() for mean in means)
     compare(training, 160)
 
@@ -129,8 +129,8 @@ def test_backward_passes_in_autograds_threads(compiles: Counting) -> None:
             training.step()
 
     before = cuts()
-    with compiles() as found:
+    with compiles() as count:
         in_turns([train], [(0, 1)])
     assert cuts() - before > 10
-    assert found.value <= 4
+    assert count.value <= 4
     compare(training, 20)

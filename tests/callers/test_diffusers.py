@@ -102,8 +102,8 @@ def test_images_agree_with_the_cpu_and_steps_share_a_graph(
     assert expected.std() > 1e-3
     pipeline.to("xla")
     with compiles(graphs):
-        found = run(pipeline, inputs, "xla")
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        result = run(pipeline, inputs, "xla")
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-4)
     with compiles(0):
         run(pipeline, inputs, "xla", steps=6)
 
@@ -154,9 +154,9 @@ def test_a_loop_without_a_barrier(sampler: Callable[[], Any], tolerance: float, 
     with compiles() as marked:
         with_barrier = sample("xla", True)
     cache.clear()
-    with compiles() as found, counted("AutoBarrier") as cuts:
+    with compiles() as count, counted("AutoBarrier") as cuts:
         without = sample("xla", False)
-    assert cuts.value > 2 and found.value <= marked.value + 2
+    assert cuts.value > 2 and count.value <= marked.value + 2
     expected = sample("cpu", False)
     for got in (with_barrier, without):
         assert (got - expected).abs().max() <= tolerance * expected.abs().max()

@@ -134,8 +134,8 @@ def test_gradients_accumulate(tmp_path: Path) -> None:
     expected = cpu_run(tmp_path, accumulate_grad_batches=2)
     model = Classifier()
     trainer_of(tmp_path, accelerator="tpu", devices=1, accumulate_grad_batches=2).fit(model, loader())
-    found, wanted = ([loss.item() for loss in run.losses] for run in (model, expected))
-    assert found == pytest.approx(wanted, rel=1e-3)
+    result, reference = ([loss.item() for loss in run.losses] for run in (model, expected))
+    assert result == pytest.approx(reference, rel=1e-3)
 
 
 def test_fabric(tmp_path: Path) -> None:

@@ -44,17 +44,17 @@ def lookups(source: str) -> set[str]:
     """Full names of what a file looks up."""
     tree = ast.parse(source)
     known: dict[str, str] = {}
-    found = set()
+    results = set()
     for local, module, name in imported(tree):
         full = f"{module}.{name}" if name else module
-        found.add(full)
+        results.add(full)
         if local:
             known[local] = full
     for node in ast.walk(tree):
         names = dotted(node) if isinstance(node, ast.Attribute) else []
         if names and names[0] in known:
-            found.add(".".join([known[names[0]], *names[1:]]))
-    return found
+            results.add(".".join([known[names[0]], *names[1:]]))
+    return results
 
 
 def resolve(full: str) -> object:
@@ -66,24 +66,24 @@ def resolve(full: str) -> object:
     parts = full.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found: object = importlib.import_module(".".join(parts[:length]))
+            result: object = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            result = getattr(result, part)
+        return result
     raise AttributeError(full)
 
 
 def missing(names: dict[str, str]) -> dict[str, str]:
     """Those of the names that do not exist."""
-    found = {}
+    results = {}
     for full, path in names.items():
         try:
             resolve(full)
         except AttributeError:
-            found[full] = path
-    return found
+            results[full] = path
+    return results
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -216,12 +216,12 @@ def test_generate_agrees_with_the_cpu(family: str, options: dict[str, Any], comp
     assert not (expected[:, 5:] == VOCABULARY - 1).any()
     model.to("xla")
     with compiles() as first:
-        found = model.generate(**on_xla(prompt()), **settings)
+        result = model.generate(**on_xla(prompt()), **settings)
     # Its tensor of tokens grows, so a call with lengths of its own compiles a graph per token; its second call, none.
     print(f"{family}, {options or 'greedy'}: {first.value} compiles for {settings['max_new_tokens']} tokens")
     assert first.value <= settings["max_new_tokens"] + 1
-    assert found.device.type == "xla"
-    assert found.tolist() == expected.tolist()
+    assert result.device.type == "xla"
+    assert result.tolist() == expected.tolist()
     with compiles(0):
         other = {**prompt(), "input_ids": prompt()["input_ids"] + 3}
         model.generate(**on_xla(other), **settings).cpu()
@@ -263,12 +263,12 @@ def test_the_graphs_of_generate(family: str, cache: str, mode: str, compiles: An
     model = small_model(family)
     expected = model.generate(**prompt(), **settings)
     model.to("xla")
-    found = []
+    results = []
     for _ in range(2):
         torch.manual_seed(7)
         with compiles() as count:
-            found.append((model.generate(**on_xla(prompt()), **settings).tolist(), count))
-    (first, compiled), (second, again) = found
+            results.append((model.generate(**on_xla(prompt()), **settings).tolist(), count))
+    (first, compiled), (second, again) = results
     print(f"{family}, {cache} cache, {mode}: {compiled.value} graphs for {tokens} tokens, then {again.value}")
     assert first == second
     assert mode == "sampling" or first == expected.tolist()
@@ -284,7 +284,7 @@ def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
     model = model_of("llama").eval().to("xla")
     cache = StaticCache(config=model.config, max_cache_len=32)
     tokens = prompt()["input_ids"].to("xla")
-    found = []
+    results = []
     with torch.no_grad():
         position = torch.arange(5, device="xla")
         for step in range(12):
@@ -295,8 +295,8 @@ def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
                 tokens = logits[:, -1:].argmax(-1)
                 position = position[-1:] + 1
                 torch_xla.sync()
-            found.append(tokens)
-    assert torch.cat(found, 1).tolist() == expected[:, 5:].tolist()
+            results.append(tokens)
+    assert torch.cat(results, 1).tolist() == expected[:, 5:].tolist()
 
 
 @pytest.mark.costs("whole models are compiled")

@@ -41,8 +41,8 @@ def test_an_exported_module_has_them() -> None:
     assert line.endswith(": (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)")
     meaning = text[text.index("func.func private @own.pair.impl") :]
     assert "stablehlo.subtract" in meaning and "stablehlo.maximum" not in meaning
-    for found, expected in zip(module(X, Y), Model()(X, Y), strict=True):
-        torch.testing.assert_close(found.cpu(), expected)
+    for actual, expected in zip(module(X, Y), Model()(X, Y), strict=True):
+        torch.testing.assert_close(actual.cpu(), expected)
 
 
 def test_a_recorded_graph_has_them(compiles) -> None:
@@ -53,11 +53,11 @@ def test_a_recorded_graph_has_them(compiles) -> None:
     with compiles(1):
         for _ in range(2):
             x = X.to("xla").requires_grad_()
-            found = model(x, Y.to("xla"))
+            actual = model(x, Y.to("xla"))
             torch_xla.sync()
-    for result, expected in zip(found, model(X, Y), strict=True):
+    for result, expected in zip(actual, model(X, Y), strict=True):
         torch.testing.assert_close(result.detach().cpu(), expected)
-    found[0].sum().backward()
+    actual[0].sum().backward()
     assert torch.equal(x.grad.cpu(), Y)
 
 

@@ -68,10 +68,10 @@ def cases(key: str) -> list[Any]:
 
 
 def ours(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
+    result: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def parameters(text):
@@ -113,9 +113,9 @@ def test_parameters_and_defaults(module, name, text):
 @pytest.mark.parametrize("module", TABLE)
 def test_names_are_there_and_public_functions_are_documented(module):
     for name, entry in TABLE[module].items():
-        found = ours(module, name)
+        result = ours(module, name)
         if "parameters" in entry and not name.split(".")[-1].startswith("_"):
-            assert found.__doc__, name
+            assert result.__doc__, name
 
 
 def test_star_import_gives_the_listed_names():

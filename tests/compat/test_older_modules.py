@@ -112,8 +112,8 @@ class TestPytreeify:
 
             @staticmethod
             def backward(ctx: Any, gradients: dict[str, torch.Tensor]) -> Any:
-                found = {name: gradient * ctx.factor for name, gradient in gradients.items()}
-                return (found,) if wrong else (found, None)
+                results = {name: gradient * ctx.factor for name, gradient in gradients.items()}
+                return (results,) if wrong else (results, None)
 
         return pytreeify(Scaled)
 

@@ -11,8 +11,8 @@ from tools import size
     ("lines", "words"), [(900, None), (1000, None), (701, None), (1001, "more than"), (700, "low")]
 )
 def test_a_part_keeps_to_its_budget(lines: int, words: str | None) -> None:
-    found = size.problems({"package": lines, "csrc": 5}, {"package": 1000})
-    assert [words in text for text in found if words] == [True] * (words is not None) and len(found) == bool(words)
+    result = size.problems({"package": lines, "csrc": 5}, {"package": 1000})
+    assert [words in text for text in result if words] == [True] * (words is not None) and len(result) == bool(words)
 
 
 def test_a_lowered_budget_fits() -> None:

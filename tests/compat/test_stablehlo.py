@@ -211,8 +211,8 @@ def test_a_batch_of_any_size_is_saved_loaded_and_run_at_three(tmp_path: Path) ->
     assert (signature.shape, signature.dynamic_dims) == ([5, 3], [0])
     for size in (2, 7, 64):
         args = torch.randn(size, 3), torch.randn(1)
-        found = {name: value.cpu() for name, value in loaded(*args).items()}
-        torch.testing.assert_close(found, dict(module(*args)))
+        results = {name: value.cpu() for name, value in loaded(*args).items()}
+        torch.testing.assert_close(results, dict(module(*args)))
     with pytest.raises(ValueError, match=r"got shape \[2, 4\] for input \d+, expected \[\?, 3\]"):
         loaded(torch.randn(2, 4), torch.randn(1))
     with pytest.raises(ValueError, match="<= 100"):
@@ -224,8 +224,8 @@ def test_layers_of_any_size_have_the_cpus_values() -> None:
     program = opened(module, (torch.randn(3, 3, 4, 4),), ({0: Dim("batch", min=1, max=64)},))
     for size in (1, 2, 9):
         x = torch.randn(size, 3, 4, 4)
-        for found, expected in zip(program(x), module(x), strict=True):
-            torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        for actual, expected in zip(program(x), module(x), strict=True):
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [None, ({0: Dim("rows", min=1, max=64)},)])
@@ -237,8 +237,8 @@ def test_dtypes_that_an_export_has_checked_are_no_operators(sizes: Any) -> None:
     x = torch.randint(3, (5, 4))
     exported = torch.export.export(Other(), (x,), dynamic_shapes=sizes)
     assert any("_assert_tensor_metadata" in str(node.target) for node in exported.graph.nodes)
-    found = exported_program_to_stablehlo(exported)(x).cpu()
-    assert found.dtype == torch.int32 and torch.equal(found, (x != 1).int())
+    result = exported_program_to_stablehlo(exported)(x).cpu()
+    assert result.dtype == torch.int32 and torch.equal(result, (x != 1).int())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])

@@ -100,7 +100,7 @@ class TestMemory:
     @pytest.mark.parametrize("watched", [False, True])
     def test_however_it_is_run(self, watched: bool, counted: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
         run()
-        monkeypatch.setattr(pipeline, "_watched", lambda: watched)
+        monkeypatch.setattr(pipeline, "_is_observed", lambda: watched)
         with counted("UncachedCompile", 0), counted("CachedCompile", 3), sampled("TensorsGraphSize", 3):
             for number in (0.5, 0.75, -2.5):
                 assert run(number) == [number * i for i in range(6)]

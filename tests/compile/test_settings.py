@@ -39,11 +39,11 @@ FAMILIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def results(device: str) -> dict[str, torch.Tensor]:
     """What each family gives for whole numbers, in one graph for each."""
-    found = {}
+    actual = {}
     for name, function in FAMILIES.items():
-        found[name] = function(torch.arange(8).to(device))
+        actual[name] = function(torch.arange(8).to(device))
         torch_xla.sync()
-    return {name: value.cpu() for name, value in found.items()}
+    return {name: value.cpu() for name, value in actual.items()}
 
 
 def check(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -66,23 +66,23 @@ def test_the_default_dtype(dtype: torch.dtype) -> None:
     usual = results("cpu")
     check(results("xla"), usual)
     with of_pytorch("default_dtype", dtype):
-        wanted, found = results("cpu"), results("xla")
+        expected, result = results("cpu"), results("xla")
     if dtype == torch.float64:
-        check(found, wanted)
-    assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in wanted.items()}
+        check(result, expected)
+    assert {name: x.dtype for name, x in result.items()} == {name: x.dtype for name, x in expected.items()}
     check(results("xla"), usual)
 
 
 def test_the_default_dtype_is_that_of_the_call_not_of_the_barrier() -> None:
     x = torch.tensor([16777217, 5])
-    wanted = [x > 16777216.5]
+    expected = [x > 16777216.5]
     with of_pytorch("default_dtype", torch.float64):
-        wanted += [x > 16777216.5, torch.special.entr(x)]
+        expected += [x > 16777216.5, torch.special.entr(x)]
         later = x.to("xla")
-        found = [later > 16777216.5, torch.special.entr(later)]
-    found.insert(0, later > 16777216.5)
+        actual = [later > 16777216.5, torch.special.entr(later)]
+    actual.insert(0, later > 16777216.5)
     torch_xla.sync()
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other)
 
 
@@ -103,10 +103,10 @@ SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_others_change_no_value(scope: Callable[[], AbstractContextManager[Any]]) -> None:
-    wanted = results("cpu")
+    expected = results("cpu")
     with scope():
-        check(results("xla"), wanted)
-    check(results("xla"), wanted)
+        check(results("xla"), expected)
+    check(results("xla"), expected)
 
 
 @pytest.mark.parametrize("name", ["deterministic algorithms", "precision of products", "JAX without programs"])
@@ -138,8 +138,8 @@ def test_each_setting_is_a_program_and_is_kept(compiles: Counting) -> None:
 def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtype) -> None:
     x = torch.arange(8)
     with of_pytorch("default_dtype", then):
-        wanted = {name: function(x) for name, function in FAMILIES.items()}
-        found = {name: function(x.to("xla")) for name, function in FAMILIES.items()}
+        expected = {name: function(x) for name, function in FAMILIES.items()}
+        actual = {name: function(x.to("xla")) for name, function in FAMILIES.items()}
     seen: set[torch.dtype] = set()
     done = threading.Event()
 
@@ -153,9 +153,9 @@ def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtyp
         thread.start()
         try:
             torch_xla.sync()
-            values = {name: value.cpu() for name, value in found.items()}
+            values = {name: value.cpu() for name, value in actual.items()}
         finally:
             done.set()
             thread.join()
     assert seen == {later}
-    check(values, wanted)
+    check(values, expected)

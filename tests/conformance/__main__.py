@@ -112,7 +112,7 @@ def reason(known: dict[str, Any], name: str) -> str | None:
 
 def wrong(results: dict[str, Outcomes]) -> list[str]:
     """Failures without a reason, and reasons without a failure, among the files that have none left unexplained."""
-    found = []
+    actual = []
     for file, outcomes in results.items():
         known = FILES.get(file, {})
         if known.get("beyond", False):
@@ -120,10 +120,10 @@ def wrong(results: dict[str, Outcomes]) -> list[str]:
         for name, outcome in outcomes.items():
             why = reason(known, name)
             if outcome == "failed" and why is None:
-                found.append(f"{file}: {name} fails without a reason in expected.toml")
+                actual.append(f"{file}: {name} fails without a reason in expected.toml")
             if outcome == "passed" and name.split("::")[-1] in known.get("fails", {}):
-                found.append(f"{file}: {name} passes; take it out of expected.toml")
-    return found
+                actual.append(f"{file}: {name} passes; take it out of expected.toml")
+    return actual
 
 
 def main() -> int:

@@ -77,12 +77,12 @@ def twice(compiles: Counting) -> Twice:
     """Calls a function with one number per step, each with a barrier, which compiles two graphs."""
 
     def run(step: Callable[[int], Any], numbers: Iterable[int] = range(5)) -> list[Any]:
-        found = []
+        results = []
         with compiles(2):
             for i in numbers:
-                found.append(step(i))
+                results.append(step(i))
                 torch_xla.sync()
-        return found
+        return results
 
     return run
 
@@ -179,8 +179,8 @@ def test_momentum_of_batch_norm(momentum: float | None, twice: Twice) -> None:
         norm.momentum = momentum and momentum / i
         return norm(x * (i + 0.5))
 
-    found = twice(lambda i: step(norms[1], x, i), range(1, 6))
-    for i, y in enumerate(found, 1):
+    result = twice(lambda i: step(norms[1], x, i), range(1, 6))
+    for i, y in enumerate(result, 1):
         torch.testing.assert_close(y.cpu(), step(norms[0], host, i), rtol=1e-4, atol=1e-5)
     for name, statistic in norms[1].state_dict().items():
         torch.testing.assert_close(statistic.cpu(), norms[0].state_dict()[name])
@@ -189,8 +189,8 @@ def test_momentum_of_batch_norm(momentum: float | None, twice: Twice) -> None:
 def test_rows_of_an_iteration(twice: Twice) -> None:
     host, x = made()
     rows = iter(x)
-    found = twice(lambda _: next(rows) * 2.5, range(20))
-    torch.testing.assert_close(torch.stack(found).cpu(), host * 2.5)
+    result = twice(lambda _: next(rows) * 2.5, range(20))
+    torch.testing.assert_close(torch.stack(result).cpu(), host * 2.5)
 
 
 def test_only_what_varies_is_an_input() -> None:
@@ -240,9 +240,9 @@ def test_the_reason_says_so() -> None:
         y = x[5 * i : 5 * i + 5] * 2.5
         torch_xla.sync()
         assert y.device.type == "xla"
-    (found,) = recompiles.records()
+    (result,) = recompiles.records()
     assert (
-        found.differences[0].text
+        result.differences[0].text
         == "argument 2 of aten.slice.Tensor went from 0 to 5; it is an input of the program from now on"
     )
 
@@ -250,8 +250,8 @@ def test_the_reason_says_so() -> None:
 def test_eager_mode(compiles: Counting) -> None:
     host, x = made()
     with eager_mode_context(True), compiles(2):
-        found = [x[i : i + 4].sin() for i in range(6)]
-    for i, y in enumerate(found):
+        results = [x[i : i + 4].sin() for i in range(6)]
+    for i, y in enumerate(results):
         torch.testing.assert_close(y.cpu(), host[i : i + 4].sin())
 
 
@@ -327,8 +327,8 @@ def test_constants_of_every_kind_are_told_apart(name: str) -> None:
     x = host.to("xla")
     torch_xla.sync()
     for c in [*constants, *constants]:
-        found, wanted = function(x, c), function(host, c)
+        result, expected = function(x, c), function(host, c)
         torch_xla.sync()
-        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True)
-        assert found.stride() == wanted.stride()
-        assert torch.equal(torch.signbit(found.cpu().real.double()), torch.signbit(wanted.real.double()))
+        torch.testing.assert_close(result.cpu(), expected, equal_nan=True)
+        assert result.stride() == expected.stride()
+        assert torch.equal(torch.signbit(result.cpu().real.double()), torch.signbit(expected.real.double()))

@@ -118,8 +118,8 @@ class TestWhenTheyDiffer:
         tensors = state(5)
         for factors in ((0.5,), (0.5, 0.25)):
             scale(tensors, *factors)
-        found = retrace.records()[-1]
-        (difference,) = found.differences
+        result = retrace.records()[-1]
+        (difference,) = result.differences
         assert difference.kind == "numbers"
         assert difference.text.startswith("numbers of aten.mul.Tensor that were equal are 0.5 and 0.25; each is")
         assert str(difference) in capfd.readouterr().err

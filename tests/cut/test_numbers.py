@@ -53,12 +53,12 @@ def x() -> torch.Tensor:
 def test_two_graphs(name: str, x: torch.Tensor, compiles: Counting) -> None:
     step, numbers = VARYING[name]
     device = x.to("xla")
-    found = []
+    results = []
     with compiles(2):
         for number in numbers:
-            found.append(step(device, number))
+            results.append(step(device, number))
             torch_xla.sync()
-    for ours, number in zip(found, numbers, strict=True):
+    for ours, number in zip(results, numbers, strict=True):
         matches(ours, step(x, number))
 
 
@@ -91,14 +91,14 @@ def test_a_graph_each_where_the_program_needs_the_value(name: str, x: torch.Tens
     cube = x[:4, :4, :4].contiguous()
     device = cube.to("xla")
     torch_xla.sync()
-    found = []
+    results = []
     with compiles() as compiled:
         for _ in range(2):
             for number in numbers:
-                found.append(step(device, number))
+                results.append(step(device, number))
                 torch_xla.sync()
     assert compiled.value <= len(numbers)
-    for ours, number in zip(found, [*numbers, *numbers], strict=True):
+    for ours, number in zip(results, [*numbers, *numbers], strict=True):
         matches(ours, step(cube, number))
 
 
@@ -106,9 +106,9 @@ def test_what_was_compiled_before_a_number_varied_is_not_compiled_again(x: torch
     device = x.to("xla")
 
     def other() -> torch.Tensor:
-        found = device.roll(3, 2).cos()
+        result = device.roll(3, 2).cos()
         torch_xla.sync()
-        return found
+        return result
 
     other()
     for i in range(1, 4):
@@ -116,17 +116,17 @@ def test_what_was_compiled_before_a_number_varied_is_not_compiled_again(x: torch
         torch_xla.sync()
     with compiles(0):
         for _ in range(3):
-            found = other()
-    matches(found, x.roll(3, 2).cos())
+            result = other()
+    matches(result, x.roll(3, 2).cos())
 
 
 def test_a_probability_of_zero_draws_nothing(x: torch.Tensor) -> None:
     """Other graphs though they differ in a number: one takes a seed."""
     ones = torch.ones(8, 16, 4, 4).to("xla")
     for p in (0.0, 0.5, 0.0, 0.25):
-        found = F.scaled_dot_product_attention(ones, ones, ones, dropout_p=p)
+        result = F.scaled_dot_product_attention(ones, ones, ones, dropout_p=p)
         torch_xla.sync()
-        drawn = found.cpu().unique().numel()
+        drawn = result.cpu().unique().numel()
         assert (drawn == 1) == (p == 0)
 
 

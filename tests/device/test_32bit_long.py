@@ -81,10 +81,10 @@ def test_32_bits(program: str) -> None:
 def test_programs_on_disk_are_told_apart(tmp_path) -> None:
     program = START + "x = torch.arange(5, device=DEVICE) + 1\ntorch_xla.sync()\nprint(x.tolist(), met.counter_names())"
     for value, expected in (("0", "Miss"), ("1", "Miss"), ("1", "Hit"), ("0", "Hit")):
-        found = python(
+        result = python(
             "-c", program, imported=True, XLA_USE_32BIT_LONG=value, XLA_PERSISTENT_CACHE_PATH=str(tmp_path)
         ).stdout
-        assert "[1, 2, 3, 4, 5]" in found and f"PersistentCache{expected}" in found
+        assert "[1, 2, 3, 4, 5]" in result and f"PersistentCache{expected}" in result
 
 
 def test_64_bits_by_default() -> None:

@@ -17,10 +17,10 @@ def key_of(tensor: torch.Tensor) -> str:
 
 @pytest.mark.parametrize("index", range(2))
 def test_one_device(index: int) -> None:
-    found = placement.of(index)
-    assert found.devices == found.local == (client.jax_device(index),)
-    assert found.sharding == jax.sharding.SingleDeviceSharding(client.jax_device(index))
-    assert found.platform == client.jax_device(index).platform
+    result = placement.of(index)
+    assert result.devices == result.local == (client.jax_device(index),)
+    assert result.sharding == jax.sharding.SingleDeviceSharding(client.jax_device(index))
+    assert result.platform == client.jax_device(index).platform
 
 
 @pytest.mark.parametrize("index", range(2))

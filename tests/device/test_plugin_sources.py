@@ -389,7 +389,8 @@ def test_a_device_that_says_nothing_of_memory(
     with counted("MemoryUnknown", 2):
         loaded = SimpleNamespace(get_compiled_memory_stats=unable)
         assert memory_stats.compiled_stats(loaded) is memory_stats.compiled_stats(loaded) is None
-    assert capsys.readouterr().err == "torch_xla: this device does not say what programs take: UNIMPLEMENTED\n"
+    told = "torch_xla: no memory figures of programs here, so XLA_MEMORY_LIMIT_MB does nothing: UNIMPLEMENTED\n"
+    assert capsys.readouterr().err == told
     monkeypatch.setattr(client, "jax_device", lambda index: SimpleNamespace(memory_stats=unable))
     monkeypatch.setattr(client, "is_own_cpu", lambda: False)
     with pytest.raises(RuntimeError, match=r"^\[memory\] got no statistics of memory from .*live_tensors\(\)"):

@@ -30,7 +30,7 @@ class TestRuntime:
     @four_cpus
     def test_device_attributes(self):
         assert xr.runtime_device_attributes("xla:1")["name"] == "CPU:1"
-        assert [found["name"] for found in xr.global_runtime_device_attributes()] == torch_xla.real_devices()
+        assert [actual["name"] for actual in xr.global_runtime_device_attributes()] == torch_xla.real_devices()
         for name in ("xla:9", "nothing"):
             with pytest.raises(ValueError, match=rf"\[runtime\] got device '{name}'"):
                 xr.runtime_device_attributes(name)
@@ -62,8 +62,8 @@ class TestRuntime:
 
     def test_an_unknown_device_type_lists_the_known_ones(self):
         code = "import torch, torch_xla; torch.ones(1, device='xla').item()"
-        found = python("-c", code, check=False, imported=True, PJRT_DEVICE="banana")
-        assert found.returncode and "banana" in found.stderr and "available here: CPU" in found.stderr
+        result = python("-c", code, check=False, imported=True, PJRT_DEVICE="banana")
+        assert result.returncode and "banana" in result.stderr and "available here: CPU" in result.stderr
 
     @pytest.mark.compiled("it is about kept programs")
     def test_compiled_graphs_are_kept_between_runs(self, tmp_path):
@@ -239,8 +239,8 @@ def test_importing_is_quiet_and_small():
         "assert logging.getLogger().handlers == level and threading.active_count() == 1\n"
         "assert torch_xla.runtime and torch_xla.core.xla_model and torch_xla.debug.metrics and torch_xla._XLAC\n"
     )
-    found = python("-c", code)
-    assert (found.stdout, found.stderr) == ("", "")
+    result = python("-c", code)
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_version_is_recent_enough_for_every_caller():

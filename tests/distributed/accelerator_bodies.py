@@ -27,10 +27,10 @@ def device_agnostic(index: int) -> None:
     own = dist.split_group(split_ranks=[[r] for r in range(size)])
     assert own is not None and dist.get_process_group_ranks(own) == [rank]
     mesh = init_device_mesh(place.type, (1, size), mesh_dim_names=("dp", "tp"))
-    for group, wanted in ((own, rank), (mesh["tp"].get_group(), 1), (None, 1)):
+    for group, expected in ((own, rank), (mesh["tp"].get_group(), 1), (None, 1)):
         total = torch.full((2,), float(rank), device=device)
         dist.all_reduce(total, group=group)
-        assert total.tolist() == [wanted] * 2
+        assert total.tolist() == [expected] * 2
     (batch,) = DataLoader(torch.arange(4.0).reshape(2, 2), batch_size=2, pin_memory=True)
     for options in ({}, {"offload_policy": CPUOffloadPolicy()}):
         torch.manual_seed(0)

@@ -29,10 +29,10 @@ scatter_single = dist.reduce_scatter_single if NEW else dist.reduce_scatter_tens
 
 
 def _fold(fn: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    found = x[0]
+    result = x[0]
     for other in x[1:]:
-        found = fn(found, other)
-    return found
+        result = fn(result, other)
+    return result
 
 
 def start(timeout: float = 60) -> tuple[int, int]:
@@ -63,22 +63,22 @@ def reductions(index: int, device: str) -> None:
             if name.startswith("B") != bits and not (bits and name in ("SUM", "MAX")):
                 continue
             everything = torch.stack([values(r, (size, 3), dtype) for r in range(size)])
-            wanted = fn(everything).to(dtype)
+            expected = fn(everything).to(dtype)
             op = getattr(dist.ReduceOp, name)
             x = values(rank, (size, 3), dtype).to(device)
             dist.all_reduce(x, op=op)
-            results.append((x, wanted, ("all_reduce", name, dtype)))
+            results.append((x, expected, ("all_reduce", name, dtype)))
             for root in range(size):
                 x = values(rank, (size, 3), dtype).to(device)
                 dist.reduce(x, root, op=op)
                 if rank == root:
-                    results.append((x, wanted, ("reduce", name, dtype)))
+                    results.append((x, expected, ("reduce", name, dtype)))
             out = torch.empty(3, dtype=dtype, device=device)
             scatter_single(out, values(rank, (size, 3), dtype).to(device), op=op)
-            results.append((out, wanted[rank], ("reduce_scatter_single", name, dtype)))
+            results.append((out, expected[rank], ("reduce_scatter_single", name, dtype)))
             out = torch.empty(3, dtype=dtype, device=device)
             dist.reduce_scatter(out, list(values(rank, (size, 3), dtype).to(device)), op=op)
-            results.append((out, wanted[rank], ("reduce_scatter", name, dtype)))
+            results.append((out, expected[rank], ("reduce_scatter", name, dtype)))
     # Sums of multiples, lists, and work that is waited for later.
     everything = torch.stack([values(r, (4, 2)) for r in range(size)])
     x = values(rank, (4, 2)).to(device)
@@ -105,11 +105,11 @@ def reductions(index: int, device: str) -> None:
     with dist._coalescing_manager():
         for out in outs:
             scatter_single(out, values(rank, (2 * size,)).to(device))
-    wanted = sum(values(r, (2 * size,)) for r in range(size)).view(size, 2)[rank]
-    results += [(out, wanted, "coalesced reduce_scatter") for out in outs]
+    expected = sum(values(r, (2 * size,)) for r in range(size)).view(size, 2)[rank]
+    results += [(out, expected, "coalesced reduce_scatter") for out in outs]
     torch_xla.sync()
-    for found, wanted, what in results:
-        same(found, wanted, (rank, device, what))
+    for actual, expected, what in results:
+        same(actual, expected, (rank, device, what))
 
 
 def movements(index: int, device: str) -> None:
@@ -117,8 +117,8 @@ def movements(index: int, device: str) -> None:
     rank, size = start()
     results: list[tuple[torch.Tensor, torch.Tensor, object]] = []
 
-    def expect(found: Any, wanted: Any, what: object) -> None:
-        results.extend((f, w, what) for f, w in zip(found, wanted, strict=True))
+    def expect(actual: Any, expected: Any, what: object) -> None:
+        results.extend((f, w, what) for f, w in zip(actual, expected, strict=True))
 
     mine, all_of_them = values(rank, (2, 3)), [values(r, (2, 3)) for r in range(size)]
 
@@ -135,9 +135,9 @@ def movements(index: int, device: str) -> None:
     outs = [empty(r + 1, 2) for r in range(size)]
     dist.all_gather(outs, values(rank, (rank + 1, 2)).to(device))
     expect(outs, [values(r, (r + 1, 2)) for r in range(size)], "uneven all_gather")
-    for out, wanted in ((empty(2 * size, 3), torch.cat(all_of_them)), (empty(size, 2, 3), torch.stack(all_of_them))):
+    for out, expected in ((empty(2 * size, 3), torch.cat(all_of_them)), (empty(size, 2, 3), torch.stack(all_of_them))):
         gather_single(out, mine.to(device))
-        expect([out], [wanted], "all_gather_single")
+        expect([out], [expected], "all_gather_single")
     outs = [empty(2 * size, 3), empty(2 * size, 3)]
     with dist._coalescing_manager():
         for out in outs:
@@ -171,8 +171,8 @@ def movements(index: int, device: str) -> None:
     dist.all_to_all(outs, [part.to(device) for part in sent[rank]])
     expect(outs, [sent[r][rank] for r in range(size)], "uneven all_to_all")
     torch_xla.sync()
-    for found, wanted, what in results:
-        same(found, wanted, (rank, device, what))
+    for actual, expected, what in results:
+        same(actual, expected, (rank, device, what))
 
 
 def point_to_point(index: int, device: str) -> None:

@@ -41,8 +41,8 @@ def functions(index: int) -> None:
     ):
         own = parts[index].to("xla").requires_grad_()
         whole = parts.clone().requires_grad_()
-        for found in (xf.all_reduce(kind, own, scale=0.5), host(whole) * 0.5):
-            found.square().sum().backward()
+        for actual in (xf.all_reduce(kind, own, scale=0.5), host(whole) * 0.5):
+            actual.square().sum().backward()
         same(own.grad, whole.grad[index])
     alone = parts[index].to("xla").requires_grad_()
     xf.all_reduce(xm.REDUCE_SUM, alone, groups=[[rank] for rank in range(world)]).square().sum().backward()
@@ -132,22 +132,22 @@ def steps(index: int, folder: str) -> None:
     ran = xm.do_on_ordinals(lambda x: x.device.type, (model[0].weight,), ordinals=(world - 1,))
     assert ran == ("cpu" if index == world - 1 else None)
     value = {"rank": index, "x": torch.tensor([float(index)], device="xla")}
-    assert xm.mesh_reduce("values", value, lambda found: [d["rank"] for d in found]) == list(range(world))
+    assert xm.mesh_reduce("values", value, lambda result: [d["rank"] for d in result]) == list(range(world))
 
     # The same seed gives the same numbers; one of each process gives others; what one draws the others do not.
     torch.manual_seed(7)
     drawn = torch.rand(4, device="xla").tolist()
-    assert xm.mesh_reduce("drawn", drawn, lambda found: all(each == found[0] for each in found))
+    assert xm.mesh_reduce("drawn", drawn, lambda result: all(each == result[0] for each in result))
     xm.set_rng_state(7 + index)
     assert (
-        xm.mesh_reduce("own", torch.rand(4, device="xla").tolist(), lambda found: len(set(map(tuple, found)))) == world
+        xm.mesh_reduce("own", torch.rand(4, device="xla").tolist(), lambda lists: len(set(map(tuple, lists)))) == world
     )
     if index == 0:
         torch.rand(2, device="xla")
     states = [torch.tensor([xm.get_rng_state()], device="xla")]
     xm.collective_broadcast(states)
     xm.set_rng_state(int(states[0]))
-    assert xm.mesh_reduce("again", torch.rand(4, device="xla").tolist(), lambda found: found[0] == found[1])
+    assert xm.mesh_reduce("again", torch.rand(4, device="xla").tolist(), lambda result: result[0] == result[1])
 
     # A file of the first process, which calls alone; the others go on.
     if index == 0:
@@ -157,8 +157,8 @@ def steps(index: int, folder: str) -> None:
     for number in range(2):
         data = {"w": [model[0].weight.detach() + number], "step": number}
         serialization.save(data, f"{folder}/folder")
-        found = serialization.load(f"{folder}/folder")  # by all, once the first has written
-        assert found["step"] == number and torch.equal(found["w"][0], data["w"][0].cpu())
+        result = serialization.load(f"{folder}/folder")  # by all, once the first has written
+        assert result["step"] == number and torch.equal(result["w"][0], data["w"][0].cpu())
         xm.rendezvous("loaded")
     serialization.save({"rank": torch.tensor(index, device="xla")}, f"{folder}/own{index}", master_only=False)
     assert int(serialization.load(f"{folder}/own{world - 1 - index}")["rank"]) == world - 1 - index
@@ -194,7 +194,7 @@ def loaders(index: int) -> None:
         assert len(seen) == len(loader) == 24 // (4 * world) and all(b.device.type == "xla" for b in seen)
         own = torch.cat(seen).tolist()
         orders.append(own)
-        assert sorted(xm.mesh_reduce(f"seen{epoch}", own, lambda found: sum(found, []))) == list(range(24))
+        assert sorted(xm.mesh_reduce(f"seen{epoch}", own, lambda result: sum(result, []))) == list(range(24))
     assert orders[0] != orders[1]
 
     def sharded() -> Iterator[torch.Tensor]:

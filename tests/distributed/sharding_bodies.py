@@ -52,8 +52,8 @@ class Net(nn.Module):
         self.last.weight = self.first.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.blocks(self.first(x))
-        return self.last(x) + self.memory(found[:, None])[0][:, 0]
+        result = self.blocks(self.first(x))
+        return self.last(x) + self.memory(result[:, None])[0][:, 0]
 
 
 def net(checkpoints: bool = False) -> Net:
@@ -94,8 +94,8 @@ def reference(
 def states(model: FSDP) -> dict[str, torch.Tensor]:
     """The whole state of a wrapped model, from what all processes have of it."""
     mine = {"model": model.state_dict(), "metadata": model.get_shard_metadata()}
-    found = xm.mesh_reduce("states", mine, list)
-    return fsdp.consolidate_sharded_state_dicts([each["model"] for each in found], found[0]["metadata"])
+    result = xm.mesh_reduce("states", mine, list)
+    return fsdp.consolidate_sharded_state_dicts([each["model"] for each in result], result[0]["metadata"])
 
 
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], **limits: float) -> None:
@@ -197,8 +197,8 @@ def clipped_and_accumulated(index: int) -> None:
     """Norms over the processes, and gradients that a later backward pass reduces."""
     expected, norms = reference(max_norm=0.5)
     model = FSDP(net(), auto_wrap_policy=POLICY)
-    found = train(model, clip=0.5)
-    torch.testing.assert_close(torch.tensor([n.item() for n in found]), torch.tensor(norms), rtol=1e-4, atol=1e-5)
+    result = train(model, clip=0.5)
+    torch.testing.assert_close(torch.tensor([n.item() for n in result]), torch.tensor(norms), rtol=1e-4, atol=1e-5)
     close(states(model), expected)
 
     expected, _ = reference(pairs=True)
@@ -273,7 +273,7 @@ def zero(index: int) -> None:
     expected, norms = reference(max_norm=0.5, make=blocks)
     model = blocks().to("xla")
     optimizer = _zero(model)
-    found = []
+    results = []
     for number, batch in enumerate(batches()):
         if number == STEPS - 1:
             saved = xm._maybe_convert_to_cpu(optimizer.state_dict())
@@ -285,10 +285,10 @@ def zero(index: int) -> None:
         loss_of(model, part(batch)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found.append(optimizer.grad_norm)
+        results.append(optimizer.grad_norm)
         torch_xla.sync()
     close(model.state_dict(), expected)
-    torch.testing.assert_close(torch.tensor([n.item() for n in found]), torch.tensor(norms), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor([n.item() for n in results]), torch.tensor(norms), rtol=1e-4, atol=1e-5)
 
 
 def blocks() -> nn.Module:

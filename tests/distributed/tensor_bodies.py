@@ -102,12 +102,12 @@ def attention(index: int) -> None:
             options[0]["attn_mask"] = bias.clone().requires_grad_()
             split = Shard(dim) if len(bias_shape) > 2 else Replicate()
             options[1]["attn_mask"] = distribute_tensor(bias.clone(), mesh, [split]).requires_grad_()
-        wanted = F.scaled_dot_product_attention(*host, **options[0])
-        found = F.scaled_dot_product_attention(*ours, **options[1])
-        assert found.placements == (Shard(dim),), found.placements
-        same(found.full_tensor().detach(), wanted.detach(), (dim, bias_shape))
-        wanted.square().sum().backward()
-        found.full_tensor().square().sum().backward()
+        expected = F.scaled_dot_product_attention(*host, **options[0])
+        result = F.scaled_dot_product_attention(*ours, **options[1])
+        assert result.placements == (Shard(dim),), result.placements
+        same(result.full_tensor().detach(), expected.detach(), (dim, bias_shape))
+        expected.square().sum().backward()
+        result.full_tensor().square().sum().backward()
         masks = [o["attn_mask"] for o in options] if bias_shape is not None else []
         for a, b in [*zip(ours, host, strict=True), *([tuple(reversed(masks))] if masks else [])]:
             same(a.grad.full_tensor(), b.grad, (dim, bias_shape, "gradient"))
@@ -122,8 +122,8 @@ def attention(index: int) -> None:
         out.square().sum().backward()
         for x in parts:
             x.requires_grad_(False)
-    found = context_parallel_unshard(mesh, [x.grad for x in parts], [2] * 3)
-    for a, b in zip(found, host, strict=True):
+    result = context_parallel_unshard(mesh, [x.grad for x in parts], [2] * 3)
+    for a, b in zip(result, host, strict=True):
         same(a, b.grad, "a ring")
 
     layer = nn.LSTM(4, 3, batch_first=True)
@@ -152,7 +152,7 @@ def functional(index: int) -> None:
     scatter = getattr(funcol, "reduce_scatter_single", funcol.reduce_scatter_tensor)
 
     def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = {
+        result = {
             "all_reduce": funcol.all_reduce(x, "sum", group),
             "avg": funcol.all_reduce(x, "avg", group),
             "all_gather": gather(x, 0, group),
@@ -168,11 +168,11 @@ def functional(index: int) -> None:
             ("all_gather", gather_several([x, x * 2], group)),
             ("reduce_scatter", scatter_several([x, x * 2], "sum", [0, 0], group)),
         ):
-            found[kind + " one"], found[kind + " two"] = several
-        return {name: value + 0 for name, value in found.items()}
+            result[kind + " one"], result[kind + " two"] = several
+        return {name: value + 0 for name, value in result.items()}
 
     exchanged = torch.stack([values(r, (size, 4))[rank] for r in range(size)])
-    wanted = {
+    target = {
         "all_reduce": total,
         "avg": total / size,
         "all_gather": joined,
@@ -184,13 +184,13 @@ def functional(index: int) -> None:
         "permute": everything[(rank - 1) % size].view(-1),
     }
     for kind in ("all_reduce", "all_gather", "reduce_scatter"):
-        wanted[kind + " one"], wanted[kind + " two"] = wanted[kind], wanted[kind] * 2
+        target[kind + " one"], target[kind + " two"] = target[kind], target[kind] * 2
     for fn in (run, torch.compile(run, backend="openxla", fullgraph=True)):
         for _ in range(2):
-            found = fn(x)
+            result = fn(x)
             torch_xla.sync()
-            for name, value in wanted.items():
-                same(found[name], value, (fn, name))
+            for name, value in target.items():
+                same(result[name], value, (fn, name))
 
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -27,9 +27,9 @@ def test_the_trainer_of_transformers_learns_what_one_process_does(tmp_path: Path
     run = f"{without}; import trainer_body; trainer_body.trainer(0, {str(host)!r}, True, 4)"
     python("-c", run, cwd=Path(__file__).parent)
     launcher.run(trainer_body.trainer, (str(job), False, 2), 2)
-    expected, found = (transformers.GPT2LMHeadModel.from_pretrained(folder).state_dict() for folder in (host, job))
+    expected, result = (transformers.GPT2LMHeadModel.from_pretrained(folder).state_dict() for folder in (host, job))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[name], value, rtol=1e-4, atol=1e-5)
 
 
 SCRIPT = f"""
@@ -75,6 +75,6 @@ def test_the_xla_strategy_of_lightning_learns_what_one_process_does(tmp_path: Pa
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(host(inputs), targets).backward()
         optimizer.step()
-    found = torch.load(tmp_path / "found")
+    result = torch.load(tmp_path / "found")
     for name, value in host.state_dict().items():
-        torch.testing.assert_close(found[name].cpu(), value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[name].cpu(), value, rtol=1e-4, atol=1e-5)

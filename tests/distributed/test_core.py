@@ -38,5 +38,5 @@ def test_loaders_give_each_sample_to_one_process() -> None:
 def test_a_kill_in_mid_save_leaves_the_file_before(which: str, tmp_path: Path) -> None:
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
         launcher.run(core_bodies.killed_in_mid_save, (str(tmp_path), which), 1)
-    found = torch.load(tmp_path / which) if which == "file.pt" else serialization.load(str(tmp_path / which))
-    assert found["x"].tolist() == [1, 1, 1, 1]
+    result = torch.load(tmp_path / which) if which == "file.pt" else serialization.load(str(tmp_path / which))
+    assert result["x"].tolist() == [1, 1, 1, 1]

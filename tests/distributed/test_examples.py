@@ -26,8 +26,8 @@ def single() -> float:
 @pytest.mark.parametrize("ways", [["xm", "ddp", "xla_fsdp", "zero1"], ["fsdp2"]])
 def test_processes_have_the_loss_of_one_device(ways: list[str], tmp_path: Path) -> None:
     launcher.run(example_bodies.train_each_way, (ways, str(tmp_path)), 2)
-    found = {how: float((tmp_path / how).read_text()) for how in ways}
-    assert found == pytest.approx(dict.fromkeys(ways, single()), rel=1e-3)
+    results = {how: float((tmp_path / how).read_text()) for how in ways}
+    assert results == pytest.approx(dict.fromkeys(ways, single()), rel=1e-3)
 
 
 def test_threads_have_the_loss_of_one_device() -> None:

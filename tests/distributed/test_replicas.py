@@ -83,5 +83,5 @@ def test_a_loop_that_fails_or_ends_early_ends_all(at: str, error: type[Exception
 
 
 def test_a_device_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[data_parallel\] device_ids=.*, expected each device once"):
+    with pytest.raises(ValueError, match=r"\[data_parallel\] got device_ids=.*, expected each device once"):
         dp.DataParallel(nn.Linear(1, 1), ["xla:1", "xla:1"])

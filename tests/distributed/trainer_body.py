@@ -28,13 +28,13 @@ def trainer(index: int, folder: str, on_host: bool, batch: int) -> None:
         disable_tqdm=True,
     )
     assert (arguments.world_size, arguments.device.type) == ((1, "cpu") if on_host else (2, "xla"))
-    found = Trainer(module, arguments, train_dataset=rows)
-    found.train()
+    result = Trainer(module, arguments, train_dataset=rows)
+    result.train()
     if not on_host:
         import torch_xla.core.xla_model as xm
 
         gathered = xm.mesh_reduce("weights", next(module.parameters()).detach().cpu(), list)
         assert all(torch.equal(gathered[0], other) for other in gathered)
-    found.save_model(folder)
+    result.save_model(folder)
     if not on_host:
         xm.rendezvous("over")

@@ -118,7 +118,7 @@ def captured(index: int) -> None:
             return mean(loss)
 
         graph = None
-        for i, ((x, y), wanted) in enumerate(zip(shares(rank, size, steps), losses, strict=True)):
+        for i, ((x, y), expected) in enumerate(zip(shares(rank, size, steps), losses, strict=True)):
             if i < 3:
                 whole = step(x, y)
             elif graph is None:
@@ -130,20 +130,20 @@ def captured(index: int) -> None:
                     one.copy_(other)
                 graph.replay()
             if rank == 0:  # read by one alone
-                assert abs(whole.item() - wanted) < 1e-4
+                assert abs(whole.item() - expected) < 1e-4
 
 
 def ddp(index: int) -> None:
     """DistributedDataParallel: training, gradients that are added up, buckets, uneven inputs, evaluation."""
     rank, size = start()
-    wanted, losses = alone()
+    expected, losses = alone()
     for options in ({}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}):
         model = DistributedDataParallel(net().to("xla"), **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
             if rank == 0:  # read by one alone
                 assert abs(whole.item() - loss_wanted) < 1e-4
-        same_state(model.module.state_dict(), wanted.state_dict())
+        same_state(model.module.state_dict(), expected.state_dict())
 
     # Two halves of a share, of which only the second is reduced.
     model = DistributedDataParallel(net().to("xla"), gradient_as_bucket_view=True)
@@ -200,8 +200,8 @@ def whole_steps(index: int) -> None:
         optimizer.step()
         return mean(loss)
 
-    for (x, y), wanted in zip(shares(rank, size), losses, strict=True):
-        close(step(x, y), torch.tensor(wanted), "loss")
+    for (x, y), expected in zip(shares(rank, size), losses, strict=True):
+        close(step(x, y), torch.tensor(expected), "loss")
 
 
 def mesh(index: int) -> None:
@@ -231,7 +231,7 @@ def sharded(index: int, folder: str) -> None:
     from torch.distributed.tensor import DTensor
 
     rank, size = start()
-    wanted, losses = alone()
+    reference, losses = alone()
     devices = init_device_mesh("xla", (size,))
     model = net().to("xla")
     for layer in (model.first, model.second):
@@ -241,7 +241,7 @@ def sharded(index: int, folder: str) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
         close(whole, torch.tensor(loss_wanted), "loss")
-    same_state({name: value.full_tensor() for name, value in model.state_dict().items()}, wanted.state_dict())
+    same_state({name: value.full_tensor() for name, value in model.state_dict().items()}, reference.state_dict())
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=folder)
 
@@ -263,7 +263,7 @@ def fully_sharded_modules(index: int) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
     rank, size = start()
-    wanted, losses = alone()
+    expected, losses = alone()
     states = []
     for options in ({}, {"use_orig_params": True, "sync_module_states": True}):
         model = FullyShardedDataParallel(net().to("xla"), device_id=torch.device("xla:0"), **options)
@@ -271,11 +271,11 @@ def fully_sharded_modules(index: int) -> None:
         for whole, loss_wanted in zip(trained(model, optimizer, rank, size), losses, strict=True):
             close(whole, torch.tensor(loss_wanted), "loss")
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
-            same_state(model.state_dict(), wanted.state_dict())
+            same_state(model.state_dict(), expected.state_dict())
             state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
             FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state)
         states.append(state["state"])
-    assert states[0].keys() == {name for name, _ in wanted.named_parameters()}
+    assert states[0].keys() == {name for name, _ in expected.named_parameters()}
     for name, kept in states[0].items():
         close(kept["exp_avg"], states[1][name]["exp_avg"], name)
 
@@ -321,7 +321,7 @@ def resume(index: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     rank, size = start()
-    wanted, _ = alone(STEPS + 1)
+    expected, _ = alone(STEPS + 1)
     model = net().to("xla")
     with torch.no_grad():
         for param in model.parameters():
@@ -336,7 +336,7 @@ def resume(index: int, folder: str) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
-    same_state({name: value.full_tensor() for name, value in model.state_dict().items()}, wanted.state_dict())
+    same_state({name: value.full_tensor() for name, value in model.state_dict().items()}, expected.state_dict())
 
 
 def split_optimizers(index: int) -> None:
@@ -386,7 +386,7 @@ def split_optimizers(index: int) -> None:
     reference_step.step()
     same_state(model.state_dict(), alone_model.state_dict())
 
-    wanted, _ = alone(make=partial(torch.optim.SGD, momentum=0.9))
+    expected, _ = alone(make=partial(torch.optim.SGD, momentum=0.9))
     parallel = DistributedDataParallel(net().to("xla"))
     split = TorchZero(parallel.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
     for x, y in shares(rank, size):
@@ -394,7 +394,7 @@ def split_optimizers(index: int) -> None:
         F.cross_entropy(parallel(x), y).backward()
         split.step()
         torch_xla.sync()
-    same_state(parallel.module.state_dict(), wanted.state_dict())
+    same_state(parallel.module.state_dict(), expected.state_dict())
     split.consolidate_state_dict(to=0)
     if rank == 0:
         assert len(split.state_dict()["state"]) == 6
@@ -412,5 +412,5 @@ def compiled_ddp(index: int) -> None:
             for run, value in ((compiled, x.to("xla")), (host, x)):
                 run(value).square().sum().backward()
         for name, param in host.named_parameters():
-            found = model.module.get_parameter(name).grad
-            torch.testing.assert_close(found.cpu(), param.grad, rtol=1e-4, atol=1e-4)
+            result = model.module.get_parameter(name).grad
+            torch.testing.assert_close(result.cpu(), param.grad, rtol=1e-4, atol=1e-4)

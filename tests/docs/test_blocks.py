@@ -45,16 +45,16 @@ class Block:
 
 def blocks(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text()
-    for found in BLOCK.finditer(text):
-        code = textwrap.dedent(found["shown"] if found["shown"] is not None else found["hidden"])
+    for actual in BLOCK.finditer(text):
+        code = textwrap.dedent(actual["shown"] if actual["shown"] is not None else actual["hidden"])
         name = FILE.match(code)
-        yield Block(page, text.count("\n", 0, found.start()) + 2, code, name[1] if name else None)
+        yield Block(page, text.count("\n", 0, actual.start()) + 2, code, name[1] if name else None)
 
 
 def printed() -> dict[str, tuple[str, str]]:
     """Programs that a page shows with what they print, by their names."""
-    found = [match for page in PAGES for match in PRINTED.finditer((ROOT / page).read_text())]
-    return {match["name"]: (match["code"], match["text"]) for match in found}
+    results = [match for page in PAGES for match in PRINTED.finditer((ROOT / page).read_text())]
+    return {match["name"]: (match["code"], match["text"]) for match in results}
 
 
 def pattern(text: str) -> str:
@@ -109,15 +109,15 @@ def test_the_page_says_what_the_program_prints(name: str, tmp_path: Path) -> Non
     code, text = printed()[name]
     (tmp_path / name).write_text(code)
     done = python(name, cwd=tmp_path, devices=1, imported=True)
-    found = " ".join((done.stdout + done.stderr).replace(f"{tmp_path}/", "").split())
-    assert re.fullmatch(pattern(text), found), f"docs say:\n{text}\nprinted:\n{done.stdout}{done.stderr}"
+    result = " ".join((done.stdout + done.stderr).replace(f"{tmp_path}/", "").split())
+    assert re.fullmatch(pattern(text), result), f"docs say:\n{text}\nprinted:\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.costs("processes of a job, which start and compile each for itself")
 def test_blocks_that_start_processes_run(tmp_path: Path) -> None:
-    found = [block for page in PAGES for block in blocks(page) if starts_processes(block)]
-    assert found
-    for block in found:
+    results = [block for page in PAGES for block in blocks(page) if starts_processes(block)]
+    assert results
+    for block in results:
         assert block.file is not None, "processes import the program"
         (tmp_path / block.file).write_text(block.code)
         python(tmp_path / block.file, cwd=tmp_path, devices=2, imported=True)

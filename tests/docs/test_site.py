@@ -19,8 +19,8 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages
     assert "exported_program_to_stablehlo" in (tmp_path / "site" / "api.html").read_text()
-    found = (tmp_path / "site" / "searchindex.js").read_text()
-    assert all(f'"{name}"' in found or f"{name}:" in found for name in ("log_softmax", "cholesky_ex"))
+    result = (tmp_path / "site" / "searchindex.js").read_text()
+    assert all(f'"{name}"' in result or f"{name}:" in result for name in ("log_softmax", "cholesky_ex"))
     assert "copybutton.js" in (tmp_path / "site" / "first-program.html").read_text()
 
 

@@ -34,9 +34,9 @@ def check(function: Callable[..., Any], *args: Tensor, mode: str = "real", trace
     assert run is not module
     setattr(type(module), "__call__", refuse)  # noqa: B010 (each module has a class of its own)
     moved = [x.to("xla") for x in args]
-    found, expected = run(*moved), function(*args)
-    assert type(found) is type(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+    result, expected = run(*moved), function(*args)
+    assert type(result) is type(expected)
+    for ours, theirs in zip(result, expected, strict=True):
         if isinstance(theirs, Tensor):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
         else:
@@ -93,8 +93,8 @@ def test_values_are_let_go_of() -> None:
     run = calls_of(traced(lambda x: (x.exp().sin().sum(),), X))
     x = X.to("xla")
     before = len(_bindings.live_tensors(0))
-    found = run(x)
-    assert len(_bindings.live_tensors(0)) == before + len(found)
+    result = run(x)
+    assert len(_bindings.live_tensors(0)) == before + len(result)
 
 
 def test_the_graph_is_that_of_python() -> None:
@@ -150,8 +150,8 @@ def test_a_call_of_python_within_has_its_own_line() -> None:
     inner.register_fake(torch.empty_like)
     run = calls_of(traced(lambda x: (torch.ops.torch_xla_tests.calls_inner(x.exp()).sin(),), X))
     x = X.to("xla")
-    (found,) = run(x)  # the line of the call
-    described = export.graph_text([found], "text")
+    (result,) = run(x)  # the line of the call
+    described = export.graph_text([result], "text")
     lines = {part for part in described.split() if part.startswith("test_calls.py") or "test_calls.py:" in part}
     assert len(lines) == 2, described
-    torch.testing.assert_close(found.cpu(), (X.exp() * 3 + 1).sin(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.cpu(), (X.exp() * 3 + 1).sin(), rtol=1e-4, atol=1e-5)

@@ -66,8 +66,8 @@ def test_no_labels_and_another_blank():
     x = logits().double().log_softmax(-1)
     for target, lengths in ((torch.zeros(BATCH, 0).long(), [0] * BATCH), (torch.zeros(0).long(), [0] * BATCH)):
         expected = ctc_loss(x, target, INPUTS, lengths, blank=LABELS - 1)
-        found = ctc_loss(x.to("xla"), target.to("xla"), INPUTS, lengths, blank=LABELS - 1)
-        torch.testing.assert_close(found.cpu(), expected)
+        result = ctc_loss(x.to("xla"), target.to("xla"), INPUTS, lengths, blank=LABELS - 1)
+        torch.testing.assert_close(result.cpu(), expected)
 
 
 def test_more_labels_than_steps_are_impossible():

@@ -115,8 +115,8 @@ def test_the_sign_of_zero_makes_another_program() -> None:
     operator = xor.register("divide", lambda a, by: a / a.scalar_like(by))
     for zero in (0.0, -0.0):
         expected = X / zero
-        for found in (xb.call_jax(lambda a, by: a / jnp.full_like(a, by), (x, zero)), operator(x, by=zero)):
-            torch.testing.assert_close(found.cpu(), expected, equal_nan=True)
+        for actual in (xb.call_jax(lambda a, by: a / jnp.full_like(a, by), (x, zero)), operator(x, by=zero)):
+            torch.testing.assert_close(actual.cpu(), expected, equal_nan=True)
 
 
 def test_types_and_errors_of_jax_functions() -> None:
@@ -209,7 +209,7 @@ def test_arrays_beside_tensors_reach_it_as_jax_would_take_them() -> None:
     for factor in (np.full(3, 2.0), np.arange(3), jnp.full(3, 2.0, jnp.bfloat16), jnp.arange(3)):
         for sign in (1, -1):  # arrays of one type are inputs of one program
             expected = np.array(jnp.multiply(X.numpy(), factor * sign))
-            found = xb.call_jax(jnp.multiply, (x, factor * sign)).cpu()
-            assert found.dtype == torch.from_numpy(expected).dtype
-            assert found.tolist() == expected.tolist()
+            result = xb.call_jax(jnp.multiply, (x, factor * sign)).cpu()
+            assert result.dtype == torch.from_numpy(expected).dtype
+            assert result.tolist() == expected.tolist()
     assert xb.call_jax(jnp.sum, (np.arange(4.0),)).item() == 6

@@ -48,9 +48,9 @@ def test_values_and_gradients_are_those_of_the_function_which_is_traced_once(cou
     pure = assume_pure(function)
     for _ in range(3):
         with counted("UncachedCompile") as compiled:
-            found = gradients(pure, a.to("xla"), b.to("xla"))
+            result = gradients(pure, a.to("xla"), b.to("xla"))
             torch_xla.sync()
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(result, expected, strict=True):
             torch.testing.assert_close(ours.cpu(), theirs)
     assert calls == 1
     assert compiled.value == 0

@@ -13,7 +13,7 @@ import torch_xla
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph, graph_text
-from torch_xla._core.graph.graph import Input, Number, Wire
+from torch_xla._core.graph.graph import Edge, Input, Number
 from torch_xla.ops.registry import Meta
 
 
@@ -42,9 +42,9 @@ class TestDescription:
         assert [node.op for node in described.nodes] == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sum.dim_IntList"]
         mul, add, total = described.nodes
         assert mul.args == (Input(0), Number(0, 2.5, 1))
-        assert mul.inputs == (Wire(leaf=True, slot=0, result=0),)
+        assert mul.inputs == (Edge(leaf=True, slot=0, result=0),)
         assert add.args == (Input(0), Input(1), 1)
-        assert add.inputs == (Wire(leaf=False, slot=0, result=0), Wire(leaf=True, slot=1, result=0))
+        assert add.inputs == (Edge(leaf=False, slot=0, result=0), Edge(leaf=True, slot=1, result=0))
         assert total.args == (Input(0), [1], False, None)
         assert total.outs == (Meta((2,), torch.float32),)
         assert described.leaves == (Meta((2, 3), torch.float32), Meta((3,), torch.float32))
@@ -57,7 +57,7 @@ class TestDescription:
         described = cut_of(indices + 1)
         top, add = described.nodes
         assert top.outs == (Meta((4,), torch.float32), Meta((4,), torch.int64))
-        assert add.inputs == (Wire(leaf=False, slot=0, result=1),)
+        assert add.inputs == (Edge(leaf=False, slot=0, result=1),)
         assert values.shape == (4,)
 
     def test_recording_order_over_a_gap(self) -> None:
@@ -116,7 +116,7 @@ class TestNumbering:
         (a,) = buffers((2,))
         described = cut_of(a * a + a)
         assert len(described.leaves) == 1
-        assert all(wire.slot == 0 for node in described.nodes for wire in node.inputs if wire.leaf)
+        assert all(edge.slot == 0 for node in described.nodes for edge in node.inputs if edge.leaf)
 
     def test_aliases_are_one_input(self) -> None:
         (a,) = buffers((2, 2))

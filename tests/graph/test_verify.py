@@ -9,7 +9,7 @@ import torch
 from oracle import cut
 
 import torch_xla  # noqa: F401
-from torch_xla._core.graph.graph import Graph, Wire
+from torch_xla._core.graph.graph import Edge, Graph
 from torch_xla._core.graph.verify import GraphError, verify
 
 
@@ -24,14 +24,14 @@ def test_a_cut_graph_is_sound(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "says"),
+    ("edge", "says"),
     [
-        (Wire(leaf=False, slot=2, result=0), "does not come before it"),
-        (Wire(leaf=True, slot=3, result=0), "reads leaf 3 of 0"),
+        (Edge(leaf=False, slot=2, result=0), "does not come before it"),
+        (Edge(leaf=True, slot=3, result=0), "reads leaf 3 of 0"),
     ],
 )
-def test_an_input_that_does_not_exist_or_comes_later(graph: Graph, wire: Wire, says: str) -> None:
-    first = replace(graph.nodes[1], inputs=(wire,))
+def test_an_input_that_does_not_exist_or_comes_later(graph: Graph, edge: Edge, says: str) -> None:
+    first = replace(graph.nodes[1], inputs=(edge,))
     with pytest.raises(GraphError, match=says):
         verify(replace(graph, nodes=(graph.nodes[0], first, *graph.nodes[2:])))
 

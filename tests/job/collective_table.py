@@ -42,8 +42,8 @@ Case = tuple[str, Callable[[], torch.Tensor], torch.Tensor]
 
 def layouts(world: int) -> list[Groups | None]:
     """All, reversed, singletons, and with four processes pairs and groups of two sizes."""
-    found: list[Groups | None] = [None, [list(reversed(range(world)))], [[rank] for rank in range(world)]]
-    return found + ([[[0, 2], [3, 1]], [[2], [3, 0, 1]]] if world == 4 else [])
+    actual: list[Groups | None] = [None, [list(reversed(range(world)))], [[rank] for rank in range(world)]]
+    return actual + ([[[0, 2], [3, 1]], [[2], [3, 0, 1]]] if world == 4 else [])
 
 
 def values(rank: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -139,16 +139,16 @@ def run(rank: int, folder: str) -> None:
     for dtype in DTYPES:
         for groups in [*layouts(world), "job"]:
             made = whole_job(world, rank, dtype) if groups == "job" else cases(world, rank, groups, dtype)
-            found = [(name, give(), wanted) for name, give, wanted in made]
+            actual = [(name, give(), expected) for name, give, expected in made]
             torch_xla.sync()
-            for name, ours, wanted in found:
+            for name, ours, expected in actual:
                 count += 1
-                if ours.dtype != dtype or not torch.equal(ours.cpu(), wanted):
-                    wrong.append(f"{name} {dtype} {groups}: {ours.tolist()}, expected {wanted.tolist()}")
+                if ours.dtype != dtype or not torch.equal(ours.cpu(), expected):
+                    wrong.append(f"{name} {dtype} {groups}: {ours.tolist()}, expected {expected.tolist()}")
     Path(folder, f"{rank}.json").write_text(json.dumps([count, wrong]))
 
 
 def results(folder: Path, world: int) -> tuple[int, list[str]]:
     """How many were checked, and what differed, in all processes."""
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-    return sum(count for count, _ in found), list(itertools.chain.from_iterable(wrong for _, wrong in found))
+    actual = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    return sum(count for count, _ in actual), list(itertools.chain.from_iterable(wrong for _, wrong in actual))

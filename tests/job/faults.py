@@ -334,8 +334,8 @@ def observe(name: str, processes: int) -> Seen:
         began = max((float(f.read_text()) for f in Path(folder).glob("*.began")), default=ended)
         ranks = {}
         for file in sorted(Path(folder).glob("*.ended")):
-            found = json.loads(file.read_text())
-            ranks[int(file.stem)] = (found["text"], found["seconds"] - began)
+            result = json.loads(file.read_text())
+            ranks[int(file.stem)] = (result["text"], result["seconds"] - began)
         return Seen(launcher, ended - began, ranks)
 
 
@@ -344,11 +344,11 @@ def _first_error(seen: Seen) -> str:
     return re.sub(r"[^ (]*/(?=faults\.py)", "", text).replace("|", "\\|")
 
 
-def _table(found: dict[str, dict[int, Seen]]) -> str:
-    counts = sorted({count for by_count in found.values() for count in by_count})
+def _table(result: dict[str, dict[int, Seen]]) -> str:
+    counts = sorted({count for by_count in result.values() for count in by_count})
     rows = [f"| rank 1 | {' | '.join(f'{c} processes' for c in counts)} | what the others are told |"]
     rows.append("|---|" + "--:|" * len(counts) + "---|")
-    for name, by_count in found.items():
+    for name, by_count in result.items():
         times = [f"{by_count[c].seconds:.1f} s" for c in counts]
         rows.append(f"| {FAULTS[name].what} | {' | '.join(times)} | {_first_error(by_count[counts[0]])} |")
     return "\n".join(rows)
@@ -363,10 +363,10 @@ def _main() -> None:
     chosen = parser.parse_args()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     os.environ.setdefault("CPU_NUM_DEVICES", str(max(chosen.processes)))
-    found: dict[str, dict[int, Seen]] = {}
+    results: dict[str, dict[int, Seen]] = {}
     for name in chosen.names:
         for processes in chosen.processes:
-            seen = found.setdefault(name, {})[processes] = observe(name, processes)
+            seen = results.setdefault(name, {})[processes] = observe(name, processes)
             print(
                 f"--- {name}, {processes} processes: {seen.seconds:.1f} s\n{seen.launcher.strip().splitlines()[-1:]}",
                 flush=True,
@@ -374,10 +374,10 @@ def _main() -> None:
             for rank, (text, seconds) in seen.ranks.items():
                 print(f"rank {rank} after {seconds:.1f} s: {text}", flush=True)
     if chosen.json:
-        chosen.json.write_text(json.dumps({n: {c: asdict(s) for c, s in by.items()} for n, by in found.items()}))
+        chosen.json.write_text(json.dumps({n: {c: asdict(s) for c, s in by.items()} for n, by in results.items()}))
     if chosen.table:
         before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
-        DOCUMENT.write_text(f"{before}{_BEGIN}\n{_table(found)}\n{_END}{rest.partition(_END)[2]}")
+        DOCUMENT.write_text(f"{before}{_BEGIN}\n{_table(results)}\n{_END}{rest.partition(_END)[2]}")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ def refuse(what: str, folder: str) -> None:
 
 def write_place(index: int, folder: str) -> None:
     """Writes where this process is, and what it found of the others' turns."""
-    found = place(index)
-    (Path(folder) / f"{index}.json").write_text(json.dumps(found))
+    result = place(index)
+    (Path(folder) / f"{index}.json").write_text(json.dumps(result))
 
 
 def take_turns(index: int, folder: str) -> None:

@@ -38,9 +38,9 @@ def train(index: int, folder: str, how: str) -> None:
         xm.optimizer_step(optimizer)
         torch_xla.sync()
     values = [value.detach().cpu().tolist() for value in model.parameters()]
-    found = {name: met.counter_value(name) or 0 for name in COUNTS}
-    found["equal"] = xm.mesh_reduce("values", values, lambda all: all[0] == all[1])
-    (Path(folder) / f"{index}.json").write_text(json.dumps(found))
+    results = {name: met.counter_value(name) or 0 for name in COUNTS}
+    results["equal"] = xm.mesh_reduce("values", values, lambda all: all[0] == all[1])
+    (Path(folder) / f"{index}.json").write_text(json.dumps(results))
 
 
 def seen(folder: Path, how: str) -> list[dict[str, int]]:
@@ -51,9 +51,9 @@ def seen(folder: Path, how: str) -> list[dict[str, int]]:
 @pytest.mark.own_client("on a plugin each step is two programs, before and after its collective")
 @pytest.mark.parametrize("how", ["equal", "unequal"])
 def test_equal_programs_are_compiled_by_one(how: str, tmp_path: Path) -> None:
-    found = seen(tmp_path, how)
-    assert [rank["equal"] for rank in found] == [True, True]
-    compiled, loaded = (sum(rank[name] for rank in found) for name in COUNTS[:2])
+    result = seen(tmp_path, how)
+    assert [rank["equal"] for rank in result] == [True, True]
+    compiled, loaded = (sum(rank[name] for rank in result) for name in COUNTS[:2])
     assert (compiled, loaded) == ((1, 1) if how == "equal" else (2, 0))
 
 

@@ -22,26 +22,26 @@ def observed(folder: Path, processes: int, *names: str, **env: str) -> tuple[dic
     file = folder / "seen.json"
     options = ("--processes", str(processes), "--json", file)
     done = python(SCRIPT, *names, *options, devices=4, timeout=280, imported=True, JOB_TEST=str(folder), **env)
-    found = json.loads(file.read_text())
+    result = json.loads(file.read_text())
     seen = {
         name: faults.Seen(
             **{**by[str(processes)], "ranks": {int(r): tuple(v) for r, v in by[str(processes)]["ranks"].items()}}
         )
-        for name, by in found.items()
+        for name, by in result.items()
     }
     return seen, done.stdout + done.stderr
 
 
 def running(mark: str) -> dict[int, str]:
     """Command lines of processes that were started with this in their environment, but for this one."""
-    found = {}
+    results = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+                results[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-    return found
+    return results
 
 
 def wait_until_gone(mark: str) -> None:
@@ -60,15 +60,15 @@ def job(request, tmp_path_factory):
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_all_end_and_say_why(job, name):
     seen, _, processes, _ = job
-    fault, found = faults.FAULTS[name], seen[name]
-    assert found.seconds < WITHIN
-    assert bool(re.search(fault.raised, found.launcher, re.DOTALL)) and (fault.raised != "" or found.launcher == "")
-    told = found.told()
+    fault, result = faults.FAULTS[name], seen[name]
+    assert result.seconds < WITHIN
+    assert bool(re.search(fault.raised, result.launcher, re.DOTALL)) and (fault.raised != "" or result.launcher == "")
+    told = result.told()
     assert bool(told) is fault.noticed
     for text in told:
         assert re.search(fault.told, text), text
     if not fault.noticed:
-        assert [text for text, _ in found.ranks.values()] == [""] * processes
+        assert [text for text, _ in result.ranks.values()] == [""] * processes
 
 
 @pytest.mark.costs("processes of a job, which start and compile each for itself")

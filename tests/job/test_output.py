@@ -24,8 +24,8 @@ def test_only_gloo_is_kept_back() -> None:
         os.dup2(saved, 1)
         os.close(saved)
         os.close(sink)
-    with os.fdopen(source, "rb") as found:
-        assert found.read() == b"a line of another thread\nthe next line"
+    with os.fdopen(source, "rb") as result:
+        assert result.read() == b"a line of another thread\nthe next line"
 
 
 @pytest.mark.costs("processes of a job, which start and compile each for itself")
@@ -42,8 +42,8 @@ def steps(index):
 if __name__ == "__main__":
     torch_xla.launch(steps)
 """)
-    found = python(script, devices=2, imported=True, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
-    told = re.findall(r"(\d+) operators were recorded without a barrier, in a loop at (.*?) whose \d+ operators", found)
-    assert "put torch_xla.sync() at the end of its body" in found
+    err = python(script, devices=2, imported=True, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
+    told = re.findall(r"(\d+) operators were recorded without a barrier, in a loop at (.*?) whose \d+ operators", err)
+    assert "put torch_xla.sync() at the end of its body" in err
     assert {line for _, line in told} <= {f"{script}:6 in steps", f"{script}:7 in steps"}
-    assert {count for count, _ in told} == {"512", "1250"}, found
+    assert {count for count, _ in told} == {"512", "1250"}, err

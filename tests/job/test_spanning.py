@@ -63,8 +63,8 @@ def test_the_table(world: int, tmp_path: Path) -> None:
 
 
 def test_equal_programs_are_compiled_by_one(tmp_path: Path) -> None:
-    found = test_compiling.seen(tmp_path, "equal")
-    assert all(rank["equal"] for rank in found) and sum(rank["UncachedCompile"] for rank in found) == 1
+    result = test_compiling.seen(tmp_path, "equal")
+    assert all(rank["equal"] for rank in result) and sum(rank["UncachedCompile"] for rank in result) == 1
 
 
 def differ(index: int) -> None:

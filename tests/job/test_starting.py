@@ -32,8 +32,8 @@ COUNTED = pytest.mark.own_client("it is told how many devices it has by CPU_NUM_
 
 
 def check(folder: Path, world: int, local_world: int | None = None) -> None:
-    found = starts.read_places(folder)
-    assert found == [starts.expected(rank, world, local_world or world) for rank in range(world)]
+    result = starts.read_places(folder)
+    assert result == [starts.expected(rank, world, local_world or world) for rank in range(world)]
 
 
 @COUNTED
@@ -148,21 +148,21 @@ def test_a_function_that_new_processes_do_not_find(tmp_path: Path) -> None:
 def test_by_torchrun(tmp_path: Path) -> None:
     run_by = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     python(*run_by, FOLDER / "starts.py", tmp_path, devices=1, imported=True)
-    found = starts.read_places(tmp_path)
-    assert found == [starts.expected(rank, 2, 2) for rank in range(2)]
+    result = starts.read_places(tmp_path)
+    assert result == [starts.expected(rank, 2, 2) for rank in range(2)]
 
 
 def listening(pids: list[int]) -> list[str]:
     """Addresses at which processes listen."""
-    found = []
+    results = []
     for pid in pids:
         sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
                 _, local, _, state, *rest = line.split()
                 if state == "0A" and f"socket:[{rest[5]}]" in sockets:
-                    found.append(local.rpartition(":")[0])
-    return found
+                    results.append(local.rpartition(":")[0])
+    return results
 
 
 def report_listeners(index: int, folder: str) -> None:
@@ -177,9 +177,9 @@ def test_nothing_listens_beyond_localhost(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("XLA_CPU_COLLECTIVES", collectives)
     launcher.run(report_listeners, (str(tmp_path),), 2)
     own = listening([os.getpid()])
-    found = "\n".join(file.read_text() for file in tmp_path.glob("*.txt")).split() + own
+    result = "\n".join(file.read_text() for file in tmp_path.glob("*.txt")).split() + own
     local = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-    assert found and set(found) <= {local, "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert result and set(result) <= {local, "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
 def hosts(count: int) -> list[str]:

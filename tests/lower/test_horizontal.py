@@ -17,7 +17,7 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph
 from torch_xla._core.lower import horizontal
-from torch_xla._core.lower.calling_convention import Convention, number_places
+from torch_xla._core.lower.calling_convention import Convention, number_indices
 
 pytestmark = pytest.mark.optimized("the same bits come of two programs, which are optimised apart")
 
@@ -103,8 +103,8 @@ def test_as_one_by_one(name: str, count: int, compiles) -> None:
             torch_xla.sync()
     for _ in range(3):
         UPDATES[name](expected, given)
-    for got, wanted in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(got.cpu(), wanted)
+    for got, reference in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(got.cpu(), reference)
 
 
 Round = tuple[str, list[int], bool, int]
@@ -153,8 +153,8 @@ def test_any_updates(program: tuple[list[tuple[int, ...]], list[Round]]) -> None
                     torch_xla.sync()
             torch_xla.sync()
         ends.append([tensor.cpu() for tensor in t + o])
-    for got, wanted in zip(*ends, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for got, expected in zip(*ends, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def kernels(optimizer: Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer], count: int) -> int:
@@ -212,7 +212,8 @@ def plan() -> horizontal.HorizontalPlan:
     """Of what is pending on the device."""
     described = graph.describe(_bindings.Cut.of_device(0).graph())
     convention = Convention(described)
-    return horizontal.HorizontalPlan(described, number_places(described), convention.given, convention.wanted)
+    packs = convention.input_packs, convention.result_packs
+    return horizontal.HorizontalPlan(described, number_indices(described), *packs)
 
 
 def state(count: int) -> list[torch.Tensor]:
@@ -234,8 +235,8 @@ class TestPlan:
         torch_xla.sync()
         for tensor in tensors:
             tensor.mul_(scalar)
-        (wire,) = plan().singles
-        assert wire.leaf
+        (edge,) = plan().singles
+        assert edge.leaf
 
     def test_what_is_not_elementwise_is_taken_one_by_one(self) -> None:
         tensors = [torch.ones(3, device="xla") * k for k in range(8)]
@@ -254,8 +255,8 @@ class TestPlan:
                     tensor.mul_(1.01)
         assert len(plan().singles) == 4
         torch_xla.sync()
-        for got, wanted in zip(tensors, expected, strict=True):
-            torch.testing.assert_close(got.cpu(), wanted)
+        for got, reference in zip(tensors, expected, strict=True):
+            torch.testing.assert_close(got.cpu(), reference)
 
     def test_what_nothing_takes_one_by_one_is_not_lowered(self) -> None:
         from torch_xla._core.lower import lowering
@@ -288,8 +289,8 @@ def test_old_and_new_values_are_both_read() -> None:
             t.mul_(0.5).add_(0.25)
         results.append([*before, *(t * 2 for t in group)])
     torch_xla.sync()
-    for got, wanted in zip(results[0] + tensors, results[1] + twins, strict=True):
-        torch.testing.assert_close(got.cpu(), wanted)
+    for got, expected in zip(results[0] + tensors, results[1] + twins, strict=True):
+        torch.testing.assert_close(got.cpu(), expected)
 
 
 def test_copies_of_a_model_follow() -> None:
@@ -308,5 +309,5 @@ def test_copies_of_a_model_follow() -> None:
             average.update_parameters(net)
             torch_xla.sync()
         losses.append([p.detach().cpu() for p in average.parameters()])
-    for got, wanted in zip(*losses, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    for got, expected in zip(*losses, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -93,8 +93,8 @@ def gradients(call: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def results(call: Callable[..., Tensor | tuple[Tensor, ...]], *arguments: Tensor) -> list[Tensor]:
-    found = call(*arguments)
-    return [found] if isinstance(found, Tensor) else list(found)
+    result = call(*arguments)
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 def placed(*tensors: Tensor) -> bool:

@@ -236,9 +236,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("result", "text"),
         [
-            (lambda value: value[:1], r"gave shape \[1, 3\], PyTorch promises \[2, 3\]"),
-            (lambda value: (value, value), "gave 2 results, PyTorch promises 1"),
-            (lambda value: None, r"gave no value where PyTorch promises torch.float32\[2, 3\]"),
+            (lambda value: value[:1], r"got shape \[1, 3\] of its rule, expected \[2, 3\]"),
+            (lambda value: (value, value), "got 2 results of its rule, expected 1"),
+            (lambda value: None, r"got no value of its rule, expected torch.float32\[2, 3\]"),
         ],
     )
     def test_a_result_that_breaks_the_promise(

@@ -62,11 +62,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) ->
 def losses(model: nn.Module, device: str, steps: int = 4, step: Step = step) -> list[float]:
     model, optimizer = made(copy.deepcopy(model).to(device))
     x = torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, WIDTH).to(device)
-    found = []
+    results = []
     for _ in range(steps):
-        found.append(step(model, optimizer, x))
+        results.append(step(model, optimizer, x))
         torch_xla.sync()
-    return [loss.item() for loss in found]
+    return [loss.item() for loss in results]
 
 
 def assert_as_on_cpu(model: nn.Module, step: Step = step) -> None:
@@ -97,9 +97,9 @@ def trained() -> Iterator[tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]]
 class TestWhatIsFound:
     def test_a_step_is_two_loops(self, trained: Any) -> None:
         step(*trained)
-        found = pending()
-        assert [run.count for run in found.layers] == [LAYERS, LAYERS - 1]  # nobody wants the gradient of the input
-        assert loops(found) == 2
+        result = pending()
+        assert [run.count for run in result.layers] == [LAYERS, LAYERS - 1]  # nobody wants the gradient of the input
+        assert loops(result) == 2
 
     def test_a_loop_as_long_as_a_model_of_twice_the_layers(self) -> None:
         lines = []
@@ -108,8 +108,8 @@ class TestWhatIsFound:
             for _ in range(2):
                 torch_xla.sync()
                 step(model, optimizer, torch.ones(3, WIDTH, dtype=torch.float64).to("xla"))
-            found = pending()
-            lines.append(lowering.lower(found, to_run=True).stage.as_text().count("\n"))
+            result = pending()
+            lines.append(lowering.lower(result, to_run=True).stage.as_text().count("\n"))
             torch_xla.sync()
         assert lines[0] == lines[1]
 
@@ -271,12 +271,12 @@ class TestAsUnrolled:
 
     @pytest.mark.costs("programs of some hundred operators")
     def test_dropout_draws_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = []
+        results = []
         for setting in ("3", "0"):
             monkeypatch.setenv("XLA_ROLL_LAYERS", setting)
             torch.manual_seed(1)
-            found.append(losses(blocks(dropout=0.3), "xla"))
-        torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+            results.append(losses(blocks(dropout=0.3), "xla"))
+        torch.testing.assert_close(*results, rtol=1e-12, atol=0)
 
     def test_a_host_operator_in_each_layer(self) -> None:
         class Sorted(nn.Module):
@@ -296,7 +296,7 @@ class TestAsUnrolled:
             torch.manual_seed(0)
             caches = [torch.zeros(4, WIDTH, dtype=torch.float64).to(device) for _ in range(LAYERS)]
             model = blocks().to(device)
-            found = []
+            results = []
             for i in range(4):
                 x = torch.full((WIDTH,), i + 1.0, dtype=torch.float64).to(device)
                 with torch.no_grad():
@@ -304,8 +304,8 @@ class TestAsUnrolled:
                         cache.index_copy_(0, torch.tensor([i]).to(device), x[None])
                         x = layer(x) + cache.mean(0)
                 torch_xla.sync()
-                found.append(x.sum())
-            return [value.item() for value in found]
+                results.append(x.sum())
+            return [value.item() for value in results]
 
         torch.testing.assert_close(run("xla"), run("cpu"), rtol=1e-12, atol=0)
 
@@ -313,8 +313,8 @@ class TestAsUnrolled:
 class TestStacks:
     def test_they_come_back_as_they_went(self, trained: Any, counted: Any) -> None:
         step(*trained)
-        found = pending()
-        assert found.stacks == len(found.packs) == 4 * 6  # weights, two moments and gradients, of six parameters
+        result = pending()
+        assert result.stacks == len(result.packs) == 4 * 6  # weights, two moments and gradients, of six parameters
         for metric in ("HeldBufferCopies", "UncachedCompile"):
             with counted(metric, 0):
                 step(*trained)
@@ -325,8 +325,8 @@ class TestStacks:
         expected = copy.deepcopy(model).cpu()(x.cpu())
         with torch.no_grad():
             y = model(x)
-            found = pending([y])
-        assert found.stacks == 6 and all(len(leaves) == LAYERS and not outputs for leaves, outputs in found.packs)
+            result = pending([y])
+        assert result.stacks == 6 and all(len(leaves) == LAYERS and not outputs for leaves, outputs in result.packs)
         torch.testing.assert_close(y.cpu(), expected, rtol=1e-12, atol=0)
         assert all(_bindings.location_of(p)[1] >= 0 for p in model.parameters())
 
@@ -440,9 +440,9 @@ def test_what_is_elementwise_of_what_was_saved_is_not_saved() -> None:
     for weight in weights:
         x = torch.tanh((x @ weight) * 3).exp().sigmoid()
     x.sum().backward()
-    found = pending()
-    assert len(found.layers) == 2
-    text = lowering.lower(found, to_run=True).stage.as_text()
+    result = pending()
+    assert len(result.layers) == 2
+    text = lowering.lower(result, to_run=True).stage.as_text()
     # Written once per layer: the product, and nothing else of that size but what is carried into each layer.
     assert len(set(re.findall(rf"%iterArg\w* = %\S+ : tensor<{LAYERS}x64x{WIDTH}xf32>", text))) <= 2
     assert text.count(f"tensor<{LAYERS}x64x{WIDTH}xf32>") > 0

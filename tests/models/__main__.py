@@ -93,10 +93,10 @@ def losses(model: torch.nn.Module, batches: Iterable[dict[str, Any]]) -> Iterato
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     for batch in batches:
         torch.manual_seed(1)
-        found = model(**batch)
-        loss = found.get("loss")
+        result = model(**batch)
+        loss = result.get("loss")
         if loss is None:
-            loss = sum((part.float() ** 2).mean() for part in found.to_tuple() if isinstance(part, torch.Tensor))
+            loss = sum((part.float() ** 2).mean() for part in result.to_tuple() if isinstance(part, torch.Tensor))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -117,13 +117,13 @@ def train(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Out
     on_xla = copy.deepcopy(model).to("xla")
     expected = list(losses(model.float(), batches))
     met.clear_all()
-    found, counts, times = [], [0], [perf_counter()]
+    result, counts, times = [], [0], [perf_counter()]
     for loss in losses(on_xla, (moved(batch, "xla") for batch in narrow)):
-        found.append(loss)
+        result.append(loss)
         counts.append(compiled())
         times.append(perf_counter())
     whole = dtype == torch.float32
-    difference = max(abs(a - b) / abs(b if whole else max(expected)) for a, b in zip(found, expected, strict=True))
+    difference = max(abs(a - b) / abs(b if whole else max(expected)) for a, b in zip(result, expected, strict=True))
     seconds = (times[1] - times[0], times[-1] - times[-2])
     tolerance = TOLERANCE if whole else HALF_TOLERANCE
     return Outcome(difference, tolerance, (counts[1], counts[-1] - counts[1]), seconds, on_host())
@@ -136,8 +136,8 @@ def train_deep(architecture: Architecture, dtype: torch.dtype = torch.float32) -
     batches = [architecture.batch(generator) for _ in range(DEEP_STEPS[dtype])]
     batches = [{key: value.to(dtype) if _floats(value) else value for key, value in b.items()} for b in batches]
     expected, *_ = _deep_losses(model, batches, "0")
-    found, counts, times, loops = _deep_losses(model, batches, os.environ.get("XLA_ROLL_LAYERS", "1"))
-    difference = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    result, counts, times, loops = _deep_losses(model, batches, os.environ.get("XLA_ROLL_LAYERS", "1"))
+    difference = max(abs(a - b) / abs(b) for a, b in zip(result, expected, strict=True))
     compiles, seconds = (counts[0], counts[-1] - counts[0]), (times[0], times[-1] - times[-2])
     return Outcome(difference, DEEP_TOLERANCE[dtype], compiles, seconds, loops=loops)
 
@@ -149,12 +149,12 @@ def _deep_losses(
     on_xla = copy.deepcopy(model).to("xla")
     torch_xla.sync()
     met.clear_all()
-    found, counts, times, start = [], [], [], perf_counter()
+    result, counts, times, start = [], [], [], perf_counter()
     before, os.environ["XLA_ROLL_LAYERS"] = os.environ.get("XLA_ROLL_LAYERS"), setting
     try:
         with debug.profile() as profile:
             for loss in losses(on_xla, (moved(batch, "xla") for batch in batches)):
-                found.append(loss)
+                result.append(loss)
                 counts.append(compiled())
                 times.append(perf_counter() - start)
     finally:
@@ -164,7 +164,7 @@ def _deep_losses(
     step = max(profile.report.compiles, key=lambda c: c.operators)
     inside = sum(count * size for count, size in step.loops)
     runs = ", ".join(f"{count} × {size}" for count, size in step.loops)
-    return found, counts, times, f"{inside} of {step.operators} ({inside / step.operators:.0%}): {runs or 'none'}"
+    return result, counts, times, f"{inside} of {step.operators} ({inside / step.operators:.0%}): {runs or 'none'}"
 
 
 def _floats(value: Any) -> bool:
@@ -188,8 +188,8 @@ def draw(name: str) -> Outcome:
     met.clear_all()
     counts, times, difference = [0], [perf_counter()], 0.0
     for _ in range(2):
-        found = test_diffusers.run(pipeline, inputs, "xla", 8)
-        difference = max(difference, (found - expected).abs().max().item())
+        result = test_diffusers.run(pipeline, inputs, "xla", 8)
+        difference = max(difference, (result - expected).abs().max().item())
         counts.append(compiled())
         times.append(perf_counter())
     compiles, seconds = (counts[1], counts[2] - counts[1]), (times[1] - times[0], times[2] - times[1])

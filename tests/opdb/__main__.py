@@ -41,8 +41,8 @@ def load(path: Path) -> dict[cases.Job, dict[str, Any]]:
     """The results kept in a file; a later one replaces an earlier one of the same job."""
     if not path.exists():
         return {}
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return {cases.Job(r["op"], r["dtype"], r["kind"]): r for r in found}
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    return {cases.Job(r["op"], r["dtype"], r["kind"]): r for r in results}
 
 
 def updated(old: str, part: str, overloads_run: bool) -> str:

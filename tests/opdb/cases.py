@@ -57,10 +57,7 @@ _FAMILIES = (
     ("padding", r".*pad"),
     ("embedding", r".*embedding"),
     ("windows", r"signal\.windows|.*window"),
-    (
-        "special functions",
-        r"special\.|polygamma|digamma|lgamma|mvlgamma|i0|erf|igamma|sinc$|xlogy|logit",
-    ),
+    ("special functions", r"special\.|polygamma|digamma|lgamma|mvlgamma|i0|erf|igamma|sinc$|xlogy|logit"),
     ("masked", r"masked\."),
     ("activation", r"nn\.functional\.|.*softmax|sigmoid$|relu|hardtanh"),
     (
@@ -119,12 +116,12 @@ def operators() -> dict[str, Any]:
         from torch.testing._internal import common_methods_invocations as database
     # Random operators must show that they draw: the database calls them under a seed of its own.
     database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
-    found = {}
+    results = {}
     for info in database.op_db:
         name = f"{info.name}|{info.variant_test_name}" if info.variant_test_name else info.name
-        assert name not in found, name
-        found[name] = info
-    return found
+        assert name not in results, name
+        results[name] = info
+    return results
 
 
 def family(name: str) -> str:
@@ -152,15 +149,15 @@ def jobs(ops: Iterable[str] | None = None, dtypes: Iterable[str] = (), kinds: It
         The jobs, all of one operator together.
     """
     patterns = None if ops is None else [re.compile(p) for p in ops]
-    found = []
+    results = []
     for name, info in operators().items():
         if patterns is not None and not any(p.fullmatch(name) for p in patterns):
             continue
         for kind, own in _KIND_DTYPES.items():
             if kinds and kind not in kinds:
                 continue
-            found += [Job(name, d, kind) for d in own if (not dtypes or d in dtypes) and _exists(info, d, kind)]
-    return found
+            results += [Job(name, d, kind) for d in own if (not dtypes or d in dtypes) and _exists(info, d, kind)]
+    return results
 
 
 def _exists(info: Any, dtype: str, kind: str) -> bool:
@@ -199,8 +196,8 @@ def sample() -> set[Job]:
     by_family: dict[str, dict[str, list[Job]]] = {}
     for job in candidates():
         by_family.setdefault(family(job.op), {}).setdefault(job.kind, []).append(job)
-    found = set()
+    results = set()
     for label, by_kind in by_family.items():
         kinds = sorted(by_kind, key=lambda kind: turns.number(f"{label} {kind}"))
-        found |= {turns.chosen(f"{label} {kind}", by_kind[kind]) for kind in kinds[:2]}
-    return found
+        results |= {turns.chosen(f"{label} {kind}", by_kind[kind]) for kind in kinds[:2]}
+    return results

@@ -256,8 +256,8 @@ def _check_platforms(job: Job, result: Result) -> None:
     recorded = [attempt(lambda sample=s: call.run(sample, *sample.arguments("xla"), None)) for s in chosen]
     cuts = host_ops()
     for sample, outcome in zip(chosen, recorded, strict=True):
-        found = [t for t in samples.tensors_of(outcome.value) if t.device.type == "xla"]
-        pending = [t for t in found if _bindings.location_of(t) is None]
+        results = [t for t in samples.tensors_of(outcome.value) if t.device.type == "xla"]
+        pending = [t for t in results if _bindings.location_of(t) is None]
         if not pending:
             continue  # whether that is right, the other kinds tell
         result.samples += 1

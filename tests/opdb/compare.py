@@ -78,10 +78,10 @@ def _values(allowed: Tolerance, kind: str, expected: Any, got: Any, where: str) 
     if isinstance(expected, (list, tuple)):
         if not isinstance(got, (list, tuple)) or len(got) != len(expected):
             return f"{where}: got {type(got).__name__} of another length than the CPU's {len(expected)}"
-        found = (
+        result = (
             _values(allowed, kind, e, g, f"{where}[{i}]") for i, (e, g) in enumerate(zip(expected, got, strict=True))
         )
-        return next((text for text in found if text), None)
+        return next((text for text in result if text), None)
     if isinstance(expected, dict):
         return _values(allowed, kind, list(expected.values()), list(got.values()), where)
     if isinstance(expected, (int, float, complex)) and not isinstance(expected, bool):

@@ -44,11 +44,11 @@ def summary(results: Results) -> str:
 
 
 def _form(op: str) -> str:
-    found = overload(op)
-    names = written(found)
+    result = overload(op)
+    names = written(result)
     if not names:
         return "functional"
-    return "out=" if any(a.is_out for a in found._schema.arguments) else "in place"
+    return "out=" if any(a.is_out for a in result._schema.arguments) else "in place"
 
 
 def _reason(r: dict[str, Any]) -> str:

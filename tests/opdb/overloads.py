@@ -114,9 +114,9 @@ def check(name: str) -> Result:
     ):
         result.status, result.messages = "untried", ["takes a storage, a stream, packed parameters or a file"]
         return result
-    found = _searcher().find(name)
-    cases = [Run(c.call, c.leaf, c.want, c.compared, c.cotangents) for c in found.cases]
-    result.refused = len(found.refused)
+    actual = _searcher().find(name)
+    cases = [Run(c.call, c.leaf, c.want, c.compared, c.cotangents) for c in actual.cases]
+    result.refused = len(actual.refused)
     result.gradients = sum(c.leaf >= 0 for c in cases)
     result.accepted = len(cases) - result.gradients
     cache.clear()
@@ -136,19 +136,19 @@ def check(name: str) -> Result:
     recorded = {n for n in metrics.counter_names() if n.startswith("xla::")}
     sparse = {id(c.call) for c in cases if c.leaf < 0 and _other_layout(c)}
     cases = [c for c in cases if not (_other_layout(c) or id(c.call) in sparse and c.got.error is not None)]
-    other_layout = bool(found.cases) and not cases
+    other_layout = bool(actual.cases) and not cases
     for case in cases:
         result.note(_compare(name, case), _shown(case.call, case.leaf))
     if cases:
         result.way = _way(name, recorded, cuts, callbacks, bool(decomposed.called))
     result.host_ops = sorted({*cuts, *callbacks})
-    _check_refused(name, found.refused, result)
+    _check_refused(name, actual.refused, result)
     if result.messages:
         result.status = "fail"
     elif other_layout:
         result.status = "layout"
     elif not cases:
-        result.messages = [found.error]
+        result.messages = [actual.error]
     else:
         result.status = result.way
     return result

@@ -16,11 +16,11 @@ Results = Collection[dict[str, Any]]
 
 def failures(results: Results) -> dict[str, dict[str, str]]:
     """Messages of all jobs that failed: {operator: {dtype/kind: message}}."""
-    found: dict[str, dict[str, str]] = {}
+    actual: dict[str, dict[str, str]] = {}
     for r in sorted(results, key=lambda r: (r["op"], r["dtype"], r["kind"])):
         if r["status"] in BAD:
-            found.setdefault(r["op"], {})[f"{r['dtype']}/{r['kind']}"] = f"{r['status']}: {' || '.join(r['messages'])}"
-    return found
+            actual.setdefault(r["op"], {})[f"{r['dtype']}/{r['kind']}"] = f"{r['status']}: {' || '.join(r['messages'])}"
+    return actual
 
 
 def _share(results: Results) -> str:
@@ -85,7 +85,7 @@ def _on_the_device(results: Results) -> list[str]:
     statuses: dict[str, set[str]] = {}
     for r in results:
         statuses.setdefault(r["op"].split("|")[0], set()).add(r["status"])
-    names = sorted(name for name, found in statuses.items() if "pass" in found and found <= {"pass", "skip"})
+    names = sorted(name for name, actual in statuses.items() if "pass" in actual and actual <= {"pass", "skip"})
     return ["", "## On the device", "", ", ".join(f"`{name}`" for name in names) + "."]
 
 

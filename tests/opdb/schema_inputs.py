@@ -271,8 +271,8 @@ class Arguments:
 @functools.cache
 def names() -> tuple[str, ...]:
     """All overloads of aten, as ``aten.add.Tensor``."""
-    found = (n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
-    return tuple(sorted(n.replace("::", ".") + ("" if "." in n else ".default") for n in found))
+    result = (n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    return tuple(sorted(n.replace("::", ".") + ("" if "." in n else ".default") for n in result))
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -291,14 +291,14 @@ def functional(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     if not written(op):
         return None
     base = op._schema.name.removeprefix("aten::")
-    wanted = [a.name for a in op._schema.arguments if not a.is_out]
+    expected = [a.name for a in op._schema.arguments if not a.is_out]
     for packet_name in dict.fromkeys((base.rstrip("_"), base)):
         packet = getattr(torch.ops.aten, packet_name, None)
         for form in packet.overloads() if packet is not None else ():
             other = getattr(packet, form)
             have = [a.name for a in other._schema.arguments]
             plain = [name for name in have if name not in _OPTIONS]
-            if not written(other) and wanted in (have, plain):
+            if not written(other) and expected in (have, plain):
                 types = {a.name: str(a.real_type) for a in op._schema.arguments}
                 if all(types.get(a.name, "") == str(a.real_type) for a in other._schema.arguments if a.name in types):
                     return other

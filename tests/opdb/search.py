@@ -105,24 +105,24 @@ def search(name: str, deadly: set[int], note: Callable[[int, str], None]) -> Fou
         _write(op, base, trial)
     if not trial.calls(op, True):
         _explore(op, trial)
-    found = Found()
+    result = Found()
     good, bad = trial.calls(op, True), trial.calls(op, False)
     for i in _pick([_traits(op, c, "") for c, _, _ in good], _ACCEPTED):
         trial.count += 1
         note(trial.count, f"gradients of {good[i][0]}")
         if trial.count not in deadly:
-            found.cases += cases_of(name, [good[i][0]])
+            result.cases += cases_of(name, [good[i][0]])
     if good:
         # What differs in one argument from what is accepted: the others may be refused for many reasons at once.
         near = [o for o in bad if any(_distance(o[0], c) == 1 for c, _, _ in good)] or bad
     else:
         near = bad
-        found.error = bad[0][2] if bad else ""
+        result.error = bad[0][2] if bad else ""
     for i in _pick([{(k, m[:20])} for _, k, m in near], _REFUSED):
         case = Case(near[i][0], -1, Outcome())
         case.want = attempt(lambda c=case: apply(name, c, arguments_on(name, c, "cpu"), [], False))
-        found.refused.append(case)
-    return found
+        result.refused.append(case)
+    return result
 
 
 def _explore(op: torch._ops.OpOverload, trial: _Trial) -> None:
@@ -245,9 +245,9 @@ class Searcher:
             self.process = None
 
 
-def _packed(found: Found) -> bytes:
+def _packed(result: Found) -> bytes:
     file = io.BytesIO()
-    torch.save(found, file)  # plain pickle does not know all dtypes
+    torch.save(result, file)  # plain pickle does not know all dtypes
     return file.getvalue()
 
 
@@ -283,9 +283,9 @@ def _searched(name: str) -> bytes:
             os.dup2(null, 1)
             os.dup2(null, 2)
             try:
-                found = search(name, deadly, note)
-                found.deaths = deaths
-                data = _packed(found)
+                result = search(name, deadly, note)
+                result.deaths = deaths
+                data = _packed(result)
             except BaseException as error:
                 data = _packed(Found(error=f"the search failed: {type(error).__name__}: {error}"))
             with os.fdopen(writer, "wb") as file:

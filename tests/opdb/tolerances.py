@@ -167,8 +167,8 @@ def of(op: str, expected: torch.Tensor, gradient: bool = False, rule: bool = Fal
         return RULE.get(expected.dtype, (0.0, 0.0))
     relative, absolute = DTYPE.get(expected.dtype, (0.0, 0.0))
     normwise = expected.dtype in (torch.float16, torch.bfloat16)
-    found = next((wider for wider in WIDER if _fits(wider, op, expected.dtype, gradient)), None)
-    for wider in filter(None, (rounded, found)):
+    result = next((wider for wider in WIDER if _fits(wider, op, expected.dtype, gradient)), None)
+    for wider in filter(None, (rounded, result)):
         relative, absolute = relative * wider.factor, absolute * wider.factor
         normwise = normwise or wider.normwise
     normwise = normwise and (expected.is_floating_point() or expected.is_complex())

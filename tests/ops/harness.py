@@ -23,8 +23,8 @@ from opdb.compare import Outcome, difference
 from opdb.schema_cases import label
 from torch_xla.ops import call as call_module
 from torch_xla.ops import fallback
-from torch_xla.ops.decompositions import asked, bind
-from torch_xla.ops.registry import Lifted, Meta, StaticNumbers
+from torch_xla.ops.decompositions import bind, requested_results
+from torch_xla.ops.registry import Meta, NumberInput, StaticNumbers
 
 SCALARS = ("number", "Optional[number]", "List[number]")
 NUMBERS = {
@@ -83,10 +83,10 @@ def _check(calls: Sequence[Call]) -> None:
     # Numbers of type Scalar are inputs of a program from the start, as the recorder has it; others, once they vary.
     lifts = [list({one.positions(SCALARS), one.positions(NUMBERS)}) for one in calls]
     with mock.patch.object(fallback, "run", side_effect=AssertionError("the rule did not take these arguments")):
-        found = _lowered(calls, lifts)
+        result = _lowered(calls, lifts)
     expected = [_flat(one.op(*one.args, **one.kwargs)) for one in calls]
     wrong = []
-    for one, want, ways in zip(calls, expected, found, strict=True):
+    for one, want, ways in zip(calls, expected, result, strict=True):
         for got in ways:
             pairs = zip(want, got, strict=True)
             wrong += [f"{one}: {text}" for w, g in pairs if (text := _difference(label(str(one.op)), w, g))]
@@ -133,8 +133,8 @@ def _promised(one: Call) -> list[Meta | None]:
     except NotImplementedError:
         # Without a meta kernel only the CPU kernel tells shapes and dtypes.
         results = one.op(*one.args, **one.kwargs)
-    found = _flat(asked(one.op, one.args, results))
-    return [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in found]
+    result = _flat(requested_results(one.op, one.args, results))
+    return [Meta(tuple(m.shape), m.dtype) if isinstance(m, torch.Tensor) else None for m in result]
 
 
 def _lowered(calls: Sequence[Call], lifts: Sequence[Sequence[frozenset[int]]]) -> list[list[Results]]:
@@ -157,12 +157,12 @@ def _lowered(calls: Sequence[Call], lifts: Sequence[Sequence[frozenset[int]]]) -
             places.append((one, outs, len(traced)))
             programs += [program for program, _ in traced.values()]
             given += [arrays for _, arrays in traced.values()]
-        found = iter(jax.jit(lambda all: [run(own) for run, own in zip(programs, all, strict=True)])(given))
+        result = iter(jax.jit(lambda all: [run(own) for run, own in zip(programs, all, strict=True)])(given))
         return [
             [
                 [
                     None if m is None else fallback.from_numpy(np.asarray(v), m.dtype)
-                    for v, m in zip(next(found), outs, strict=True)
+                    for v, m in zip(next(result), outs, strict=True)
                 ]
                 for _ in range(ways)
             ]
@@ -205,7 +205,7 @@ def _traced(
                 return [fill(e) for e in x]
             if x[0] == "array":
                 return values[x[1]]
-            return Lifted(values[x[1]], x[2], str(op), x[3], varied) if x[0] == "lifted" else x[1]
+            return NumberInput(values[x[1]], x[2], str(op), x[3], varied) if x[0] == "lifted" else x[1]
 
         return call_module.call(
             op, [fill(a) for a in template[0]], {k: fill(v) for k, v in template[1].items()}, outs, seed

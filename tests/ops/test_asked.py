@@ -55,15 +55,15 @@ WITHOUT_META = {"aten::_slow_conv2d_backward"}
 
 
 def test_every_operator_with_a_mask_is_here() -> None:
-    found = set()
+    results = set()
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith("aten::") or any(part in name for part in ("cudnn", "miopen", "mkldnn", "mps_")):
             continue
         schema = torch._C._get_schema(*name.split(".")) if "." in name else torch._C._get_schema(name, "")
         masks = [a for a in schema.arguments if str(a.type) == "List[bool]" and len(schema.returns) == a.N]
         if masks and not any(a.is_out for a in schema.arguments):
-            found.add(schema.name)
-    assert found == {str(op._schema.name) for op in CALLS} | ELSEWHERE | MADE_OF_OTHERS | WITHOUT_META
+            results.add(schema.name)
+    assert results == {str(op._schema.name) for op in CALLS} | ELSEWHERE | MADE_OF_OTHERS | WITHOUT_META
 
 
 @pytest.mark.parametrize("op", CALLS, ids=str)
@@ -123,16 +123,16 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_of_some_arguments(name: str) -> None:
     function, shapes = FUNCTIONS[name]
-    wanted = [which for which in itertools.product([False, True], repeat=len(shapes)) if any(which)]
+    reference = [which for which in itertools.product([False, True], repeat=len(shapes)) if any(which)]
 
     def gradients(device: str) -> list[Tensor]:
-        found = []
-        for which in wanted:
+        results = []
+        for which in reference:
             given = [numbers(*shape).to(device).requires_grad_(on) for shape, on in zip(shapes, which, strict=True)]
             function(*given).square().sum().backward()
             assert all((x.grad is not None) == on for x, on in zip(given, which, strict=True))
-            found += [x.grad for x in given if x.grad is not None]
-        return found
+            results += [x.grad for x in given if x.grad is not None]
+        return results
 
     ours = gradients("xla")
     torch_xla.sync()

@@ -57,10 +57,10 @@ def test_fused_backward_is_the_gradient_of_the_fused_forward(heads):
         FUSED_BACKWARD,
         *(grad, q, k, v, bias, [True] * 4, out, logsumexp, None, None, 5, 7, 0.0, False, seed, offset),
     )
-    wanted = list(torch.autograd.grad(expected, inputs, grad))
+    reference = list(torch.autograd.grad(expected, inputs, grad))
     if heads != 3:
         grads[1], grads[2] = (g.sum(1, keepdim=True) for g in grads[1:3])
-    for ours, theirs in zip(grads, wanted, strict=True):
+    for ours, theirs in zip(grads, reference, strict=True):
         torch.testing.assert_close(ours, theirs, **TOL)
 
 

@@ -133,10 +133,10 @@ def test_memory_that_nobody_has_written(dtype: torch.dtype, fill: bool) -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = fill
     try:
-        found = made("xla")
+        result = made("xla")
         torch_xla.sync()
-        expected = made("cpu") if fill else [torch.zeros(t.shape, dtype=dtype) for t in found]
-        for value, want in zip(found, expected, strict=True):
+        expected = made("cpu") if fill else [torch.zeros(t.shape, dtype=dtype) for t in result]
+        for value, want in zip(result, expected, strict=True):
             torch.testing.assert_close(value.cpu(), want, rtol=0, atol=0, equal_nan=True)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.registry import Lifted
+from torch_xla.ops.registry import NumberInput
 
 TYPES = (torch.bool, torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NUMBERS = (True, 2, 2.5, 1j)
@@ -45,7 +45,7 @@ def test_result_type_of_tensors(left):
 def test_result_type_with_numbers(number, shape):
     for dtype in TYPES:
         expected = expected_type(torch.zeros(shape, dtype=dtype), number)
-        lifted = Lifted(jnp.asarray(number), type(number))
+        lifted = NumberInput(jnp.asarray(number), type(number))
         assert dtypes.result_type(array(shape, dtype), number) == expected
         assert dtypes.result_type(array(shape, dtype), lifted) == expected
 

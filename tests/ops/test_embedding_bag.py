@@ -38,20 +38,20 @@ def test_forward_and_gradients(mode, options):
     )
     torch.testing.assert_close(out, expected.detach())
     grad = torch.randn_like(out)
-    wanted = torch.autograd.grad(expected, (weight, *([scales] if weighted else [])), grad)
+    reference = torch.autograd.grad(expected, (weight, *([scales] if weighted else [])), grad)
     if winners.shape != out.shape:
         winners = torch.zeros(4, dtype=torch.int64)
     (ours,) = lower(
         A._embedding_bag_backward.default,
         *(grad, INDICES, torch.tensor(offsets), bag, sizes, winners, 6, scale_by, code, False, plain_scales, padding),
     )
-    torch.testing.assert_close(ours, wanted[0])
+    torch.testing.assert_close(ours, reference[0])
     if weighted:
         (ours,) = lower(
             A._embedding_bag_per_sample_weights_backward.default,
             *(grad, plain, INDICES, torch.tensor(offsets), bag, code, padding),
         )
-        torch.testing.assert_close(ours, wanted[1])
+        torch.testing.assert_close(ours, reference[1])
 
 
 def test_last_offset_may_be_included():

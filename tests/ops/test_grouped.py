@@ -27,7 +27,7 @@ def ends_of(ends: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ends", ENDS, ids=str)
 def test_values_and_gradients(ends: list[int], dtype: torch.dtype) -> None:
-    found = {}
+    results = {}
     torch.manual_seed(0)
     rows, matrices, grad = torch.randn(ROWS, INNER, dtype=dtype), experts(len(ends), dtype), torch.randn(ROWS, OUTER)
     grad[ends[-1] :] = 0
@@ -37,8 +37,8 @@ def test_values_and_gradients(ends: list[int], dtype: torch.dtype) -> None:
         out.backward(grad.to(device, dtype))
         assert x.grad is not None and y.grad is not None
         # PyTorch leaves rows after the last stretch as they were in memory.
-        found[device] = [out[: ends[-1]].detach(), x.grad[: ends[-1]], y.grad]
-    for ours, theirs in zip(found["xla"], found["cpu"], strict=True):
+        results[device] = [out[: ends[-1]].detach(), x.grad[: ends[-1]], y.grad]
+    for ours, theirs in zip(results["xla"], results["cpu"], strict=True):
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(ours.cpu(), theirs, rtol=tolerance, atol=10 * tolerance)
 
@@ -58,13 +58,13 @@ def test_one_program_serves_every_routing(compiles) -> None:
     x, y = rows.to("xla"), matrices.to("xla")
     torch_xla.sync()
     cache.clear()  # others compile the same
-    found = []
+    results = []
     with compiles(1):
         for ends in ENDS[1:]:
             offs = ends_of(ends).to("xla")
-            found.append(grouped_mm(x, y, offs=offs))
+            results.append(grouped_mm(x, y, offs=offs))
             torch_xla.sync()
-    for ends, ours in zip(ENDS[1:], found, strict=True):
+    for ends, ours in zip(ENDS[1:], results, strict=True):
         theirs = grouped_mm(rows, matrices, offs=ends_of(ends))
         torch.testing.assert_close(ours.cpu()[: ends[-1]], theirs[: ends[-1]])
 

@@ -73,8 +73,8 @@ def largest(t: torch.Tensor) -> float:
 
 
 def inputs(info: ModuleInfo, dtype: torch.dtype, training: bool) -> list[ModuleInput]:
-    found = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
-    return [i for i in itertools.islice(found, INPUTS) if i.forward_input is not None]
+    result = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
+    return [i for i in itertools.islice(result, INPUTS) if i.forward_input is not None]
 
 
 def cases() -> Iterator[Any]:

@@ -125,10 +125,10 @@ def test_singular_values_as_tpus_compute_them(full_matrices, dtype, near, shape,
     assert [part.shape for part in (u, s, vh)] == [part.shape for part in expected]
     assert [part.dtype for part in (u, s, vh)] == [part.dtype for part in expected]
     near *= max(1, expected[1].max())
-    for got, wanted in (
+    for got, reference in (
         (s, expected[1]),
         ((u[:, : s.size] * s) @ vh[: s.size], x),
         (u.conj().T @ u, np.eye(u.shape[1])),
         (vh @ vh.conj().T, np.eye(vh.shape[0])),
     ):
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=near)
+        np.testing.assert_allclose(got, reference, rtol=0, atol=near)

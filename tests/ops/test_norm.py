@@ -19,15 +19,15 @@ def test_layers():
         w, b = (torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) if affine else (None, None)
         yield A.native_layer_norm.default, x, shape, w, b, 1e-5
         _, mean, rstd = A.native_layer_norm.default(x, shape, w, b, 1e-5)
-        grad, wanted = torch.randn(2, 3, 4).to(dtype), [True, affine, affine]
-        yield A.native_layer_norm_backward.default, grad, x, shape, mean, rstd, w, b, wanted
+        grad, expected = torch.randn(2, 3, 4).to(dtype), [True, affine, affine]
+        yield A.native_layer_norm_backward.default, grad, x, shape, mean, rstd, w, b, expected
     for dtype, affine in ((torch.float32, True), (torch.bfloat16, True), (torch.float32, False)):
         x = torch.randn(2, 6, 5, 4).to(dtype)
         w, b = (torch.randn(6, dtype=dtype), torch.randn(6, dtype=dtype)) if affine else (None, None)
         yield A.native_group_norm.default, x, w, b, 2, 6, 20, 3, 1e-5
         _, mean, rstd = A.native_group_norm.default(x, w, b, 2, 6, 20, 3, 1e-5)
-        grad, wanted = torch.randn(2, 6, 5, 4).to(dtype), [True, affine, affine]
-        yield A.native_group_norm_backward.default, grad, x, mean, rstd, w, 2, 6, 20, 3, wanted
+        grad, expected = torch.randn(2, 6, 5, 4).to(dtype), [True, affine, affine]
+        yield A.native_group_norm_backward.default, grad, x, mean, rstd, w, 2, 6, 20, 3, expected
     for dim in (0, 2):
         v = torch.randn(3, 4, 5)
         g = torch.randn([n if d == dim else 1 for d, n in enumerate(v.shape)])

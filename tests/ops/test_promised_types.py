@@ -19,14 +19,14 @@ TYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, tor
 
 def results(function: Callable[..., Tensor], *types: Any) -> list[Any]:
     """On the device and on the CPU: the result, or the type of the error."""
-    found: list[Any] = []
+    actual: list[Any] = []
     for device in ("xla", "cpu"):
         given = [torch.tensor([1, 0, 1]).to(device, t) if isinstance(t, torch.dtype) else t for t in types]
         try:
-            found.append(function(*given))
+            actual.append(function(*given))
         except (RuntimeError, NotImplementedError) as error:
-            found.append(type(error))
-    return found
+            actual.append(type(error))
+    return actual
 
 
 @pytest.mark.parametrize("number", [True, False, 1, 2.5], ids=repr)

@@ -47,8 +47,8 @@ def test_products(dtype, with_zero, rows, w, factors, options):
 
 def test_factors_wider_than_the_rows_widen_the_result():
     given = torch.randn(2, 6).bfloat16(), weights(8, 5, 6), torch.rand(5)
-    (found,) = lower(OPERATOR, *given)
-    torch.testing.assert_close(found, OPERATOR(*given), rtol=1e-2, atol=1e-2)
+    (result,) = lower(OPERATOR, *given)
+    torch.testing.assert_close(result, OPERATOR(*given), rtol=1e-2, atol=1e-2)
 
 
 def test_gradients_are_those_of_the_product():
@@ -58,8 +58,8 @@ def test_gradients_are_those_of_the_product():
         given = [t.detach().to(device).requires_grad_() for t in (x, scale, zero_point)]
         product(given[0], w.to(device), *given[1:]).pow(2).sum().backward()
         grads.append([t.grad.cpu() for t in given])
-    for found in grads[1:]:
-        torch.testing.assert_close(found, grads[0], rtol=1e-4, atol=1e-4)
+    for actual in grads[1:]:
+        torch.testing.assert_close(actual, grads[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

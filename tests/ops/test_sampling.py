@@ -26,6 +26,6 @@ def test_fractional_max_pool():
         sizes = [2] * n, [out] * n
         forward, backward = (getattr(A, f"fractional_max_pool{n}d{way}").default for way in ("", "_backward"))
         yield forward, x, *sizes, samples
-        found, indices = forward(x, *sizes, samples)
-        yield backward, torch.randn_like(found), x, *sizes, indices
+        result, indices = forward(x, *sizes, samples)
+        yield backward, torch.randn_like(result), x, *sizes, indices
         yield forward, x[0], *sizes, samples[:1]

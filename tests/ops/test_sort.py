@@ -82,9 +82,9 @@ def test_search():
 @pytest.mark.parametrize(("low", "high"), [(0, 6), (2, 5), (0, 0)])
 def test_histc_counts_integers_as_other_devices_do(low, high, dtype):
     values = torch.tensor([0, 1, 1, 5, 3, 6, 2], dtype=dtype)
-    found = torch.histc(values.to("xla"), bins=7, min=low, max=high)
-    assert found.dtype == dtype
-    assert found.tolist() == torch.histc(values.float(), bins=7, min=low, max=high).tolist()
+    result = torch.histc(values.to("xla"), bins=7, min=low, max=high)
+    assert result.dtype == dtype
+    assert result.tolist() == torch.histc(values.float(), bins=7, min=low, max=high).tolist()
 
 
 def test_topk_places_point_at_the_values():
@@ -96,5 +96,5 @@ def test_topk_places_point_at_the_values():
 def test_a_number_in_a_tensor():
     x = torch.tensor([1, 2])
     for number in (1, 3, 2.5):
-        found = torch.isin(number, x.to("xla"))
-        torch.testing.assert_close(found.cpu(), torch.isin(number, x))
+        result = torch.isin(number, x.to("xla"))
+        torch.testing.assert_close(result.cpu(), torch.isin(number, x))

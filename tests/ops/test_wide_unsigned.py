@@ -44,10 +44,10 @@ def test_as_numpy(name: str, dtype: type) -> None:
     ours, theirs = OPERATORS[name]
     most = np.iinfo(dtype).max
     a, b = np.array([2, 3, most, most - 5], dtype), np.array([1, 7, 2, most], dtype)
-    found = ours(*(torch.from_numpy(x).to(XLA) for x in (a, b)))
-    assert found.device.type == "xla"
+    result = ours(*(torch.from_numpy(x).to(XLA) for x in (a, b)))
+    assert result.device.type == "xla"
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(found.cpu().numpy(), theirs(a, b))
+        np.testing.assert_array_equal(result.cpu().numpy(), theirs(a, b))
 
 
 def test_what_is_still_refused() -> None:
@@ -84,6 +84,6 @@ LARGE_NUMBERS = {
 @pytest.mark.parametrize("name", LARGE_NUMBERS)
 def test_numbers_that_no_signed_integer_holds(name):
     for _ in range(2):
-        found = LARGE_NUMBERS[name]("xla")
+        result = LARGE_NUMBERS[name]("xla")
         torch_xla.sync()
-        assert torch.equal(found.cpu(), LARGE_NUMBERS[name]("cpu"))
+        assert torch.equal(result.cpu(), LARGE_NUMBERS[name]("cpu"))

@@ -135,8 +135,8 @@ class TestTraining:
         assert replays() - before == 4
         expected, expected_state = train("cpu", make, **options)
         torch.testing.assert_close(losses, expected, rtol=2e-4, atol=1e-5)
-        for got, wanted in zip(state, expected_state, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-5)
+        for got, reference in zip(state, expected_state, strict=True):
+            torch.testing.assert_close(got, reference, rtol=2e-4, atol=2e-5)
 
     def test_a_rate_in_a_tensor_follows_its_schedule(self) -> None:
         def run(device: str) -> list[float]:
@@ -370,7 +370,7 @@ class TestRandomNumbers:
 
         def draws(replayed: bool) -> list[list[float]]:
             torch.manual_seed(3)
-            found = [torch.rand(2, device="xla").tolist()]
+            results = [torch.rand(2, device="xla").tolist()]
             step = lambda: (F.dropout(x), torch.rand(2, device="xla"))  # noqa: E731
             graph, made = captured(step) if replayed else (None, None)
             for _ in range(3):
@@ -378,9 +378,9 @@ class TestRandomNumbers:
                     graph.replay()
                 else:
                     made = step()
-                found += [t.tolist() for t in made]
-                found.append(torch.rand(1, device="xla").tolist())
-            return found
+                results += [t.tolist() for t in made]
+                results.append(torch.rand(1, device="xla").tolist())
+            return results
 
         assert draws(True) == draws(False)
 

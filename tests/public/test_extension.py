@@ -67,15 +67,15 @@ out.mkdir(parents=True)
 (out / ("_C" + importlib.machinery.EXTENSION_SUFFIXES[0])).write_text("made")
 """
     (package / "csrc" / "build.py").write_text(script)
-    found = _extension.find()
-    assert found.read_text() == "made"
-    assert found.parent == _extension.cache_folder()
+    result = _extension.find()
+    assert result.read_text() == "made"
+    assert result.parent == _extension.cache_folder()
     assert "compiling for torch" in capsys.readouterr().err
-    assert _extension.find() == found
+    assert _extension.find() == result
     assert not capsys.readouterr().err
     (package / "csrc" / "more.h").touch()
     (package / "csrc" / "more.h").write_text("// other sources are another library")
-    assert _extension.cache_folder() != found.parent
+    assert _extension.cache_folder() != result.parent
 
 
 def test_a_failure_to_compile_is_one_line_and_a_log(package: Path) -> None:

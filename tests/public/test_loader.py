@@ -270,11 +270,11 @@ def test_loops_over_the_same_loader_may_nest():
 def test_shuffling_follows_the_seed_whatever_the_loop_draws():
     def order():
         torch.manual_seed(3)
-        found = []
+        results = []
         for x, _ in pl.MpDeviceLoader(numbers(20, 5, shuffle=True, generator=torch.Generator().manual_seed(1)), "xla"):
             torch.rand(3)
-            found += x.tolist()
-        return found
+            results += x.tolist()
+        return results
 
     assert order() == order()
 
@@ -358,8 +358,8 @@ def test_batches_of_any_length_become_batches_of_a_few(compiles):
     with compiles(2):
         for x, mask in pl.MpDeviceLoader(batches, "xla", pad_to=pl.Buckets([8, 4], mask=True)):
             means.append((x * mask).sum() / mask.sum())
-    for found, batch in zip(means, batches, strict=True):
-        torch.testing.assert_close(found.cpu(), batch.mean())
+    for actual, batch in zip(means, batches, strict=True):
+        torch.testing.assert_close(actual.cpu(), batch.mean())
 
 
 def test_padding_reaches_what_has_the_length():

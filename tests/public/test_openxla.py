@@ -201,10 +201,10 @@ def test_no_call_of_a_graph_goes_through_python(dynamic: bool, monkeypatch: pyte
         moved = [x.to("xla").requires_grad_() for x in (own, weight)]
         for x in (own, weight):
             x.requires_grad_()
-        found, expected = run(*moved), function(own, weight)
-        found.sum().backward()
+        result, expected = run(*moved), function(own, weight)
+        result.sum().backward()
         expected.sum().backward()
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(moved[1].grad, weight.grad, check_device=False, rtol=1e-4, atol=1e-5)
     assert graphs == [True, True]
 
@@ -235,13 +235,13 @@ def test_flex_attention(compiled: bool) -> None:
     run = torch.compile(flex_attention) if compiled else flex_attention
     mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 16, 16, device="xla")
     q, k, v = (torch.randn(1, 2, 16, 8, device="xla", requires_grad=True) for _ in range(3))
-    found = run(q, k, v, block_mask=mask, score_mod=lambda score, b, h, i, j: score - (i - j))
+    result = run(q, k, v, block_mask=mask, score_mod=lambda score, b, h, i, j: score - (i - j))
     distance = (torch.arange(16)[:, None] - torch.arange(16)).float()
     bias = (-distance).masked_fill(distance < 0, -torch.inf)
     mine = [x.detach().cpu().requires_grad_() for x in (q, k, v)]
     expected = nn.functional.scaled_dot_product_attention(*mine, attn_mask=bias)
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
     weight = torch.randn(1, 2, 16, 8)
-    grads = torch.autograd.grad(found, [q, k, v], weight.to("xla"))
+    grads = torch.autograd.grad(result, [q, k, v], weight.to("xla"))
     for ours, theirs in zip(grads, torch.autograd.grad(expected, mine, weight), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)

@@ -49,7 +49,7 @@ def test_sequences_in_one_tensor(window: int | None) -> None:
     starts = torch.tensor([0, 2, 6, 6])
     q = torch.randn(8, HEADS, DIM)  # two tokens belong to none
     moved = [x.to("xla") for x in (q, pages, lengths, rows, starts, torch.tensor([2]))]
-    found = torch.ops.xla.ragged_paged_attention(*moved, sm_scale=0.5, sliding_window=window, k_scale=2.0).cpu()
+    result = torch.ops.xla.ragged_paged_attention(*moved, sm_scale=0.5, sliding_window=window, k_scale=2.0).cpu()
     k, v = (pages[:, :, i::2].permute(2, 0, 1, 3) for i in (0, 1))
     for s in range(2):
         begin, end = int(starts[s]), int(starts[s + 1])
@@ -57,8 +57,8 @@ def test_sequences_in_one_tensor(window: int | None) -> None:
             seen = int(lengths[s]) - (end - 1 - t)
             first = 0 if window is None else max(0, seen - window)
             keys, values = (pages_of(x, rows[s], seen)[:, first:] for x in (k, v))
-            torch.testing.assert_close(found[t], attention(q[t] * 0.5, keys * 2, values))
-    assert not found[6:].any()
+            torch.testing.assert_close(result[t], attention(q[t] * 0.5, keys * 2, values))
+    assert not result[6:].any()
 
 
 def test_products_of_groups_have_gradients() -> None:

@@ -169,11 +169,11 @@ def test_an_index_that_wraps_around(index: int) -> None:
 
 class TestGenerator:
     def test_graphs_do_not_depend_on_it(self, compiles: Any) -> None:
-        found = []
+        results = []
         with compiles(1):
             for generator in (torch.Generator("xla").manual_seed(7), torch.Generator("xla").manual_seed(8), None):
-                found.append(torch.rand(40, device="xla", generator=generator).cpu())
-        assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+                results.append(torch.rand(40, device="xla", generator=generator).cpu())
+        assert not torch.equal(results[0], results[1]) and not torch.equal(results[1], results[2])
 
     def test_states_are_checked_as_on_cuda(self) -> None:
         generator = torch.Generator("xla")
@@ -189,7 +189,7 @@ class TestGenerator:
 
     def test_a_state_that_is_part_of_a_tensor(self) -> None:
         generator = torch.Generator("xla").manual_seed(7)
-        wanted = torch.rand(3, generator=generator, device="xla").tolist()
+        expected = torch.rand(3, generator=generator, device="xla").tolist()
         state = torch.Generator("xla").manual_seed(7).get_state()
         generator.set_state(torch.cat((torch.zeros(1, dtype=torch.uint8), state))[1:])
-        assert torch.rand(3, generator=generator, device="xla").tolist() == wanted
+        assert torch.rand(3, generator=generator, device="xla").tolist() == expected

@@ -52,10 +52,10 @@ class Events:
 def test_what_packs_values_is_compiled_on_the_host():
     events = two_steps()
     events.span("packing", 28.2, 28.7)  # while the second program is started
-    found = events.report(40)
-    assert found.runs[1].start == pytest.approx(28.7)
-    assert found.steps[1].stages["compile"] == pytest.approx(0.5) and found.steps[1].compiles == 0
-    assert words.warm(found) == []
+    result = events.report(40)
+    assert result.runs[1].start == pytest.approx(28.7)
+    assert result.steps[1].stages["compile"] == pytest.approx(0.5) and result.steps[1].compiles == 0
+    assert words.warm(result) == []
 
 
 def test_a_graph_that_ran_without_a_program_is_a_run_of_its_line():
@@ -63,11 +63,11 @@ def test_a_graph_that_ran_without_a_program_is_a_run_of_its_line():
     for start in (1, 5):
         events.span("barrier", start, start + 3, ("sync", "train.py:9 in <module>"))
         events.span("operators", start + 0.5, start + 2.5, (0, "train.py:9 in <module>"))
-    found = events.report(9)
-    assert [(run.key, run.seconds) for run in found.runs] == [(report.UNCOMPILED, 2.0)] * 2
-    assert [step.stages["operators"] for step in found.steps if step.ended] == [2.0, 2.0]
+    result = events.report(9)
+    assert [(run.key, run.seconds) for run in result.runs] == [(report.UNCOMPILED, 2.0)] * 2
+    assert [step.stages["operators"] for step in result.steps if step.ended] == [2.0, 2.0]
     text = "2 new graphs ran operator by operator at train.py:9 in <module>, 4.00 s"
-    assert ("operators", text) in words.findings(found)
+    assert ("operators", text) in words.findings(result)
 
 
 def test_nested_spans_are_cut_into_pieces():
@@ -79,8 +79,8 @@ def test_nested_spans_are_cut_into_pieces():
 def test_overlaps_are_complete():
     left = [account._Piece(0, 4, "a"), account._Piece(4, 6, "b")]
     right = [account._Piece(1, 2, 1), account._Piece(3, 5, 2), account._Piece(7, 8, 3)]
-    found = [(a.value, b.value, both) for a, b, both in account.overlaps(left, right)]
-    assert found == [("a", 1, 1), ("a", 2, 1), ("b", 2, 1)]
+    results = [(a.value, b.value, both) for a, b, both in account.overlaps(left, right)]
+    assert results == [("a", 1, 1), ("a", 2, 1), ("b", 2, 1)]
 
 
 def two_steps() -> Events:
@@ -102,8 +102,8 @@ def two_steps() -> Events:
 
 
 def test_a_step_is_shared_out_among_the_stages():
-    found = two_steps().report(40)
-    first, second, rest = found.steps
+    result = two_steps().report(40)
+    first, second, rest = result.steps
     assert first.stages == {"record": 2, "cut": 1, "look up": 1, "lower": 1, "compile": 3, "start": 1}
     assert (first.seconds, first.execute, first.idle, first.compiles, first.ended) == (9, 1, 8, 1, True)
     # Between the first barrier and the second: 13 s of Python, 4 s in the barrier that no stage explains.
@@ -111,7 +111,7 @@ def test_a_step_is_shared_out_among_the_stages():
     assert (second.execute, second.idle, second.compiles) == (4, 16, 0)
     # The read waits for the program until 33, and copies until 34.
     assert rest.stages == pytest.approx({"record": 7, "transfer": 1, "wait": 3}) and not rest.ended
-    for step in found.steps:
+    for step in result.steps:
         assert sum(step.stages.values()) == pytest.approx(step.seconds) == pytest.approx(step.execute + step.idle)
 
 
@@ -125,9 +125,9 @@ def test_a_program_is_over_when_the_host_has_its_results():
 
 
 def test_segments_leave_no_hole():
-    found = two_steps().report(40)
-    assert found.host[0].start == 0 and found.host[-1].end == 40
-    assert all(a.end == b.start for a, b in zip(found.host, found.host[1:], strict=False))
+    result = two_steps().report(40)
+    assert result.host[0].start == 0 and result.host[-1].end == 40
+    assert all(a.end == b.start for a, b in zip(result.host, result.host[1:], strict=False))
 
 
 def test_gaps_are_named_by_what_the_host_did():
@@ -135,15 +135,15 @@ def test_gaps_are_named_by_what_the_host_did():
     events.run(37, 38)
     events.span("loader", 38, 50)
     events.run(50, 51)
-    found = events.report(60)
-    assert [(g.start, g.seconds, g.stage, g.name) for g in found.gaps] == [
+    result = events.report(60)
+    assert [(g.start, g.seconds, g.stage, g.name) for g in result.gaps] == [
         (0, 8, "compile", "compiling a graph at train.py:9 in step"),
         (12, 16, "record", "recording"),
         (33, 4, "record", "recording after a value was read at train.py:11 in step"),
         (38, 12, "loader", "the data loader"),
         (51, 9, "record", "the end of the block"),
     ]
-    assert found.waits()[0] == ("recording", 1, 16)
+    assert result.waits()[0] == ("recording", 1, 16)
 
 
 def test_a_read_at_the_line_of_an_operator_on_the_host_is_its():
@@ -153,12 +153,12 @@ def test_a_read_at_the_line_of_an_operator_on_the_host_is_its():
         events.span("read", at + 2, at + 5, "train.py:7 in step")
         events.run(at + 2, at + 4)
     events.span("read", 16, 18, "train.py:8 in step")
-    found = events.report(20)
-    assert found.fallbacks == (
+    result = events.report(20)
+    assert result.fallbacks == (
         report.Fallback("aten::nonzero", "between two programs: why", "train.py:7 in step", 2, 6.0),
     )
-    assert found.reads == (report.Read("train.py:8 in step", 1, 2.0),)
-    assert found.gaps[1].name == "recording after aten::nonzero ran on the host at train.py:7 in step"
+    assert result.reads == (report.Read("train.py:8 in step", 1, 2.0),)
+    assert result.gaps[1].name == "recording after aten::nonzero ran on the host at train.py:7 in step"
 
 
 def test_a_plain_data_loader_is_known_by_its_frames():
@@ -166,9 +166,9 @@ def test_a_plain_data_loader_is_known_by_its_frames():
     events.made.samples = [Sample(100 + t, "train.py:5 in read", 2 <= t <= 6) for t in range(10)]
     events.run(0, 1)
     events.run(8, 9)
-    found = events.report(10)
-    assert [gap.name for gap in found.gaps] == ["the data loader", "the end of the block"]
-    assert found.lines[0].stages == {"loader": 5, "record": 5}
+    result = events.report(10)
+    assert [gap.name for gap in result.gaps] == ["the data loader", "the end of the block"]
+    assert result.lines[0].stages == {"loader": 5, "record": 5}
 
 
 def test_barriers_without_work_end_no_step():
@@ -186,8 +186,8 @@ def test_step_traces_are_the_steps_where_there_are_some():
 
 
 def test_what_a_program_needs():
-    found = two_steps().report(40).programs
-    assert found == (report.ProgramProfile("k", None, "train.py:9 in step", 2, 9.0, 100, 20, 7, 127),)
+    result = two_steps().report(40).programs
+    assert result == (report.ProgramProfile("k", None, "train.py:9 in step", 2, 9.0, 100, 20, 7, 127),)
 
 
 def test_threads_beside_the_profiled_one():
@@ -195,11 +195,11 @@ def test_threads_beside_the_profiled_one():
     events.made.names.update({1: "torch_xla-loader-copy-xla:0", 2: ""})
     events.span("TransferToDeviceTime", 1, 3, thread=1)
     events.span("TransferToDeviceTime", 21, 21.5, thread=2)  # PyTorch's backward thread, which the host waits for
-    found = events.report(40)
-    assert {name: [(s.stage, s.seconds) for s in rows] for name, rows in found.others.items()} == {
+    result = events.report(40)
+    assert {name: [(s.stage, s.seconds) for s in rows] for name, rows in result.others.items()} == {
         "loader-copy-xla:0": [("transfer", 2)]
     }
-    assert found.steps[1].stages["transfer"] == 0.5
+    assert result.steps[1].stages["transfer"] == 0.5
 
 
 def train(steps: int) -> tuple[torch_xla.debug.profile, dict[str, str]]:
@@ -229,34 +229,34 @@ def trained() -> tuple[torch_xla.debug.profile, dict[str, str]]:
 @pytest.mark.compiled("it is about what is compiled again")
 def test_lines_of_a_real_loop(trained):
     profiled, lines = trained
-    found = profiled.report
-    assert [step.ended for step in found.steps] == [True] * 9 + [False]
-    assert [c.line for c in found.compiles if c.again] == [lines["barrier"]]
-    (again,) = [c for c in found.compiles if c.again]
+    result = profiled.report
+    assert [step.ended for step in result.steps] == [True] * 9 + [False]
+    assert [c.line for c in result.compiles if c.again] == [lines["barrier"]]
+    (again,) = [c for c in result.compiles if c.again]
     assert "float32[4, 8] to float32[3, 8]" in again.reason and again.cause == "user torch_xla.sync"
-    assert [(read.line, read.count) for read in found.reads] == [(lines["read"], 9)]
+    assert [(read.line, read.count) for read in result.reads] == [(lines["read"], 9)]
     # The kept results, and what their graphs save for the backward pass.
-    growing = [(g.kind, g.line, g.after - g.before) for g in found.memory.growth if g.growing]
+    growing = [(g.kind, g.line, g.after - g.before) for g in result.memory.growth if g.growing]
     assert ("float32[]", lines["made"], 9) in growing
-    assert len(found.runs) == 9 and {run.line for run in found.runs} == {lines["barrier"]}
-    shares = {share.name: share for share in found.modules}
+    assert len(result.runs) == 9 and {run.line for run in result.runs} == {lines["barrier"]}
+    shares = {share.name: share for share in result.modules}
     assert {name: share.calls for name, share in shares.items()} == {
         "Sequential": 9,
         "Sequential/0": 9,
         "Sequential/1": 9,
     }
     assert shares["Sequential"].total >= shares["Sequential/0"].total
-    assert lines["barrier"] in {share.name for share in found.lines}
+    assert lines["barrier"] in {share.name for share in result.lines}
 
 
 def test_times_of_a_real_loop_add_up(trained):
-    found = trained[0].report
-    assert sum(s.seconds for s in found.host) == pytest.approx(found.seconds)
-    assert sum(s.seconds for s in found.steps) == pytest.approx(found.seconds)
-    for step in found.steps:
+    result = trained[0].report
+    assert sum(s.seconds for s in result.host) == pytest.approx(result.seconds)
+    assert sum(s.seconds for s in result.steps) == pytest.approx(result.seconds)
+    for step in result.steps:
         assert sum(step.stages.values()) == pytest.approx(step.seconds)
-    idle = sum(gap.seconds for gap in found.gaps)
-    assert sum(run.seconds for run in found.runs) + idle == pytest.approx(found.seconds, rel=0.01, abs=1e-3)
+    idle = sum(gap.seconds for gap in result.gaps)
+    assert sum(run.seconds for run in result.runs) + idle == pytest.approx(result.seconds, rel=0.01, abs=1e-3)
 
 
 def test_operators_on_the_host_have_their_line():
@@ -418,5 +418,5 @@ def test_a_long_run_stays_a_small_page():
             events.span("module", at + 2e-3 + call * 2e-5, at + 2e-3 + call * 2e-5 + 1.5e-5, detail)
         events.span("barrier", at + 8e-3, at + 9e-3, ("user torch_xla.sync", "train.py:9 in step"))
         events.run(at + 8e-3, at + 9.5e-3)
-    found = events.report(2)
-    assert len(found.calls) == 30_000 and len(page.html(found, "x.json")) <= 2_000_000
+    result = events.report(2)
+    assert len(result.calls) == 30_000 and len(page.html(result, "x.json")) <= 2_000_000

@@ -70,8 +70,8 @@ def opened(browser: Any, page: Path) -> Iterator[None]:
 def until(condition: Callable[[], Any]) -> Any:
     """Waits for the next frame that the browser draws."""
     for _ in range(200):
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.05)
     raise AssertionError("it did not happen within ten seconds")
 

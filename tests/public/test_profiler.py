@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     train()
     (tmp_path / "folder").rmdir()
     (tmp_path / "folder").write_text("")
-    with pytest.raises(RuntimeError, match=r"\[profiler\] the trace could not be written"):
+    with pytest.raises(RuntimeError, match=r"\[profiler\] the trace was not written"):
         xp.stop_trace()
     train()
     xp.start_trace(tmp_path / "another")
@@ -168,11 +168,11 @@ def test_no_client(tmp_path, monkeypatch):
 
 def bound(port: int) -> list[bytes]:
     """The network interface of each socket that listens on a port."""
-    found = []
+    results = []
     for descriptor in _profiler_server._listeners(port):
         with socket.socket(fileno=os.dup(descriptor)) as listener:
-            found.append(listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0"))
-    return found
+            results.append(listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0"))
+    return results
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="Linux alone has the option")

@@ -137,10 +137,10 @@ def run(replayed: bool, training: Training, steps: list[list[tuple[str, int, int
             losses.append(step(steps[which]).clone())
             torch_xla.sync()
         BETWEEN[between](state, model, kept)
-    found = [*losses, *kept, *state, *model.state_dict().values(), *average.state_dict().values()]
-    found += [p.grad for p in model.parameters() if p.grad is not None]
-    found += [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-    return [t.cpu() for t in found]
+    results = [*losses, *kept, *state, *model.state_dict().values(), *average.state_dict().values()]
+    results += [p.grad for p in model.parameters() if p.grad is not None]
+    results += [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
+    return [t.cpu() for t in results]
 
 
 @pytest.mark.fuzz
@@ -152,5 +152,5 @@ def test_replays_are_what_recorded_steps_are(
 ) -> None:
     ours, expected = (run(replayed, training, steps, plan) for replayed in (True, False))
     assert len(ours) == len(expected)
-    for got, wanted in zip(ours, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5, equal_nan=True)
+    for got, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -32,14 +32,14 @@ _SKIPPED = re.compile(
 
 def overloads() -> list[str]:
     """All overloads of aten that take a tensor, as ``aten::add.Tensor``."""
-    found = []
+    results = []
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith("aten::") or _SKIPPED.match(name.removeprefix("aten::").split(".")[0]):
             continue
         schema = _overload(name)._schema
         if any("Tensor" in str(a.real_type) for a in schema.arguments):
-            found.append(name)
-    return sorted(found)
+            results.append(name)
+    return sorted(results)
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
@@ -99,9 +99,9 @@ def _walk(value: Any, visit: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    _walk(value, found.append)
-    return found
+    results: list[torch.Tensor] = []
+    _walk(value, results.append)
+    return results
 
 
 def _place(arguments: list[Any], devices: tuple[str, ...]) -> list[Any]:
@@ -124,7 +124,7 @@ def _arguments(name: str, seed: int, attempt: int) -> list[Any]:
 
 def _accepted(name: str, seed: int) -> list[int]:
     """Which attempts the CPU kernel takes, two at most, the first with few dimensions."""
-    found: list[int] = []
+    actual: list[int] = []
     for attempt in range(_TRIES):
         arguments = _arguments(name, seed, attempt)
         if len(_tensors(arguments)) < 2:
@@ -134,16 +134,16 @@ def _accepted(name: str, seed: int) -> list[int]:
         except Exception:
             continue
         if sum(t.numel() for t in _tensors(results)) <= 10_000:
-            found.append(attempt)
-        if len(found) == 2:
+            actual.append(attempt)
+        if len(actual) == 2:
             break
-    return found
+    return actual
 
 
 def _search(names: list[str], seed: int) -> dict[str, list[int]]:
     """Attempts that the CPU takes, by overload. Each is made in a child: a few kernels end the process, or write where
     they must not, given arguments that no one means."""
-    found: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     names = list(names)
     while names:
         reading, writing = os.pipe()
@@ -156,10 +156,10 @@ def _search(names: list[str], seed: int) -> dict[str, list[int]]:
         os.close(writing)
         with open(reading) as answers:
             for line in answers:
-                found[names.pop(0)] = json.loads(line)
+                results[names.pop(0)] = json.loads(line)
         os.waitpid(child, 0)
         names = names[1:]  # whose kernel ended the child, if there is one
-    return found
+    return results
 
 
 def _mixes(rng: random.Random, count: int) -> list[tuple[str, ...]]:

@@ -39,9 +39,9 @@ def test_a_number_of_the_host_is_not_written_with_a_value_of_the_device() -> Non
 
 
 def test_a_flag_of_the_host_is_not_written() -> None:
-    found, gradient = torch.tensor(0.0), torch.tensor([float("inf")], device="xla")
+    result, gradient = torch.tensor(0.0), torch.tensor([float("inf")], device="xla")
     with pytest.raises(RuntimeError, match=f"{TWO} cpu!"):
-        torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, number())
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], result, number())
 
 
 def test_a_number_of_the_host_is_read() -> None:

@@ -27,12 +27,12 @@ def test_an_index(table: torch.Tensor, compiles: Counting) -> None:
 
 
 def test_an_iteration(table: torch.Tensor, compiles: Counting) -> None:
-    found = []
+    results = []
     with compiles(1):
         for element in table:
-            found.append(2.5 - element)
+            results.append(2.5 - element)
             torch_xla.sync()
-    assert [y.item() for y in found] == [2.5 - value for value in VALUES]
+    assert [y.item() for y in results] == [2.5 - value for value in VALUES]
 
 
 def test_an_index_of_an_index(compiles: Counting) -> None:

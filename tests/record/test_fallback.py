@@ -247,10 +247,10 @@ class TestCuts:
         x = values(40_000).to("xla")
         y = x.cos()
         with compiles(1):
-            found = (x * 2 > 4 - 1e-4).nonzero()
+            result = (x * 2 > 4 - 1e-4).nonzero()
         assert _bindings.buffer_of(y) is None
         with compiles(1):
-            z = y[found[:, 0]] + 1
+            z = y[result[:, 0]] + 1
             torch_xla.sync()
         cpu = values(40_000)
         torch.testing.assert_close(z.cpu(), cpu.cos()[(cpu * 2 > 4 - 1e-4).nonzero()[:, 0]] + 1)
@@ -291,9 +291,9 @@ class TestAFakeKernelWithADynamicSize:
         host = values(36)
         x = host.to("xla") * 1
         for least in (0.5, 1.7, 9.0, 0.0):
-            found = ops.above(x, least)
-            assert found.shape == ops.above(host, least).shape
-            assert found.tolist() == ops.above(host, least).tolist()
+            result = ops.above(x, least)
+            assert result.shape == ops.above(host, least).shape
+            assert result.tolist() == ops.above(host, least).tolist()
         assert "fallback::above" in met.executed_fallback_ops()
 
     def test_a_mistake_is_told_at_the_call(self) -> None:
@@ -367,12 +367,12 @@ def test_an_operator_of_ones_own_draws_from_its_generator(kind: str, counted: Co
         library.impl("noise", lambda x, g=None: torch.empty_like(x), "Meta")
 
         def draws(device: str) -> list[Tensor]:
-            x, found = torch.zeros(40, device=device), []
+            x, result = torch.zeros(40, device=device), []
             for seed in (1, 2):
                 generator = torch.Generator().manual_seed(seed)
                 given = [generator] if "[]" in kind else generator
-                found += [torch.ops.draws.noise(x, given).cpu() for _ in range(2)]
-            return found
+                result += [torch.ops.draws.noise(x, given).cpu() for _ in range(2)]
+            return result
 
         with counted("draws::noise", 4):
             ours = draws("xla")

@@ -57,10 +57,10 @@ def test_sparse_gradients_are_dense_here(gradient: Callable[[str, bool], Tensor]
     expected = gradient("cpu", True)
     assert expected.is_sparse
     for sparse in (False, True):
-        found = gradient("xla", sparse)
+        result = gradient("xla", sparse)
         torch_xla.sync()
-        assert found.layout is torch.strided
-        assert torch.equal(found.cpu(), expected.to_dense())
+        assert result.layout is torch.strided
+        assert torch.equal(result.cpu(), expected.to_dense())
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")

@@ -30,25 +30,25 @@ CALLS = {
 
 
 def shapes_in_python(function):
-    found = []
+    results = []
 
     def see(frame, event, _argument):
         if event == "call" and any(part in frame.f_code.co_filename for part in PYTHON_SHAPES):
-            found.append(frame.f_code.co_name)
+            results.append(frame.f_code.co_name)
 
     sys.setprofile(see)
     try:
         result = function()
     finally:
         sys.setprofile(None)
-    return result, found
+    return result, results
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_shape_without_python(name):
     expected = CALLS[name](lambda t: t)
-    result, found = shapes_in_python(lambda: CALLS[name](lambda t: t.to("xla")))
-    assert found == []
+    result, actual = shapes_in_python(lambda: CALLS[name](lambda t: t.to("xla")))
+    assert actual == []
     assert (result.shape, result.dtype, result.stride()) == (expected.shape, expected.dtype, expected.stride())
     torch.testing.assert_close(result.cpu(), expected)
 
@@ -56,8 +56,8 @@ def test_shape_without_python(name):
 def test_gradient_of_layer_norm_without_python():
     tensors = [t.to("xla").requires_grad_() for t in (x[:2], scale, shift)]
     result = F.layer_norm(tensors[0], (16,), *tensors[1:])
-    grads, found = shapes_in_python(lambda: torch.autograd.grad(result, tensors, torch.ones_like(result)))
-    assert found == []
+    grads, actual = shapes_in_python(lambda: torch.autograd.grad(result, tensors, torch.ones_like(result)))
+    assert actual == []
     assert [g.shape for g in grads] == [t.shape for t in tensors]
 
 

@@ -156,15 +156,15 @@ def test_a_backward_pass_runs_where_it_is_called_and_has_its_line() -> None:
         return threads == [threading.get_ident()], frame == line
 
     def everywhere() -> None:
-        found.append(where(None))
-        found.append(where(True))  # the user's word stands, whatever is recorded after it
-        found.append(where(None))
+        results.append(where(None))
+        results.append(where(True))  # the user's word stands, whatever is recorded after it
+        results.append(where(None))
 
-    found: list[tuple[bool, bool]] = []
+    results: list[tuple[bool, bool]] = []
     thread = threading.Thread(target=everywhere)  # what it sets does not reach other tests
     thread.start()
     thread.join()
-    assert found == [(True, True), (False, False), (False, False)]
+    assert results == [(True, True), (False, False), (False, False)]
 
 
 def test_stacks_where_they_are_kept() -> None:
@@ -248,10 +248,10 @@ EXPANDED: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("name", EXPANDED)
 def test_a_write_to_an_expanded_tensor_warns_each_time_as_on_the_cpu(name: str) -> None:
     def warned(device: str) -> set[str]:
-        with warnings.catch_warnings(record=True) as found:
+        with warnings.catch_warnings(record=True) as result:
             warnings.simplefilter("always")
             EXPANDED[name](torch.zeros(3, 1, device=device).expand(3, 4))
-        return {str(warning.message) for warning in found}
+        return {str(warning.message) for warning in result}
 
     expected = warned("cpu")
     assert expected and warned("xla") == warned("xla") == expected

@@ -13,11 +13,11 @@ from torch_xla import _bindings
 
 
 def overloads() -> list[torch._ops.OpOverload]:
-    found = []
+    results = []
     for name in sorted(_bindings.unboxed_kernels()):
         op, _, overload = name.removeprefix("aten::").partition(".")
-        found.append(getattr(getattr(torch.ops.aten, op), overload or "default"))
-    return found
+        results.append(getattr(getattr(torch.ops.aten, op), overload or "default"))
+    return results
 
 
 @pytest.mark.parametrize("op", overloads(), ids=str)

@@ -68,8 +68,8 @@ def test_layout_of_the_report(monkeypatch):
     _metrics.add_sample("InboundData", 3 * 2**20, "bytes")
     _metrics.add_sample("GraphSize", 7, "nodes")
     _metrics.count("CachedCompile", 3)
-    found, moved = _bindings.metric, (*taken[:3], samples, *taken[4:])
-    monkeypatch.setattr(_bindings, "metric", lambda name: moved if name == "CompileTime" else found(name))
+    result, moved = _bindings.metric, (*taken[:3], samples, *taken[4:])
+    monkeypatch.setattr(_bindings, "metric", lambda name: moved if name == "CompileTime" else result(name))
     with setting(_config.XLA_METRICS_PERCENTILES, "0:0.5:0.99"):
         report = met.metrics_report()
     assert report == (
@@ -279,9 +279,9 @@ class TestCompare:
     def test_own_reports_are_read(self):
         _metrics.add_sample("CompileTime", 93784.0050065)
         _metrics.add_sample("InboundData", 3 * 2**20, "bytes")
-        found = mcu.parse_metrics_report(met.metrics_report())
-        assert found["CompileTime__Accumulator_sec"] == pytest.approx(93784.0050065)
-        assert found["InboundData__Percentile_99_mb"] == 3
+        result = mcu.parse_metrics_report(met.metrics_report())
+        assert result["CompileTime__Accumulator_sec"] == pytest.approx(93784.0050065)
+        assert result["InboundData__Percentile_99_mb"] == 3
 
     def test_what_is_no_value_is_refused(self):
         with pytest.raises(ValueError, match=r"^\[metrics\] got value '3 apples'"):

@@ -16,12 +16,12 @@ def anew() -> Iterator[None]:
 
 def test_a_notice_comes_once(capsys: pytest.CaptureFixture[str]) -> None:
     for key in ("a", "a", "b", None, None):
-        _notices.tell("loop", key, f"at {key}, 100 %")
-    _notices.tell("loop", "c", "[file] got a")
+        _notices.notify("loop", key, f"at {key}, 100 %")
+    _notices.notify("loop", "c", "[file] got a")
     lines = ["torch_xla: at a, 100 %", "torch_xla: at b, 100 %", *["torch_xla: at None, 100 %"] * 2, "[file] got a"]
     assert capsys.readouterr().err.splitlines() == lines
     _notices.forget("loop")
-    _notices.tell("loop", "a", "again")
+    _notices.notify("loop", "a", "again")
     assert capsys.readouterr().err == "torch_xla: again\n"
 
 
@@ -30,7 +30,7 @@ def test_a_logger_silences_its_notices(name: str, capsys: pytest.CaptureFixture[
     logger = logging.getLogger(name)
     logger.setLevel(logging.ERROR)
     try:
-        _notices.tell("loop", "a", "what")
+        _notices.notify("loop", "a", "what")
     finally:
         logger.setLevel(logging.NOTSET)
     assert not capsys.readouterr().err
@@ -42,7 +42,7 @@ def test_a_handler_has_them_instead(capsys: pytest.CaptureFixture[str]) -> None:
     handler.emit = records.append  # type: ignore[method-assign]
     logging.getLogger("torch_xla").addHandler(handler)
     try:
-        _notices.tell("loop", "a", "what")
+        _notices.notify("loop", "a", "what")
     finally:
         logging.getLogger("torch_xla").removeHandler(handler)
     assert not capsys.readouterr().err

@@ -63,7 +63,7 @@ PLANTED = {
     ),
     "a value read in the step": (
         {"    loss.backward()": "    assert loss.item() < 1e6\n    loss.backward()"},
-        ("a value is read half-way through the step at {loss.item()} in train, in 3 steps in a row",),
+        ("a value is read in the middle of the step at {loss.item()} in train, 3 steps in a row",),
         ("34 values read at {loss.item()} in train",),
     ),
     "an operator on the host": (

@@ -43,8 +43,8 @@ def run(step: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def only() -> retrace.Retrace:
-    (found,) = retrace.records()
-    return found
+    (result,) = retrace.records()
+    return result
 
 
 def test_a_first_graph_and_known_graphs_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_other_numbers_of_tensors() -> None:
         run(lambda index=index: (x * x)[index])
     for count in (2, 3):
         run(lambda count=count: torch.cat([x] * count))
-    told = [found.differences[0].text.split("went ")[1] for found in retrace.records()]
+    told = [actual.differences[0].text.split("went ")[1] for actual in retrace.records()]
     assert told == ["from [a tensor] to [None, a tensor]", "from [None, a tensor] to 2 tensors"] + [
         "from 2 tensors to 3 tensors"
     ]
@@ -204,7 +204,7 @@ def test_different_programs_of_one_line_say_nothing(capfd: pytest.CaptureFixture
 def test_the_report_thins_out(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in range(1, 13):
         run(lambda rows=rows: torch.ones(rows).to("xla").sin())
-    assert [found.count for found in retrace.records()] == list(range(2, 13))
+    assert [actual.count for actual in retrace.records()] == list(range(2, 13))
     assert len(capfd.readouterr().err.splitlines()) == 4  # the first three and the tenth
     monkeypatch.setenv("XLA_RETRACE_REPORT", "0")
     for rows in range(20, 22):
@@ -236,7 +236,7 @@ def test_new_graphs_that_are_expected_say_nothing(capfd: pytest.CaptureFixture[s
     with torch_xla.debug.new_graphs_expected():
         for rows in (3, 4, 5):
             run(lambda rows=rows: torch.ones(rows).to("xla").sin())
-    assert [found.count for found in retrace.records()] == [2, 3] and capfd.readouterr().err == ""
+    assert [actual.count for actual in retrace.records()] == [2, 3] and capfd.readouterr().err == ""
     run(lambda: torch.ones(6).to("xla").sin())
     assert "compiling a graph again" in capfd.readouterr().err
 

@@ -77,8 +77,8 @@ class TestSmall:
         def group_norm_backward(t: torch.Tensor) -> torch.Tensor:
             grad = t.sum(0, keepdim=True).expand(4, 6, 10).contiguous()
             _, mean, rstd = torch.native_group_norm(t, None, None, 4, 6, 10, 2, 1e-5)
-            wanted = [True, False, False]
-            return torch.ops.aten.native_group_norm_backward(grad, t, mean, rstd, None, 4, 6, 10, 2, wanted)[0]
+            expected = [True, False, False]
+            return torch.ops.aten.native_group_norm_backward(grad, t, mean, rstd, None, 4, 6, 10, 2, expected)[0]
 
         x = torch.arange(240.0).view(4, 6, 10).sin()
         for function in (
@@ -90,8 +90,8 @@ class TestSmall:
             lambda t: t.transpose(0, 2).view(torch.int32),
         ):
             with compiles(0):
-                found = function(x.to("xla")).cpu()
-            torch.testing.assert_close(found, function(x))
+                result = function(x.to("xla")).cpu()
+            torch.testing.assert_close(result, function(x))
 
     def test_control_flow_on_a_value(self, compiles: Counting) -> None:
         x = torch.tensor(3.5).to("xla")

@@ -77,10 +77,10 @@ def test_numbers_of_a_part_that_vary_are_inputs(counted: Counting, compiles: Cou
         for i in range(5):
             for each in (model, host):
                 ids = torch.tensor([[3, 5], [7, 1]]).to(each.table.device)
-                found = each.table[(ids * (i + 2)) % WORDS].sum((1, 2)).sin()
+                result = each.table[(ids * (i + 2)) % WORDS].sum((1, 2)).sin()
                 if each is model:
-                    first = found.tolist()
-            assert first == pytest.approx(found.tolist(), abs=1e-3)
+                    first = result.tolist()
+            assert first == pytest.approx(result.tolist(), abs=1e-3)
 
 
 @pytest.mark.costs("programs of some hundred operators")
@@ -89,12 +89,12 @@ def test_what_is_drawn_stays_on_the_device(compiles: Counting) -> None:
         torch.manual_seed(3)
         model = Model("xla")
         ids = torch.tensor([[3, 5], [7, 1]]).to("xla")
-        found = []
+        results = []
         for _ in range(5):
             more = torch.randint(WORDS, (2, 1), device="xla")
             ids = torch.cat([ids, more], 1)
-            found.append(model(ids, ids).tolist())
-        return [found, ids.tolist()]
+            results.append(model(ids, ids).tolist())
+        return [results, ids.tolist()]
 
     with setting(_config.XLA_HOST_COMPUTE, False):
         expected = draw()

@@ -50,12 +50,12 @@ def test_the_default_dtype(then: torch.dtype, later: torch.dtype, counted: Count
     x = torch.arange(8)
     on_device = x.to("xla")
     with of_pytorch("default_dtype", then):
-        wanted = {name: function(x) for name, function in PROMOTIONS.items()}
-        found = {name: function(on_device) for name, function in PROMOTIONS.items()}
+        expected = {name: function(x) for name, function in PROMOTIONS.items()}
+        results = {name: function(on_device) for name, function in PROMOTIONS.items()}
     with of_pytorch("default_dtype", later), counted("OperatorsByRule", 0):
         torch_xla.sync(wait=True)
-        values = {name: value.cpu() for name, value in found.items()}
-    for name, value in wanted.items():
+        values = {name: value.cpu() for name, value in results.items()}
+    for name, value in expected.items():
         torch.testing.assert_close(
             values[name], value, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
@@ -66,11 +66,11 @@ def test_the_default_dtype_changes_while_the_worker_runs() -> None:
     a, on_device = big.to("xla"), x.to("xla")
     for _ in range(20):
         a = a @ a * 1e-3
-    found = [on_device / 7, on_device.sqrt(), on_device < 0.3]
+    results = [on_device / 7, on_device.sqrt(), on_device < 0.3]
     torch_xla.sync()
     with of_pytorch("default_dtype", torch.bfloat16):
         torch_xla.sync(wait=True)
-    for value, want in zip(found, (x / 7, x.sqrt(), x < 0.3), strict=True):
+    for value, want in zip(results, (x / 7, x.sqrt(), x < 0.3), strict=True):
         torch.testing.assert_close(value.cpu(), want, rtol=0, atol=0)
 
 
@@ -88,17 +88,17 @@ def test_deterministic_algorithms_give_the_same_bits_each_time(hot: bool, counte
     first, x = torch.randn(64, 64), torch.randn(64, 64).to("xla")
 
     def program() -> list[torch.Tensor]:
-        weight, found = first.to("xla"), []
+        weight, result = first.to("xla"), []
         for i in range(6):
             y = torch.softmax(torch.tanh(x @ weight), -1)
             spread = (y * y).mean() + y.std()
             weight.mul_(0.99).add_(y, alpha=0.1)
-            found.append(spread.cpu())  # first by itself; without the mode with all of the step, once that is known
+            result.append(spread.cpu())  # first by itself; without the mode with all of the step, once that is known
             late = y.exp().sum(0) / (3 + i)
             if i % 2:
                 torch_xla.sync()
-            found.append(late.cpu())
-        return [*found, weight.cpu()]
+            result.append(late.cpu())
+        return [*result, weight.cpu()]
 
     nothing = counted("UncompiledRun", 0), counted("HostCompute", 0)
     with setting(_config.XLA_COMPILE_WHEN_HOT, hot), deterministic(), nothing[0], nothing[1]:

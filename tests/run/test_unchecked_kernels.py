@@ -24,8 +24,8 @@ def test_those_that_leave_their_memory_are_known() -> None:
 
 @pytest.mark.costs("a process for each of many calls")
 def test_some_of_those_that_leave_their_memory_are_known() -> None:
-    found = trusting.deaths(trusting.calls(of=64))
-    assert found and found <= set(_bindings.unchecked_index_operators())
+    result = trusting.deaths(trusting.calls(of=64))
+    assert result and result <= set(_bindings.unchecked_index_operators())
 
 
 def _i(like: Tensor, *values: int) -> Tensor:
@@ -105,6 +105,6 @@ def test_places_of_maxima_that_are_nowhere_are_dropped() -> None:
     want = backward(
         torch.ones_like(out).flatten().index_fill(0, torch.tensor([0, 1]), 0).view_as(out), x, *rest, indices
     )
-    found = backward(torch.ones_like(out).to("xla"), x.to("xla"), *rest, strays.to("xla"))
+    result = backward(torch.ones_like(out).to("xla"), x.to("xla"), *rest, strays.to("xla"))
     torch_xla.sync()
-    torch.testing.assert_close(found.cpu(), want)
+    torch.testing.assert_close(result.cpu(), want)

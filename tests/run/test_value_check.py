@@ -96,15 +96,15 @@ def test_checked_training_is_the_same():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).to("xla")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        found = []
+        results = []
         for _ in range(3):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(torch.ones(2, 4, device="xla")), _i("xla", 0, 2))
             loss.backward()
             optimizer.step()
             torch_xla.sync()
-            found.append(loss.detach())
-        return torch.stack(found).tolist()
+            results.append(loss.detach())
+        return torch.stack(results).tolist()
 
     plain = losses()
     with setting(_config.XLA_CHECK_VALUES, True):

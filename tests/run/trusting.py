@@ -63,10 +63,10 @@ class _Noted(TorchDispatchMode):
 
 def _run(function: Callable[[], Any], leaves: Any) -> None:
     results = [x for x in pytree.tree_leaves(function()) if isinstance(x, torch.Tensor) and x.requires_grad]
-    wanted = [x for x in pytree.tree_leaves(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if results and wanted:
+    expected = [x for x in pytree.tree_leaves(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if results and expected:
         sums = [x.real.sum() if x.is_complex() else x.sum() for x in results if x.numel()]
-        torch.autograd.grad(sums, wanted, allow_unused=True)
+        torch.autograd.grad(sums, expected, allow_unused=True)
 
 
 def _others() -> Iterator[Callable[[], Any]]:
@@ -149,24 +149,24 @@ def deaths(noted: dict[str, dict[Any, _Call]]) -> set[str]:
     """The overloads that end their process when one of these calls has an argument out of range."""
     trials = list(_trials(noted))
     reached = mmap.mmap(-1, 8)
-    found: set[str] = set()
+    results: set[str] = set()
     start = 0
     while start < len(trials):
         child = os.fork()
         if child == 0:
-            _try_from(trials, start, found, reached)
+            _try_from(trials, start, results, reached)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
             break
         start = struct.unpack("q", reached[:8])[0]
         if os.WTERMSIG(status) != signal.SIGALRM:  # a polynomial of a large degree takes its time
-            found.add(trials[start][0])
+            results.add(trials[start][0])
         start += 1
-    return found
+    return results
 
 
 def _try_from(
-    trials: list[tuple[str, int, Callable[[], Any]]], start: int, found: set[str], reached: mmap.mmap
+    trials: list[tuple[str, int, Callable[[], Any]]], start: int, result: set[str], reached: mmap.mmap
 ) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
@@ -177,7 +177,7 @@ def _try_from(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for k, (name, _, trial) in enumerate(trials[start:], start):
-        if name in found:
+        if name in result:
             continue
         reached[:8] = struct.pack("q", k)
         signal.alarm(2)

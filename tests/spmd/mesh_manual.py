@@ -34,14 +34,14 @@ def test_what_devices_do_together():
     summed = _XLAC._xla_spmd_all_reduce(xm.REDUCE_SUM, part, 0.5, ALL)
     rows = _XLAC._xla_spmd_all_reduce(xm.REDUCE_SUM, part, 1.0, [[0, 2, 4, 6], [1, 3, 5, 7]])
     shared = _XLAC._xla_spmd_reduce_scatter(xm.REDUCE_SUM, part, 1.0, -1, 8, ALL)
-    found = [xs.disable_manual_sharding(x, (None, None), x.shape, mesh=GRID).cpu() for x in (summed, rows, shared)]
-    assert [(tuple(x.shape), x.unique().tolist()) for x in found] == [((8, 8), [4]), ((8, 8), [4]), ((8, 1), [8])]
+    results = [xs.disable_manual_sharding(x, (None, None), x.shape, mesh=GRID).cpu() for x in (summed, rows, shared)]
+    assert [(tuple(x.shape), x.unique().tolist()) for x in results] == [((8, 8), [4]), ((8, 8), [4]), ((8, 1), [8])]
 
 
 def test_bad_input():
-    with pytest.raises(RuntimeError, match="sizes that divide"):
+    with pytest.raises(RuntimeError, match="sizes that the tiles divide"):
         xs.enable_manual_sharding(torch.ones(6, 8).to("xla"), ("a", None), mesh=GRID)
-    with pytest.raises(RuntimeError, match="without a split"):
+    with pytest.raises(RuntimeError, match="without a sharding"):
         _XLAC._spmd_full_to_shard_shape(torch.ones(8, 8).to("xla"))
     part = xs.enable_manual_sharding(torch.ones(8, 8).to("xla"), ("a", None), mesh=GRID)
     with pytest.raises(ValueError, match="full_shape"):

@@ -95,12 +95,12 @@ def test_distribute_module(compiles):
     assert spec_of(split.up.weight) == BOTH
     x = torch.randn(8, 16)
     with compiles(1):
-        found = split(x.to("xla"))
-        found.square().sum().backward()
+        result = split(x.to("xla"))
+        result.square().sum().backward()
         torch_xla.sync()
     expected = plain(x)
     expected.square().sum().backward()
-    torch.testing.assert_close(found.full_tensor().cpu(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.full_tensor().cpu(), expected, rtol=1e-4, atol=1e-4)
     same_gradients(split, plain)
 
 
@@ -181,12 +181,12 @@ def test_graph(compiles):
     graph = torch_xla.Graph()
     for i in range(6):
         if i < 2:
-            found = step(split, optimizer, own)
+            result = step(split, optimizer, own)
         elif i == 2:
             with graph:
-                found = step(split, optimizer, own)
+                result = step(split, optimizer, own)
         if i >= 2:
             with compiles(0):
                 graph.replay()
-        torch.testing.assert_close(found.cpu(), step(plain, other, x), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(result.cpu(), step(plain, other, x), rtol=1e-3, atol=1e-5)
     assert spec_of(optimizer.state[split[0].up.weight]["exp_avg"]) == spec_of(split[0].up.weight)

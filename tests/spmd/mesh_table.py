@@ -107,9 +107,9 @@ def run(operator: Operator, given: Iterable[torch.Tensor], mesh: xs.Mesh | None 
     result = operator(*inputs)
     weights = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape).to(result.device)
     (result * weights).sum().backward()
-    found = [result.detach(), *(t.grad for t in inputs)]
+    results = [result.detach(), *(t.grad for t in inputs)]
     # Whole, and not as views: to read one of those would be a program of its own.
-    return [None if t is None else t.clone(memory_format=torch.contiguous_format) for t in found]
+    return [None if t is None else t.clone(memory_format=torch.contiguous_format) for t in results]
 
 
 def check(names: list[str], shape: tuple[int, ...], spec: Any, compiles: Any) -> None:
@@ -122,9 +122,9 @@ def check(names: list[str], shape: tuple[int, ...], spec: Any, compiles: Any) ->
     with compiles(1):
         for _ in range(2):
             given = torch.randn(len(names), 2, 8, 8, generator=generator)
-            found = [run(OPERATORS[name], t, mesh, own) for name, t in zip(names, given, strict=True)]
+            results = [run(OPERATORS[name], t, mesh, own) for name, t in zip(names, given, strict=True)]
             torch_xla.sync()
-            for name, t, mine in zip(names, given, found, strict=True):
+            for name, t, mine in zip(names, given, results, strict=True):
                 for value, expected in zip(mine, run(OPERATORS[name], t), strict=True):
                     assert (value is None) == (expected is None), name
                     if value is not None:
@@ -151,7 +151,7 @@ def test_convolutions(compiles: Any) -> None:
     for operator, image, kernel, spec in CONVOLUTIONS:
         given = [torch.randn(shape, generator=generator) for shape in (image, kernel)]
         with compiles(1):
-            found = run(operator, given, mesh, spec)
+            result = run(operator, given, mesh, spec)
             torch_xla.sync()
-        for value, expected in zip(found, run(operator, given), strict=True):
+        for value, expected in zip(result, run(operator, given), strict=True):
             torch.testing.assert_close(value.cpu(), expected, rtol=1e-3, atol=1e-3)

@@ -74,8 +74,8 @@ def check(
     expected = host.run()
     cache.clear()
     with sampled("CompileTime", compiles):
-        found = loop.run()
-    for ours, theirs in zip(found, expected, strict=True):
+        result = loop.run()
+    for ours, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

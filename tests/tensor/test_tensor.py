@@ -435,10 +435,7 @@ class TestNumbers:
             lambda x: torch.bitwise_left_shift(2, x.int()),
         ],
     )
-    @pytest.mark.parametrize(
-        "compiled",
-        [True, False],
-    )
+    @pytest.mark.parametrize("compiled", [True, False])
     def test_in_the_place_of_tensors(self, call: Callable[[torch.Tensor], torch.Tensor], compiled: bool) -> None:
         host = torch.arange(9) % 7 / 2
         made = call(host.to("xla"))

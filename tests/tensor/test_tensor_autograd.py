@@ -245,11 +245,11 @@ class TestSeeds:
         torch.manual_seed(0)
         expected = [host(), host()]
         torch.manual_seed(0)
-        found = []
+        results = []
         for _ in range(2):
             draw()
-            found.append(host())
-        assert found == expected
+            results.append(host())
+        assert results == expected
 
     def test_a_restored_host_state_seeds_nothing_that_was_drawn_from(self) -> None:
         torch.manual_seed(3)

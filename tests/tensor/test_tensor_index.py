@@ -133,10 +133,7 @@ WRITES: dict[str, tuple[Key, Key]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [pytest.param(*case, id=name) for name, case in WRITES.items()],
-)
+@pytest.mark.parametrize(("key", "value"), [pytest.param(*case, id=name) for name, case in WRITES.items()])
 def test_writes(key: Key, value: Key) -> None:
     def write(x: Tensor) -> Tensor:
         x[key(x)] = value(x)

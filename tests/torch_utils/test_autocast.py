@@ -19,13 +19,13 @@ NO_CASE = ("cudnn_convolution", "cudnn_convolution_transpose", "einsum")
 
 def cases(*lists):
     """(name, arguments, keyword arguments) of the operators in these lists."""
-    found = []
+    results = []
     for name in lists:
         for index, (op, args, *more) in enumerate(getattr(LISTS, name)):
             if op not in NO_CASE:
                 kwargs = more[0] if more and isinstance(more[0], dict) else {}
-                found.append(pytest.param(op, args, kwargs, id=f"{op}-{index}"))
-    return found
+                results.append(pytest.param(op, args, kwargs, id=f"{op}-{index}"))
+    return results
 
 
 def on_xla(x):

@@ -205,8 +205,8 @@ def test_sequential_and_batch_statistics():
         model.zero_grad()
         x = data.clone().to(device).requires_grad_()
         checkpoint_sequential(model, 2, x, use_reentrant=False).sum().backward()
-        found = [x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-        results[device] = [tensor.to("cpu", copy=True) for tensor in found]  # the module moves its own
+        actual = [x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+        results[device] = [tensor.to("cpu", copy=True) for tensor in actual]  # the module moves its own
     torch.testing.assert_close(results["xla"], results["cpu"])
 
 

@@ -77,8 +77,8 @@ def test_it_is_one_operator_and_its_backward_another() -> None:
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
 def test_gradients_of_some_inputs(frozen: tuple[int, ...]) -> None:
     def some(*tensors: Tensor) -> tuple[Tensor, ...]:
-        wanted = [t.requires_grad_() for i, t in enumerate(tensors) if i not in frozen]
-        return torch.autograd.grad(F.linear(*tensors).square().sum(), wanted)
+        expected = [t.requires_grad_() for i, t in enumerate(tensors) if i not in frozen]
+        return torch.autograd.grad(F.linear(*tensors).square().sum(), expected)
 
     same(some, examples((2, 3, 5), bias=True))
 

@@ -61,8 +61,8 @@ def test_packed_sequences(device: str) -> Any:
     lengths = torch.tensor([6, 2, 4])
     packed = utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     out, hidden = rnn(packed)
-    out, found = utils.rnn.pad_packed_sequence(out, batch_first=True)
-    assert found.tolist() == [6, 2, 4]
+    out, result = utils.rnn.pad_packed_sequence(out, batch_first=True)
+    assert result.tolist() == [6, 2, 4]
     (out.sum() + hidden.sum()).backward()
     return out, hidden, x.grad
 

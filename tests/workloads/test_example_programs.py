@@ -52,8 +52,8 @@ def test_a_network_of_digits_learns_and_draws_in_one_graph_each(
             losses.append(trainer.step(images, labels))
             torch_xla.sync()
     assert training.value <= 1
-    found = torch.stack(losses).cpu()
-    assert found[-3:].mean() < found[:3].mean()
+    result = torch.stack(losses).cpu()
+    assert result[-3:].mean() < result[:3].mean()
     with compiles() as drawing:
         drawn = digits_diffusion.draw(trainer.average, torch.arange(10).to("xla"), 2).cpu()
     assert drawing.value <= 1
@@ -73,13 +73,13 @@ def test_a_classifier_knows_the_real_digits(digits: tuple[torch.Tensor, torch.Te
 def test_parts_of_a_step_have_the_losses_of_the_whole_on_the_cpu() -> None:
     options = train_llm.parse(SMALL_LLM)
     tokens = next(llm_data.batches(llm_data.encode(llm_data.documentation(20_000)), 4, 32, seed=1))
-    found = []
+    results = []
     for device, parts in (("cpu", 1), ("xla", 2)):
         options.accumulate = parts
         trainer = train_llm.Trainer(options, device)
         losses = [trainer.step(tokens.to(device)) for _ in range(3)]
-        found.append(torch.stack(losses).cpu())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
+        results.append(torch.stack(losses).cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.costs("whole models are compiled")
@@ -133,9 +133,9 @@ def test_a_run_over_a_mesh_goes_on_from_one_of_a_single_device_with_its_losses(t
     assert "going on from step 3" in done.stdout
     assert "1 graph compiled" in done.stdout
     assert "torch_xla:" not in done.stderr
-    found = re.search(r"step 6: loss (\d\.\d+)", done.stdout)
-    assert found is not None
-    assert float(found[1]) == pytest.approx(alone[-1], abs=2e-3)
+    result = re.search(r"step 6: loss (\d\.\d+)", done.stdout)
+    assert result is not None
+    assert float(result[1]) == pytest.approx(alone[-1], abs=2e-3)
 
 
 def refused_by(program: Callable[[], object], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
@@ -199,9 +199,9 @@ def test_pictures_agree_with_the_cpu_and_more_steps_compile_nothing(scheduler: s
     expected = text_to_image.draw(pipeline, "a cat", options, [])
     pipeline.to("xla")
     steps: list[int] = []
-    found = text_to_image.draw(pipeline, "a cat", options, steps)
+    result = text_to_image.draw(pipeline, "a cat", options, steps)
     assert steps == [0, 1, 2]
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(result, expected, rtol=1e-2, atol=1e-2)
     with compiles(0):
         text_to_image.draw(pipeline, "a dog", options, [])
 
@@ -210,8 +210,8 @@ def test_a_loop_by_hand_draws_what_the_pipeline_draws() -> None:
     options = picture_options()
     pipeline = text_to_image.load(options)
     expected = text_to_image.draw(pipeline, "a cat", options, [])
-    found = text_to_image.draw_by_hand(pipeline.to("xla"), "a cat", options, [])
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+    result = text_to_image.draw_by_hand(pipeline.to("xla"), "a cat", options, [])
+    np.testing.assert_allclose(result, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

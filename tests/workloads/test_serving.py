@@ -43,7 +43,7 @@ def engine(served: serve_llm.Served) -> Iterator[Engine]:
 
 def generated(served: serve_llm.Served, tokens: list[int], count: int) -> list[int]:
     prompt = torch.tensor([tokens])
-    found = served.model.generate(
+    result = served.model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=count,
@@ -52,7 +52,7 @@ def generated(served: serve_llm.Served, tokens: list[int], count: int) -> list[i
         pad_token_id=0,
         use_cache=True,
     )
-    return found[0, len(tokens) :].tolist()
+    return result[0, len(tokens) :].tolist()
 
 
 def test_ragged_requests_have_the_answers_they_have_alone(
@@ -63,16 +63,16 @@ def test_ragged_requests_have_the_answers_they_have_alone(
     counts = [choose.randint(1, 12) for _ in prompts]
     with compiles(0):
         asked = [engine.submit(Request(p, n)) for p, n in zip(prompts, counts, strict=True)]
-        found = [request.answer.result(timeout=60) for request in asked]
-    assert found == [generated(served, p, n) for p, n in zip(prompts, counts, strict=True)]
+        results = [request.answer.result(timeout=60) for request in asked]
+    assert results == [generated(served, p, n) for p, n in zip(prompts, counts, strict=True)]
 
 
 def test_what_stops_an_answer_is_not_in_it(served: serve_llm.Served, engine: Engine) -> None:
     prompt = llm_data.encode("abc").tolist()
     whole = engine.submit(Request(prompt, 6)).answer.result(timeout=60)
     stop = whole[-1]
-    found = engine.submit(Request(prompt, 6, stop=frozenset([stop]))).answer.result(timeout=60)
-    assert found == whole[: whole.index(stop)]
+    result = engine.submit(Request(prompt, 6, stop=frozenset([stop]))).answer.result(timeout=60)
+    assert result == whole[: whole.index(stop)]
 
 
 def test_what_is_drawn_follows_temperature_and_top_p() -> None:
@@ -112,10 +112,10 @@ def test_over_http(served: serve_llm.Served, address: str) -> None:
     with urlopen(f"{address}/models") as reply:
         assert json.load(reply)["data"][0]["id"] == "random"
     body = {"prompt": "Hello", "max_tokens": 5, "temperature": 0}
-    found = llm_load.post(f"{address}/completions", body)
+    result = llm_load.post(f"{address}/completions", body)
     expected = served.decode(generated(served, list(b"Hello"), 5))
-    assert found["choices"][0] == {"index": 0, "text": expected, "finish_reason": "length"}
-    assert found["usage"] == {"prompt_tokens": 5, "completion_tokens": 5}
+    assert result["choices"][0] == {"index": 0, "text": expected, "finish_reason": "length"}
+    assert result["usage"] == {"prompt_tokens": 5, "completion_tokens": 5}
     with pytest.raises(HTTPError) as refused:
         llm_load.post(f"{address}/completions", {**body, "prompt": "x" * 25})
     assert refused.value.code == 400

@@ -1,3 +1,3 @@
-"""Where torch_xla 2 has what `torch.compile` calls."""
+"""Has torch_xla 2's module of what `torch.compile` calls."""
 
 from torch_xla._dynamo import config as config

@@ -1,4 +1,4 @@
-"""What other libraries ask about TPUs without starting a client.
+"""Answers what other libraries ask about TPUs without starting a client.
 
 Lightning takes a positive `num_available_devices` as "train on XLA". On a host without TPU the answer is therefore the
 number of XLA devices only where ``PJRT_DEVICE`` asks for them; merely having this package installed changes nothing.

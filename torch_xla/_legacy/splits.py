@@ -19,7 +19,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def get_spec(tensor: torch.Tensor) -> str:
-    """How a tensor is split, in XLA's notation; empty where nobody asked and it is not computed."""
+    """A tensor's sharding in XLA's notation; empty if nobody set one and it is not computed."""
     return XLAShardedTensor(tensor).sharding_spec
 
 
@@ -29,7 +29,7 @@ def get_specs(tensors: Tensors) -> list[str]:
 
 
 def get_op_sharding(tensor: torch.Tensor) -> OpSharding | None:
-    """How a tensor is split, or None."""
+    """A tensor's sharding, or None."""
     number = parts.number_of(marking.unwrapped(tensor).detach())
     return OpSharding.of(number) if shardings.text_of(number) else None
 
@@ -41,12 +41,12 @@ def get_type(tensor: torch.Tensor) -> int | None:
 
 
 def mark(tensor: torch.Tensor, sharding: OpSharding) -> None:
-    """Has a tensor split from now on; RuntimeError where it is split otherwise already."""
+    """Shards a tensor from now on; RuntimeError if it has another sharding."""
     marking.mark(tensor, sharding.number)
 
 
 def annotate(tensor: torch.Tensor, sharding: OpSharding) -> None:
-    """Has a tensor split otherwise, by the next program."""
+    """Changes a tensor's sharding, in the next program."""
     parts.place(marking.unwrapped(tensor).detach(), sharding.number, recorded=True)
 
 
@@ -80,14 +80,18 @@ def tensor_of_shards(shards: Tensors, sharding: OpSharding, global_shape: torch.
         -(-n // t) != size for n, t, size in zip(shape, tiles, shard_shape, strict=True)
     ):
         raise RuntimeError(
-            message("spmd", f"got shards of shape {shard_shape} for a tensor of shape {shape} split as {tiles}")
+            message(
+                "spmd",
+                f"got shards of shape {shard_shape} for a tensor of shape {shape} in tiles {tiles}",
+                do="pass one shard per tile",
+            )
         )
     buffer = parts.buffer_of(list(shards), sharding.split, shape, 0)
     return _bindings.tensor_of(buffer, list(shape), shards[0].dtype, 0, sharding.number)
 
 
 class XlaShardingSpec:
-    """How a tensor is split on its way to the device, see `OpSharding`.
+    """The sharding of a tensor on its way to the device, see `OpSharding`.
 
     With `minibatch` each process gives its part of the batch only.
     """

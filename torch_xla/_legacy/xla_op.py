@@ -81,7 +81,7 @@ class Op:
         return Shape.create(Op.from_torch_type(dtypes.torch_dtype(self.op.dtype)), self.op.shape)
 
     def builder(self) -> Builder:
-        """What constants of the same computation are made with."""
+        """The builder of constants of the same computation."""
         return Builder("computation")
 
     # Arithmetic: both operands have one type.

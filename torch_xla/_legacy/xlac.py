@@ -81,7 +81,7 @@ def _xla_sync_multi(
     tensors: Tensors, devices: Sequence[str] = (), wait: bool = True, sync_xla_data: bool = True
 ) -> None:
     """Computes the tensors. Without `sync_xla_data` only buffers that were given away are written over."""
-    _barrier.evaluate(list(tensors), wait=wait, give=_donation.everywhere())
+    _barrier.evaluate(list(tensors), wait=wait, donates=_donation.everywhere())
 
 
 def _xla_step_marker(

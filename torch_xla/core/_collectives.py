@@ -191,7 +191,11 @@ def all_gather_bucketized(
         bucket_cap_mb: Size of a bucket in MiB.
     """
     if pin_layout:
-        raise RuntimeError(message("all_gather_bucketized", "pin_layout=True", expected="False"))
+        raise RuntimeError(
+            message(
+                "all_gather_bucketized", "got pin_layout=True", expected="False", do="leave it out: XLA chooses layouts"
+            )
+        )
     _check_tensors("all_gather_bucketized", "input_list", input_list)
     return all_gather(input_list, dim=dim, groups=groups, output=output, pin_layout=pin_layout)
 

@@ -1,4 +1,4 @@
-"""What is known about a single tensor, and about this build: for messages and for people."""
+"""Describes a tensor, and this build, for messages and for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _shape_text(tensor: torch.Tensor) -> str:
 
 
 def tensor_info(tensor: torch.Tensor) -> str:
-    """What is known about a tensor: id, device, shape, and how it is computed if it is pending."""
+    """Describes a tensor: id, device, shape, and how it is computed if it is pending."""
     if tensor.device.type != "xla":
         return f"Not a XLATensor: it is on {tensor.device}\n"
     if _donation.without_values(tensor):
@@ -70,5 +70,5 @@ def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def revisions() -> dict[str, str]:
-    """What this package and PyTorch were built from."""
+    """The revisions that this package and PyTorch were built from."""
     return {"xla": __version__, "torch": torch.version.git_version or torch.__version__}

@@ -37,5 +37,5 @@ def set_everywhere(on: bool) -> None:
 
 
 def everywhere() -> bool:
-    """What `set_everywhere` set."""
+    """Whether `set_everywhere` is on."""
     return _everywhere

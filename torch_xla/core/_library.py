@@ -13,7 +13,7 @@ from torch_xla.core import _donation
 def _mark_sharding(
     input: torch.Tensor, device_ids: list[int], mesh_shape: list[int], axis_names: str, partition_spec: str
 ) -> torch.Tensor:
-    """What `mark_sharding` does, with its arguments as lists and text; tensors of other devices are let through.
+    """`mark_sharding` with its arguments as lists and text; tensors of other devices pass unchanged.
 
     What `torch.compile` traces is no tensor yet: there the arguments are checked, and XLA chooses the split.
     """

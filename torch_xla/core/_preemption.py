@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_asked = threading.Event()
+_requested = threading.Event()
 _before: Any = None
 _watching = False
 
@@ -24,16 +24,16 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Has SIGTERM do what it did before."""
+    """Restores the SIGTERM handler."""
     global _watching
     if _watching:
         signal.signal(signal.SIGTERM, _before)
         _watching = False
-    _asked.clear()
+    _requested.clear()
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    _asked.set()
+    _requested.set()
 
 
 def reached(step: int, group: dist.ProcessGroup | None = None) -> bool:
@@ -42,7 +42,7 @@ def reached(step: int, group: dist.ProcessGroup | None = None) -> bool:
     The group is who asks; all processes of the job by default.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return _asked.is_set()
-    flag = torch.tensor(_asked.is_set(), dtype=torch.int32)
+        return _requested.is_set()
+    flag = torch.tensor(_requested.is_set(), dtype=torch.int32)
     dist.all_reduce(flag, dist.ReduceOp.MAX, group)
     return bool(flag)

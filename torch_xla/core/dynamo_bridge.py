@@ -1,4 +1,4 @@
-"""What `torch.compile(backend="openxla")` of PyTorch calls.
+"""Has the functions that PyTorch's `torch.compile(backend="openxla")` calls.
 
 A graph that Dynamo traced is recorded at each call, and the recorder finds the compiled program by its key. Recording
 costs about a microsecond per operation, as no Python lies between them. A call is one program, except in training:
@@ -21,7 +21,7 @@ from torch_xla._torch_internals import pytree
 
 
 class _Part(Enum):
-    """What a traced graph is of a program."""
+    """The part of a program that a traced graph is."""
 
     WHOLE = "whole"  # it gives values to the caller
     FORWARD = "forward"  # it gives values that a backward pass wants
@@ -61,7 +61,7 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
         finally:
             _bindings.suspend_eager(False)
         if not stays:
-            _barrier.evaluate(_tensors(results), give=True, cause=debug_level.DYNAMO)
+            _barrier.evaluate(_tensors(results), donates=True, cause=debug_level.DYNAMO)
         elif part is _Part.BACKWARD and xla_device is not None:
             _passed[xla_device] = _bindings.node_sequence()
         return results

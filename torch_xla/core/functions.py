@@ -35,7 +35,9 @@ class AllReduce(torch.autograd.Function):
         elif ctx.reduce_type in (xm.REDUCE_MIN, xm.REDUCE_MAX):
             grad = torch.where(input * ctx.scale == output, grad, 0)
         elif ctx.reduce_type != xm.REDUCE_SUM:
-            raise RuntimeError(message("all_reduce", f"{ctx.reduce_type!r} has no gradient"))
+            raise RuntimeError(
+                message("all_reduce", f"got a gradient of {ctx.reduce_type!r}", expected="sum, min, max or mul")
+            )
         return grad, None, None, None
 
 
@@ -152,7 +154,7 @@ class SyncBatchNorm(torch.nn.Module):
         return mean, variance
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """The settings that `repr` shows."""
         return f"{self.num_features}, eps={self.eps}"
 
 

@@ -33,7 +33,7 @@ class Computation:
 
 
 def create_builder(name: str) -> Builder:
-    """What constants of a computation are made with."""
+    """Makes a builder for constants of a computation."""
     return Builder(name)
 
 

@@ -41,4 +41,4 @@ def at_barrier() -> None:
     try:
         save_metrics(target)
     except OSError as error:
-        _files.tell("metrics", "XLA_METRICS_FILE", target, error)
+        _files.notify("metrics", "XLA_METRICS_FILE", target, error)

@@ -66,7 +66,7 @@ def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> tor
 def compare_tensors(
     tensor1: torch.Tensor, tensor2: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, max_diffs: int = 25
 ) -> str:
-    """Where two tensors differ by more than both tolerances, largest difference first; empty if nowhere.
+    """The elements in which two tensors differ by more than both tolerances, largest difference first.
 
     Args:
         tensor1: A tensor.
@@ -129,7 +129,7 @@ def compare(
     atol: float = 1e-08,
     max_diffs: int = 25,
 ) -> str:
-    """What differs between two folders of saved tensors; empty if nothing does.
+    """The differences between two folders of saved tensors.
 
     Args:
         save_dir1: A folder.

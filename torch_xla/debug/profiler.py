@@ -83,7 +83,9 @@ def start_trace(log_dir: os.PathLike[str] | str) -> None:
     except BaseException as error:
         _tracing.release()
         if isinstance(error, RuntimeError):
-            raise RuntimeError(message("profiler", f"no trace could be started: {error}")) from error
+            raise RuntimeError(
+                message("profiler", f"JAX could not start a trace: {error}", do="end other profilers of this process")
+            ) from error
         raise
     _capture.enable(jax.profiler.TraceAnnotation)
     _capture.resume()
@@ -109,7 +111,9 @@ def stop_trace() -> None:
             from torch_xla import _jax_internals
 
             _jax_internals.forget_trace()
-            raise RuntimeError(message("profiler", f"the trace could not be written: {error}")) from error
+            raise RuntimeError(
+                message("profiler", f"the trace was not written: {error}", do="name another log_dir, and trace again")
+            ) from error
         finally:
             _tracing.release()
 

@@ -19,7 +19,7 @@ Number = int | float | bool
 
 @dataclass(frozen=True)
 class Buckets:
-    """How long batches are made, and with what.
+    """The lengths to which batches are padded, and the value to pad with.
 
     The length of a batch is that of its first tensor that has the dimension. It and all others of that length there are
     padded at the end to the next size.
@@ -143,7 +143,7 @@ def _like_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 class Wrapper:
-    """What stands around a loader: other public names are found on that."""
+    """A wrapper of a loader: other public names are looked up on the loader."""
 
     _loader: Any
 

@@ -15,7 +15,7 @@ from torch_xla._errors import message
 
 
 def install() -> None:
-    """Has PyTorch's functions say it, of which none asks the backend; does nothing the second time."""
+    """Makes PyTorch's functions return the xla device; they do not ask the backend. Does nothing the second time."""
     default_accelerator.know_pinning()
     make = distributed_c10d.init_process_group
     if hasattr(make, "_asks_for_accelerator"):

@@ -43,7 +43,7 @@ def has_groups() -> bool:
 
 
 def install() -> None:
-    """Has meshes of device type ``xla`` get process groups; does nothing the second time."""
+    """Gives meshes of device type ``xla`` process groups; does nothing the second time."""
     make = DeviceMesh.__init__
     if hasattr(make, "__wrapped__"):
         return
@@ -65,7 +65,7 @@ def install() -> None:
 def distribute_tensor(
     tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any] | None, source: int | None = 0
 ) -> torch.Tensor:
-    """What `torch.distributed.tensor.distribute_tensor` does for other devices.
+    """Does for xla what `torch.distributed.tensor.distribute_tensor` does for other devices.
 
     Placements are one per dimension of the mesh, replicated by default; `source` is the place along each dimension of
     whoever has the values; with None each process has them.
@@ -117,7 +117,7 @@ def distribute_module(
     input_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None,
     output_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None,
 ) -> nn.Module:
-    """What `torch.distributed.tensor.distribute_module` does for other devices; the parameters are its."""
+    """Does for xla what `torch.distributed.tensor.distribute_module` does, with its parameters."""
     from torch.distributed.tensor import DTensor
 
     for name, submodule in module.named_modules():

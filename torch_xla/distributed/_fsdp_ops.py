@@ -27,9 +27,9 @@ def all_gather_copy_in(
     return part, output
 
 
-def split_with_sizes_copy(whole: torch.Tensor, sizes: list[int], dim: int = 0, *, out: list[torch.Tensor]) -> None:
+def split_with_sizes_copy(tensor: torch.Tensor, sizes: list[int], dim: int = 0, *, out: list[torch.Tensor]) -> None:
     """Copies the parts of a tensor."""
-    torch.split_with_sizes_copy(whole, sizes, dim=dim, out=out)
+    torch.split_with_sizes_copy(tensor, sizes, dim=dim, out=out)
 
 
 def chunk_cat(tensors: list[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> None:

@@ -23,7 +23,7 @@ _FOREVER = timedelta(0)
 
 
 class HostWork(Work):
-    """What PyTorch's group for the host does; who waits for it is seen by the job, and leaves when the job stops.
+    """The work of PyTorch's host group; the job sees who waits for it, and ends the wait when it stops.
 
     `start` starts the work and gives it, `what` says in words what it does, `ranks` take part. `place` is the group and
     the number of this collective in it; None where only those ranks are waited for.
@@ -51,7 +51,7 @@ class HostWork(Work):
         return JobError(failed_collective.explain(connection, f"[collective] {self._what}: {error}"))
 
     def then(self, after: Callable[[], object] | None, result: Any) -> HostWork:
-        """Has something done once it is there, and says what the result is."""
+        """Runs `after` once it is there; returns this, whose result is `result`."""
         self._after, self._result = after, result
         return self
 

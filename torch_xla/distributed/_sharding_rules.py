@@ -1,4 +1,4 @@
-"""How `DTensor` may split what this device keeps whole: attention. Linear and recurrent layers it takes apart itself.
+"""Tells `DTensor` how to shard attention, which this device does not decompose; it decomposes other layers.
 
 With `torch.distributed.tensor.experimental.context_parallel` the sequence is split too, and PyTorch's ring goes around
 with the keys and values of others.
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _ring() -> dict[str, Any]:
-    """What PyTorch has beside `context_parallel`, wherever its version keeps that."""
+    """The globals of the module that has `context_parallel`, wherever the installed PyTorch has that."""
     from torch.distributed.tensor.experimental import context_parallel
 
     return inspect.unwrap(context_parallel).__globals__
@@ -88,9 +88,9 @@ def _around(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             mesh.get_group(), _SEQUENCE, op, local.pop("grad_out"), "grad_out", **local
         )
 
-    def whole(x: Any) -> Any:
+    def as_replicated(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         return DTensor.from_local(x, mesh, query.placements if x.dim() > _SEQUENCE else None, run_check=False)
 
-    return tuple(map(whole, results))
+    return tuple(map(as_replicated, results))

@@ -18,7 +18,7 @@ from torch_xla.distributed import parallel_loader
 
 
 class Context:
-    """What a loop function keeps from one epoch to the next.
+    """The state of a loop function over the epochs.
 
     Args:
         device: Its device.
@@ -70,12 +70,19 @@ class DataParallel:
         module = network if isinstance(network, torch.nn.Module) else network()
         device_names = [str(xm.xla_device())] if device_ids is None else [str(device) for device in device_ids]
         if len(set(device_names)) < len(device_names):
-            raise ValueError(message("data_parallel", f"device_ids={device_names}", expected="each device once"))
+            raise ValueError(message("data_parallel", f"got device_ids={device_names}", expected="each device once"))
         self._native = not device_names
         if self._native:
             device_names = sorted({str(param.device) for param in module.parameters()}) or ["cpu"]
             if len(device_names) > 1:
-                raise RuntimeError(message("data_parallel", f"parameters on {device_names}", expected="one device"))
+                raise RuntimeError(
+                    message(
+                        "data_parallel",
+                        f"got parameters on {device_names}",
+                        expected="one device",
+                        do="move the module",
+                    )
+                )
         self._devices = device_names
         self._models = [module if self._native else copy.deepcopy(module).to(device) for device in device_names]
         self._contexts = [Context(torch.device(device)) for device in device_names]

@@ -55,7 +55,7 @@ class _DeviceLane:
 
 
 class _Work:
-    """What the threads share. It does not refer to the loader, which may so be collected while they run."""
+    """The state that the threads share. It has no reference to the loader, which may be collected while they run."""
 
     def __init__(self, lanes: list[_DeviceLane], copying_threads: int, sharding: Any) -> None:
         self.lanes = lanes

@@ -78,7 +78,7 @@ def _kind(op: Any) -> str:
 
 
 def _factor(op: Any) -> Any:
-    """What a PREMUL_SUM multiplies with."""
+    """The factor of a PREMUL_SUM."""
     return op.__getstate__()[1]
 
 
@@ -494,7 +494,7 @@ class ProcessGroupXla(ProcessGroup):
 
 
 # PyTorch's C++ code calls them too, within a call that is being traced.
-for _method in [name for name, found in vars(ProcessGroupXla).items() if isinstance(found, FunctionType)]:
+for _method in [name for name, member in vars(ProcessGroupXla).items() if isinstance(member, FunctionType)]:
     if not _method.startswith("_"):
         setattr(ProcessGroupXla, _method, untraced(getattr(ProcessGroupXla, _method)))
 

@@ -61,7 +61,7 @@ def resolve_and_execute(args: argparse.Namespace) -> None:
 
 
 def _remote(args: argparse.Namespace) -> str:
-    """What each host runs, as a shell reads it."""
+    """The command that each host runs, for a shell."""
     for variable in args.env:
         if "=" not in variable:
             raise ValueError(message("xla_dist", f"--env={variable}", expected="NAME=VALUE"))

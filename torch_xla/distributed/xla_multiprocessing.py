@@ -89,7 +89,7 @@ class _Turn:
     def __init__(self) -> None:
         self._number = next(_turns)
 
-    def taken(self) -> FileLock:
+    def locked(self) -> FileLock:
         """The lock, for a `with`."""
         rank_info = session.rank_info()
         name = f"torch_xla-{os.getuid()}-{rank_info.address or os.getpid()}-{rank_info.port}-{self._number}.lock"
@@ -109,7 +109,7 @@ class MpModelWrapper:
 
     def to(self, device: Any) -> torch.nn.Module:
         """Moves the model to a device and returns it."""
-        with self._turn.taken():
+        with self._turn.locked():
             self._model.to(device)
         return self._model
 
@@ -122,5 +122,5 @@ class MpSerialExecutor:
 
     def run(self, fn: Callable[[], T]) -> T:
         """Runs a function while no other process does."""
-        with self._turn.taken():
+        with self._turn.locked():
             return fn()

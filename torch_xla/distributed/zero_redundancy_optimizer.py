@@ -110,16 +110,16 @@ class ZeroRedundancyOptimizer(Optimizer):
             self._hooks.append(param.register_post_accumulate_grad_hook(self._add_up))
         return shard
 
-    def _padded(self, whole: torch.Tensor) -> torch.Tensor:
+    def _padded(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with as many rows as all processes can have equally many of."""
-        missing = -whole.size(0) % self.local_world_size
-        return nn.functional.pad(whole, [0, 0] * (whole.dim() - 1) + [0, missing]) if missing else whole
+        missing = -tensor.size(0) % self.local_world_size
+        return nn.functional.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing]) if missing else tensor
 
-    def _rows(self, whole: torch.Tensor) -> torch.Tensor:
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of this process."""
         if self.local_world_size == 1:
-            return whole
-        return self._padded(_with_rows(whole)).chunk(self.local_world_size)[self.local_rank].clone()
+            return tensor
+        return self._padded(_with_rows(tensor)).chunk(self.local_world_size)[self.local_rank].clone()
 
     @torch.no_grad()
     def _add_up(self, param: torch.Tensor) -> None:

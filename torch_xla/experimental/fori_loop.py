@@ -67,8 +67,8 @@ def fori_loop(
         raise ValueError(message("fori_loop", "got no values on an XLA device", expected="at least one"))
     turns = torch.as_tensor(upper - lower, device=devices[0]).clamp(min=0)
 
-    def body(left: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def body(remaining: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         after = body_fun(*values)
-        return left - 1, *(after if isinstance(after, (tuple, list)) else (after,))
+        return remaining - 1, *(after if isinstance(after, (tuple, list)) else (after,))
 
-    return loops.while_loop(lambda left, *values: left > 0, body, (turns, *input_value), ())
+    return loops.while_loop(lambda remaining, *values: remaining > 0, body, (turns, *input_value), ())

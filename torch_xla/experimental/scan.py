@@ -91,17 +91,17 @@ class _ScanStep:
 
     def __init__(self, fn: Callable[..., Any], carry: list[torch.Tensor], of_carry: Any, of_slices: Any) -> None:
         self._fn, self._of_carry, self._of_slices = fn, of_carry, of_slices
-        self._given = [(tuple(c.shape), c.dtype) for c in carry]
+        self._types = [(tuple(c.shape), c.dtype) for c in carry]
         self.stacks_of: Callable[[Any], Any] = list
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
-        count = len(self._given)
+        count = len(self._types)
         x = pytree.tree_unflatten(list(values[count:]), self._of_slices)
         after, y = self._fn(pytree.tree_unflatten(list(values[:count]), self._of_carry), x)
         carried, structure = pytree.tree_flatten(after)
         got = [(tuple(c.shape), c.dtype) if isinstance(c, torch.Tensor) else c for c in carried]
-        if structure != self._of_carry or got != self._given:
-            raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {self._given}"))
+        if structure != self._of_carry or got != self._types:
+            raise RuntimeError(message("scan", f"fn returned the carry {got}", expected=f"that of init, {self._types}"))
         stacked, self.stacks_of = tree_flatten_none(y)
         return [*carried, *stacked]
 
@@ -139,8 +139,8 @@ def value_and_grad_partitioned(
         is_fn_pure: Not used: each call traces `fn` once.
 
     Returns:
-        ``forward(carry, x)`` returns ``(carry, (y, kept))``, where `kept` are tensors that `backward` needs;
-        ``alias_input(kept, x)`` adds those that are tensors of `x`, also for stacks of both; and
+        ``forward(carry, x)`` returns ``(carry, (y, residuals))``, where `residuals` are tensors that `backward`
+        needs; ``alias_input(residuals, x)`` adds those that are tensors of `x`, also for stacks of both; and
         ``backward(grad_of_carry, (grad_of_y, all_kept))`` returns the gradients of `carry` and `x`, with None for those
         that do not require one.
     """
@@ -159,18 +159,20 @@ def value_and_grad_partitioned(
         operands = [*pytree.tree_leaves(carry), *pytree.tree_leaves(x), *halves.outside]
         results = halves.forward(*operands)
         saved = [operands[i] if kind == "input" else results[i] for kind, i in halves.saved]
-        kept = tuple(value for value, alias in zip(saved, aliases, strict=True) if alias is None)
-        return pytree.tree_unflatten(results[:count], of_carry), (turn.stacks_of(results[count : halves.count]), kept)
+        residuals = tuple(value for value, alias in zip(saved, aliases, strict=True) if alias is None)
+        ys = turn.stacks_of(results[count : halves.count])
+        return pytree.tree_unflatten(results[:count], of_carry), (ys, residuals)
 
-    def alias_input(kept: Any, x: Any) -> tuple[torch.Tensor, ...]:
-        of_x, rest = pytree.tree_leaves(x), iter(kept)
+    def alias_input(residuals: Any, x: Any) -> tuple[torch.Tensor, ...]:
+        of_x, rest = pytree.tree_leaves(x), iter(residuals)
         return tuple(next(rest) if alias is None else of_x[alias] for alias in aliases)
 
     def backward(grad_of_carry: Any, of_y: Any) -> Any:
-        grad_of_y, kept = of_y
+        grad_of_y, residuals = of_y
         grads = [*pytree.tree_leaves(grad_of_carry), *tree_flatten_none(grad_of_y)[0]]
         assert halves.backward is not None
-        results = dict(zip(halves.wanted, halves.backward(*kept, *(grads[i] for i in halves.tangents)), strict=True))
+        of_inputs = halves.backward(*residuals, *(grads[i] for i in halves.tangents))
+        results = dict(zip(halves.grad_inputs, of_inputs, strict=True))
         flat = [results.get(i) for i in range(len(inputs))]
         return pytree.tree_unflatten(flat[:count], of_carry), pytree.tree_unflatten(flat[count:], of_slices)
 

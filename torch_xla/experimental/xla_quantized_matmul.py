@@ -93,7 +93,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[MaybeTensor, ...]:
-    """Those of the function above, for which XLA computes no more than they need."""
+    """The gradients of the function above; XLA computes no more than they need."""
     w = ctx.saved_tensors[1]
     leaves = [
         None if t is None else t.detach().requires_grad_(differentiable and t is not w)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.arithmetic import multiply
-from torch_xla.ops.registry import Lifted
+from torch_xla.ops.registry import NumberInput
 
 
 def axis(dim: int, ndim: int) -> int:
@@ -48,7 +48,7 @@ def clamp_slice(start: int | None, end: int | None, size: int) -> tuple[int, int
 
 def is_constant(number: Any, value: int) -> bool:
     """Whether a `Scalar` argument is a Python number known to equal `value` (a program input never is)."""
-    return not isinstance(number, Lifted) and number == value
+    return not isinstance(number, NumberInput) and number == value
 
 
 def scale(x: jax.Array, number: Any) -> jax.Array:

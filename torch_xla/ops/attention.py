@@ -309,10 +309,10 @@ def _fused_backward(
     bias_grad = attn_bias is not None and grad_input_mask[3]
     if dropout_p == 0 and not grad_input_mask[3] and host_kernel.in_use():
         operands = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))
-        promised = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in operands]
+        metas = [Meta(x.shape, dtypes.torch_dtype(x.dtype)) for x in operands]
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
         gradients = host_kernel.attempt(
-            _CPU_BACKWARD.default, (grad, *operands, out, logsumexp, 0.0, is_causal), options, promised
+            _CPU_BACKWARD.default, (grad, *operands, out, logsumexp, 0.0, is_causal), options, metas
         )
         if gradients is not None:
             grad_q, grad_k, grad_v = gradients

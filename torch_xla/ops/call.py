@@ -17,7 +17,7 @@ import torch
 from torch_xla._torch_internals import OpOverload, has_computed_kernel
 from torch_xla.ops import dtypes
 from torch_xla.ops.promotion import promoted_arrays
-from torch_xla.ops.registry import Context, Lifted, Meta, StaticNumbers, rule_for, varied_arguments
+from torch_xla.ops.registry import Context, Meta, NumberInput, StaticNumbers, rule_for, varied_arguments
 
 _FAMILIES = (
     "activation",
@@ -56,7 +56,7 @@ _FAMILIES = (
 )
 
 
-_taken: set[tuple[str, int]] = set()  # arguments that a lowering took as inputs after they had varied
+_varied_inputs: set[tuple[str, int]] = set()  # arguments that a lowering took as inputs after they had varied
 
 
 @functools.cache
@@ -91,11 +91,11 @@ def call(
     out: Sequence[Meta | None],
     seed: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array | None, ...]:
-    """Computes an operator on JAX arrays; gives one array of the promised shape and dtype for each promised result.
+    """Computes an operator on JAX arrays; returns one per result, with the Meta kernel's shape and dtype.
 
-    Arrays stand for tensors, numbers or `Lifted` for numbers; `seed` is (seed, offset) of an operator that draws.
+    Arrays stand for tensors, numbers or `NumberInput` for numbers; `seed` is (seed, offset) of an operator that draws.
     Raises StaticNumbers where numbers must be recorded as constants, and RuntimeError where a rule fails, or gives
-    another shape than PyTorch promises, and there is no CPU kernel to call instead.
+    another shape than the Meta kernel's, and there is no CPU kernel to call instead.
     """
     from torch_xla.ops import fallback, host_kernel
 
@@ -107,13 +107,13 @@ def call(
     varied = varied_arguments(args, kwargs)
     try:
         results = _conform_all(name, _anywhere(op, args, kwargs, Context(name, tuple(out), seed)), out)
-        _taken.update((name, argument) for argument in varied)
+        _varied_inputs.update((name, argument) for argument in varied)
         return results
     except (StaticNumbers, fallback.NeedsHost):
         raise
     except Exception as error:
         if varied:  # perhaps because of them
-            new = tuple(argument for argument in varied if (name, argument) not in _taken)
+            new = tuple(argument for argument in varied if (name, argument) not in _varied_inputs)
             raise StaticNumbers(name, new or varied) from error
         empty = all(meta is None or 0 in meta.shape for meta in out)
         if not empty and (seed is not None or not _has_cpu_kernel(op)):
@@ -138,7 +138,9 @@ def _conform_all(name: str, results: Any, out: Sequence[Meta | None]) -> tuple[j
     if not isinstance(results, (tuple, list)):
         results = (results,)
     if len(results) != len(out):
-        raise RuntimeError(f"[lower {name}] gave {len(results)} results, PyTorch promises {len(out)}")
+        raise RuntimeError(
+            f"[lower {name}] got {len(results)} results of its rule, expected {len(out)} as of its Meta kernel"
+        )
     return tuple(_conform(name, x, meta) for x, meta in zip(results, out, strict=True))
 
 
@@ -150,7 +152,7 @@ def _anywhere(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ctx: 
     if rule is not None:
         with jax.named_scope(op.name().split("::")[-1]):
             return rule(ctx, *args, **kwargs)
-    if _has_lifted(args) or _has_lifted(kwargs.values()):
+    if _has_number_input(args) or _has_number_input(kwargs.values()):
         raise StaticNumbers(ctx.op)
     decomposition = decompositions.find(op)
     if decomposition is not None:
@@ -158,16 +160,16 @@ def _anywhere(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ctx: 
     return fallback.run(op, args, kwargs, ctx.out)
 
 
-def _has_lifted(values: Iterable[Any]) -> bool:
-    return any(isinstance(x, Lifted) or (isinstance(x, (list, tuple)) and _has_lifted(x)) for x in values)
+def _has_number_input(values: Iterable[Any]) -> bool:
+    return any(isinstance(x, NumberInput) or (isinstance(x, (list, tuple)) and _has_number_input(x)) for x in values)
 
 
 def _conform(name: str, x: Any, meta: Meta | None) -> jax.Array | None:
     if meta is None:
         return None
     if x is None:
-        raise RuntimeError(f"[lower {name}] gave no value where PyTorch promises {meta.dtype}{list(meta.shape)}")
-    x = dtypes.cast(x.value if isinstance(x, Lifted) else x, meta.dtype)
+        raise RuntimeError(f"[lower {name}] got no value of its rule, expected {meta.dtype}{list(meta.shape)}")
+    x = dtypes.cast(x.value if isinstance(x, NumberInput) else x, meta.dtype)
     if x.shape != meta.shape:
-        raise RuntimeError(f"[lower {name}] gave shape {list(x.shape)}, PyTorch promises {list(meta.shape)}")
+        raise RuntimeError(f"[lower {name}] got shape {list(x.shape)} of its rule, expected {list(meta.shape)}")
     return x

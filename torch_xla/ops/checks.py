@@ -1,4 +1,4 @@
-"""What PyTorch's CPU kernels refuse although its Meta kernels accept it: the same error, at the call.
+"""Refuses calls that PyTorch's CPU kernels refuse and its Meta kernels accept: with the same error, at the call.
 
 The recorder asks once per signature: operator, dtypes, shapes and constants. The CPU kernel answers, because its words
 are those that users know: it runs on small tensors, and what it says of zeros, ones and other values alike is not about
@@ -66,11 +66,11 @@ _OF_VALUES = frozenset({"aten.segment_reduce"})
 
 
 class _Facts(NamedTuple):
-    """What the schema says of an operator."""
+    """Facts about an operator from its schema."""
 
     doubt: Doubt | None
     by_number: Callable[[torch.Tensor], bool] | None  # whether all of its numbers matter, by its first tensor
-    asked: bool  # whether its CPU kernel can be asked at all
+    has_cpu_kernel: bool  # whether its CPU kernel can be asked at all
     own_kernel: bool  # whether that is its own, not made of others'
     wider: bool  # whether other devices take more types
     backward: bool  # whether it is part of a backward pass
@@ -91,7 +91,7 @@ def check_call(op: str, recorded: str, arguments: Sequence[Any], result_bytes: i
     if facts.doubt is not None and facts.doubt(*arguments):
         ask(_ANY, _ZEROS)
     tensors = list(_tensors(arguments))
-    if not tensors or not facts.asked:
+    if not tensors or not facts.has_cpu_kernel:
         return math.inf
     unasked = _unasked(facts, arguments, tensors)
     outside = any(_magnitude(arguments[i]) > unasked for i in facts.numbers)
@@ -206,7 +206,7 @@ def _facts(name: str) -> _Facts:
     return _Facts(
         doubt=_DOUBTS.get(name) or (None if overload == "dtype" else _DOUBTS.get(family)),
         by_number=_BY_NUMBER.get(family),
-        asked=computed and not view and not draws and family not in _OF_VALUES,
+        has_cpu_kernel=computed and not view and not draws and family not in _OF_VALUES,
         own_kernel=has_kernel(called, "CPU"),
         wider=family in _WIDER,
         backward="_backward" in op,

@@ -51,7 +51,7 @@ class Order:
     before: jax.Array | None = None  # what the one before gave
 
     def take_ahead(self, group: tuple[int, ...]) -> list[int]:
-        """What stands for the next collective of a group, and for some after it; it comes now."""
+        """The numbers of a group's next collective, which comes now, and of some after it."""
         ahead = self.to_come.get(group, [])
         self.to_come[group] = ahead[1:]
         return ahead[:_AHEAD]

@@ -1,4 +1,4 @@
-"""What a collective does: the text that is the argument of the recorded operator. Nothing here needs JAX."""
+"""Describes a collective as text, the argument of the recorded operator, without JAX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """What a collective does.
+    """The description of a collective.
 
     All have as many results as inputs, and a number that is there once it has run. ``all_gather`` gives ``(size,
     *shape)``, ``reduce_scatter`` takes that and gives ``shape``, ``all_to_all`` takes and gives it; the others keep the
@@ -59,6 +59,6 @@ class Call:
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str) -> Call:
-    """What `Call.text` gave."""
+    """Parses the result of `Call.text`."""
     kind, groups, reduction, root, pairs = json.loads(text)
     return Call(kind, tuple(map(tuple, groups)), reduction, root, tuple(map(tuple, pairs)))

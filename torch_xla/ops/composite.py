@@ -25,7 +25,7 @@ def composite(
 
     Attributes are strings, numbers, truth values, or lists of them.
     """
-    return jax.lax.composite(lambda *given, **_: tuple(function(*given)), name)(
+    return jax.lax.composite(lambda *operands, **_: tuple(function(*operands)), name)(
         *operands, **{key: _attribute(value) for key, value in attributes.items()}
     )
 

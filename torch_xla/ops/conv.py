@@ -64,7 +64,7 @@ def _correlation(
     dilation: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """The same, of an image whose elements are spread out first."""
+    """A correlation of an image whose elements are spread out first."""
     convolution = functools.partial(
         lax.conv_general_dilated,
         window_strides=strides,

@@ -54,7 +54,7 @@ def _scalar_tensor(ctx: Context, value: Any, **_: Any) -> jax.Array:
 
 
 def _range(ctx: Context, start: Any, step: Any) -> jax.Array:
-    """``start + i * step``; the length is the promised one, so both numbers may be program inputs."""
+    """``start + i * step``; the length is the Meta kernel's, so both numbers may be program inputs."""
     wide = torch.float64 if ctx.meta.dtype.is_floating_point else torch.int64
     index = lax.iota(dtypes.numpy_dtype(wide), ctx.meta.shape[0])
     return dtypes.cast(start, wide) + index * dtypes.cast(step, wide)

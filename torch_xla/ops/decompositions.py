@@ -73,7 +73,7 @@ class _LowerMode(TorchDispatchMode):
                     for k, v in kwargs.items()
                 },
             )
-        metas = asked(func, args, metas)
+        metas = requested_results(func, args, metas)
         flat, spec = pytree.tree_flatten(metas)
         tensors = [m for m in flat if isinstance(m, torch.Tensor)]
         if not tensors:
@@ -88,10 +88,10 @@ class _LowerMode(TorchDispatchMode):
         return pytree.tree_unflatten(wrapped, spec)
 
 
-def asked(op: OpOverload, args: Sequence[Any], results: Any) -> Any:
-    """The results of a call without those that its mask does not ask for, which some Meta kernels promise all the same.
+def requested_results(op: OpOverload, args: Sequence[Any], results: Any) -> Any:
+    """The results of a call without those that its mask does not ask for, which some Meta kernels give all the same.
 
-    The recorder does the same in `shape_cache.cpp`.
+    The recorder does the same in `csrc/record/meta_cache.cpp`.
     """
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if str(argument.type) == "List[bool]" and isinstance(results, tuple) and len(results) == argument.N:  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch
 
 from torch_xla import _config
 from torch_xla.ops.call_settings import default_dtype
-from torch_xla.ops.registry import Lifted
+from torch_xla.ops.registry import NumberInput
 from torch_xla.ops.xla_types import XLA_NAMES
 
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {
@@ -43,7 +43,7 @@ _LENGTHENED = {np.dtype(np.int32): torch.int64, np.dtype(np.uint32): torch.uint6
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _PYTHON_KINDS: dict[type, Any] = {bool: True, int: 1, float: 1.0, complex: 1j}
 
-Number = bool | int | float | complex | Lifted
+Number = bool | int | float | complex | NumberInput
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def shortens() -> bool:
     return _config.XLA_USE_32BIT_LONG.get()
 
 
-def _kept(dtype: torch.dtype) -> torch.dtype:
+def _device_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that devices keep values of `dtype` in."""
     return _SHORTENED[dtype] if dtype in _SHORTENED and shortens() else dtype
 
@@ -60,7 +60,7 @@ def _kept(dtype: torch.dtype) -> torch.dtype:
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The NumPy (and JAX) dtype of a PyTorch dtype; TypeError where XLA has none (quantized and complex32 tensors)."""
     try:
-        return _TO_NUMPY[_kept(dtype)]
+        return _TO_NUMPY[_device_dtype(dtype)]
     except KeyError:
         raise TypeError(f"[dtype] {dtype} has no XLA type; convert the tensor first, e.g. .to(torch.float32)") from None
 
@@ -72,7 +72,7 @@ def limits(dtype: np.dtype) -> tuple[int, int]:
 
 def xla_name(dtype: torch.dtype) -> str:
     """XLA's name of a dtype, such as ``"bf16"``."""
-    dtype = _kept(dtype)
+    dtype = _device_dtype(dtype)
     return XLA_NAMES.get(dtype) or str(dtype).removeprefix("torch.").replace("float8_", "f8")
 
 
@@ -84,15 +84,15 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 def is_number(x: Any) -> bool:
     """Whether `x` is a Python number, constant or lifted."""
-    return isinstance(x, (bool, int, float, complex, Lifted))
+    return isinstance(x, (bool, int, float, complex, NumberInput))
 
 
 def cast(x: jax.Array | Number, dtype: torch.dtype) -> jax.Array:
     """`x` as an array of PyTorch type `dtype`, with PyTorch's conversion (complex drops its imaginary part)."""
     target = numpy_dtype(dtype)
-    array: Any = x.value if isinstance(x, Lifted) else x
-    if is_number(x) and _kept(dtype) != dtype:
-        array = jnp.clip(array, *limits(target)) if isinstance(x, Lifted) else np.clip(array, *limits(target))
+    array: Any = x.value if isinstance(x, NumberInput) else x
+    if is_number(x) and _device_dtype(dtype) != dtype:
+        array = jnp.clip(array, *limits(target)) if isinstance(x, NumberInput) else np.clip(array, *limits(target))
     if not hasattr(array, "dtype"):
         # NumPy wraps a Python number that the type cannot hold, as PyTorch does; JAX would raise.
         with np.errstate(all="ignore"):
@@ -146,7 +146,7 @@ def result_type(*operands: Any) -> torch.dtype:
         if x is None:
             continue
         if is_number(x):
-            merge("numbers", types[x.kind if isinstance(x, Lifted) else type(x)])
+            merge("numbers", types[x.kind if isinstance(x, NumberInput) else type(x)])
         else:
             merge("dims" if x.ndim else "scalars", torch_dtype(x.dtype))
     result: torch.dtype | None = None

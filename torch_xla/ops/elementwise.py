@@ -14,7 +14,7 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.args import scale
 from torch_xla.ops.arithmetic import add, multiply, select, subtract
 from torch_xla.ops.division import divide
-from torch_xla.ops.registry import Context, Lifted, Rule, lowers
+from torch_xla.ops.registry import Context, NumberInput, Rule, lowers
 
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -146,7 +146,7 @@ def _pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
     dtype = dtypes.compute_type(x, exponent)
     x = dtypes.cast(x, dtype)
     # The common exponents become products and roots, which is what PyTorch's kernel does.
-    if jnp.issubdtype(x.dtype, jnp.inexact) and not isinstance(exponent, (complex, Lifted)):
+    if jnp.issubdtype(x.dtype, jnp.inexact) and not isinstance(exponent, (complex, NumberInput)):
         if abs(exponent) == 0.5:
             return lax.sqrt(x) if exponent > 0 else lax.rsqrt(x)
         if abs(exponent) <= 4 and exponent == int(exponent):

@@ -57,7 +57,7 @@ def _embedding_bag(
 
 
 def _fit(ctx: Context, result: int, x: jax.Array) -> jax.Array:
-    """An intermediate result in the shape PyTorch promises; empty or longer where PyTorch does not read it."""
+    """An intermediate result in the Meta kernel's shape; empty or longer where PyTorch does not read it."""
     meta = ctx.out[result]
     if meta is None or meta.shape == x.shape:
         return x

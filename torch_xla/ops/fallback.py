@@ -15,7 +15,7 @@ from torch_xla import _config, _fallbacks
 from torch_xla._torch_internals import OpOverload, pytree
 from torch_xla.ops import call_settings, dtypes
 from torch_xla.ops.promotion import promoted_arrays
-from torch_xla.ops.registry import Lifted, Meta, has_own_text
+from torch_xla.ops.registry import Meta, NumberInput, has_own_text
 
 _interrupt: BaseException | None = None  # raised in a callback
 _can_call: ContextVar[Callable[[], bool] | None] = ContextVar("programs can call the host", default=None)
@@ -43,13 +43,13 @@ def where(can_call: Callable[[], bool] | None) -> AbstractContextManager[None]:
     return _config.within(_can_call, can_call)
 
 
-def asked() -> Callable[[], bool] | None:
-    """Who is asked in this scope; part of what a lowered operator is."""
+def callback_policy() -> Callable[[], bool] | None:
+    """The function of this scope that says whether callbacks work; part of a lowered operator's key."""
     return _can_call.get()
 
 
 def take_interrupt() -> BaseException | None:
-    """What a callback raised that is no error, such as an interrupt or an exit, since this was last asked."""
+    """The interrupt or exit that a callback raised since the last call, or None."""
     global _interrupt
     interrupt, _interrupt = _interrupt, None
     return interrupt
@@ -86,10 +86,10 @@ def run(
 ) -> tuple[Any, ...]:
     """Places a call of an operator's CPU kernel into the program, and tells of it and why it is not lowered.
 
-    Returns one array per promised result, None where undefined. Raises NeedsHost where the device's programs cannot
+    Returns one array per result, None where undefined. Raises NeedsHost where the device's programs cannot
     call the host.
     """
-    can_call = asked()
+    can_call = callback_policy()
     if can_call is not None and not can_call():
         raise NeedsHost(op._schema.name, reason)
     _fallbacks.inside_graph(op._schema.name, reason)
@@ -104,10 +104,10 @@ def run(
     def freeze(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(freeze(e) for e in x)
-        if isinstance(x, (jax.Array, Lifted)):
+        if isinstance(x, (jax.Array, NumberInput)):
             slot = Slot(len(arrays))
-            slot.kind = x.kind if isinstance(x, Lifted) else None
-            arrays.append(x.value if isinstance(x, Lifted) else x)
+            slot.kind = x.kind if isinstance(x, NumberInput) else None
+            arrays.append(x.value if isinstance(x, NumberInput) else x)
             return slot
         return x
 
@@ -141,9 +141,9 @@ def run(
         with torch.no_grad(), call_settings.as_recorded(settings):
             returned = op(*with_tensors(op, positional), **keywords)
         results = results_of(op, returned, positional, keywords)
-        # PyTorch's kernel may compute more than it was asked for, which is not promised.
-        promised = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
-        return tuple(_pack_on_host(to_numpy(_given(op, r, m).to(m.dtype).expand(m.shape))) for r, m in promised)
+        # PyTorch's kernel may compute more results than its mask asks for, which the metas leave out.
+        results_metas = [(r, m) for r, m in zip(results, out, strict=True) if m is not None]
+        return tuple(_pack_on_host(to_numpy(_checked(op, r, m).to(m.dtype).expand(m.shape))) for r, m in results_metas)
 
     if has_own_text(template):
         # Equal calls of the host are known as such, each a function of its own: see `functions/programs.py`.
@@ -153,11 +153,11 @@ def run(
     return tuple(None if m is None else next(values) for m in out)
 
 
-def _given(op: OpOverload, result: torch.Tensor | None, meta: Meta) -> torch.Tensor:
+def _checked(op: OpOverload, result: torch.Tensor | None, meta: Meta) -> torch.Tensor:
     if result is None:
         raise RuntimeError(
-            f"[callback {op}] PyTorch's CPU kernel gave no value, expected {meta.dtype}{list(meta.shape)} as its Meta "
-            "kernel promises; give the operator a rule in ops/"
+            f"[callback {op}] got no value of PyTorch's CPU kernel, expected {meta.dtype}{list(meta.shape)} as of its "
+            "Meta kernel; give the operator a rule in ops/"
         )
     return result
 

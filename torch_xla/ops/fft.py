@@ -83,7 +83,7 @@ def _fft_r2c(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int
 def _fft_c2r(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int, size: int) -> jax.Array:
     axis = dims[-1]
 
-    def whole(x: jax.Array) -> jax.Array:
+    def full(x: jax.Array) -> jax.Array:
         """By what a half stands for: the other one has the conjugates, the other way round."""
         mirrored = jnp.flip(jnp.conj(lax.slice_in_dim(x, 1, (size + 1) // 2, axis=axis)), axis)
         return jnp.real(_along(jnp.concatenate([x, mirrored], axis=axis), axis, False))
@@ -93,5 +93,5 @@ def _fft_c2r(ctx: Context, x: jax.Array, dims: Sequence[int], normalization: int
 
     x = _transform(x, dims[:-1], False)
     fits = x.dtype == np.complex128 and x.shape[axis] == size // 2 + 1
-    out = lax.platform_dependent(x, tpu=whole, default=usual) if fits else usual(x)
+    out = lax.platform_dependent(x, tpu=full, default=usual) if fits else usual(x)
     return _normalization(out, [ctx.meta.shape[d] for d in dims], normalization)

@@ -39,7 +39,7 @@ _HALF = ("bfloat16", "float16")
 _PRODUCTS = ("aten::bmm", "aten::linear", "aten::mm")
 _WIDE = ("aten::native_layer_norm_backward",)  # take no statistics in float32 beside 16-bit types
 
-_used: ContextVar[bool] = ContextVar("host kernels", default=False)
+_enabled: ContextVar[bool] = ContextVar("host kernels", default=False)
 
 
 @functools.cache
@@ -60,14 +60,14 @@ def register() -> bool:
     return True
 
 
-def used(on: bool) -> AbstractContextManager[None]:
+def enabled(on: bool) -> AbstractContextManager[None]:
     """A scope in which programs are lowered to run on this machine's CPU, or are not."""
-    return _config.within(_used, on and register() and not dtypes.shortens())
+    return _config.within(_enabled, on and register() and not dtypes.shortens())
 
 
 def in_use() -> bool:
     """Whether this is such a scope; part of what a lowered operator is."""
-    return _used.get()
+    return _enabled.get()
 
 
 def attempt(
@@ -80,10 +80,10 @@ def attempt(
     """Places PyTorch's kernel into the program, where XLA:CPU would be much slower; None, with nothing done, elsewhere.
 
     There are no tensors in lists. With `aside` hardly anything waits for the results, such as gradients of weights.
-    Gives one array per promised result, None where undefined.
+    Returns one array per result of the Meta kernel, None where undefined.
     """
     # A kernel is called with the numbers that its schema wants, and these are none while the program is made.
-    measure = _WORK.get(str(op)) if _used.get() and not varied_arguments(args, kwargs) else None
+    measure = _WORK.get(str(op)) if _enabled.get() and not varied_arguments(args, kwargs) else None
     work = measure(*args, **kwargs) if measure is not None else 0
     if not work:
         return None

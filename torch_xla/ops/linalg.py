@@ -183,7 +183,7 @@ def _svd_of(x: jax.Array, full_matrices: bool) -> Arrays:
 
 
 def _svd_by_polar(x: jax.Array, full_matrices: bool) -> Arrays:
-    """That of a matrix by the polar decomposition and eigenvalues.
+    """The SVD of a matrix by the polar decomposition and eigenvalues.
 
     Source: Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer algorithms for the symmetric
     eigenvalue decomposition and the SVD", 2013.

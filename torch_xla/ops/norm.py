@@ -13,7 +13,7 @@ from jax import lax
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
 from torch_xla.ops.arithmetic import add, multiply, subtract, total
-from torch_xla.ops.registry import Context, Lifted, array_of, lowers
+from torch_xla.ops.registry import Context, NumberInput, array_of, lowers
 
 MaybeArray = jax.Array | None
 Three = tuple[MaybeArray, MaybeArray, MaybeArray]
@@ -162,7 +162,7 @@ def _batch_norm(
     running_mean: MaybeArray,
     running_var: MaybeArray,
     training: bool,
-    momentum: float | Lifted,
+    momentum: float | NumberInput,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, MaybeArray, MaybeArray]:
     """Result, mean, 1/std, and the running statistics as they are afterwards."""
@@ -173,7 +173,7 @@ def _batch_norm(
         if running_mean is not None and running_var is not None:
             count = math.prod(x.shape[d] for d in dims)
             unbiased = variance * (count / max(count - 1, 1))
-            new = momentum.value if isinstance(momentum, Lifted) else momentum
+            new = momentum.value if isinstance(momentum, NumberInput) else momentum
             old, new = (dtypes.cast(part, dtypes.dtype_of(mean)) for part in (1 - new, new))
             running_mean = old * dtypes.widen(running_mean) + new * mean
             running_var = old * dtypes.widen(running_var) + new * unbiased
@@ -187,8 +187,8 @@ def _batch_norm(
     return out, mean, rstd, running_mean, running_var
 
 
-def _promised(ctx: Context, result: int, x: jax.Array) -> jax.Array:
-    """The statistic, or the empty tensor that PyTorch promises in its place in evaluation."""
+def _as_returned(ctx: Context, result: int, x: jax.Array) -> jax.Array:
+    """The statistic, or the empty tensor that PyTorch returns in its place in evaluation."""
     meta = ctx.out[result]
     return jnp.zeros(meta.shape, x.dtype) if meta is not None and meta.shape != x.shape else x
 
@@ -200,7 +200,7 @@ def _promised(ctx: Context, result: int, x: jax.Array) -> jax.Array:
 )
 def _native_batch_norm(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
     out, mean, rstd, *running = _batch_norm(*args)
-    return out, _promised(ctx, 1, mean), _promised(ctx, 2, rstd), *(running if len(ctx.out) == 5 else ())
+    return out, _as_returned(ctx, 1, mean), _as_returned(ctx, 2, rstd), *(running if len(ctx.out) == 5 else ())
 
 
 @lowers("aten._native_batch_norm_legit_no_training.default")

@@ -24,7 +24,7 @@ def _constant_pad(ctx: Context, x: jax.Array, pad: Sequence[int], value: Any) ->
 
 
 def _border(x: jax.Array, dim: int, width: int, after: bool, reflect: bool) -> jax.Array:
-    """What `width` elements of padding on one side of `dim` hold."""
+    """The values of `width` elements of padding on one side of `dim`."""
     size = x.shape[dim]
     if reflect:
         first = size - 1 - width if after else 1

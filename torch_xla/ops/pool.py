@@ -214,7 +214,7 @@ def unpool(grad: jax.Array, indices: jax.Array, size: Sequence[int]) -> jax.Arra
 
 
 def _divisors(w: _Window, size: Sequence[int], count_include_pad: bool, divisor: int | None) -> np.ndarray | int:
-    """What each window's sum is divided by."""
+    """The divisor of each window's sum."""
     if divisor:
         return divisor
     counts = np.ones((), np.int64)

@@ -1,4 +1,4 @@
-"""How exactly products of float32 are computed: this package's setting where one was made, else PyTorch's.
+"""Sets the precision of float32 products: this package's setting if there is one, else PyTorch's.
 
 CPUs compute in full float32 whatever the setting; GPUs and TPUs have faster ways that keep fewer bits.
 """

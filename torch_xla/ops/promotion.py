@@ -15,7 +15,7 @@ import torch
 from torch_xla._torch_internals import OpOverload
 from torch_xla.ops import dtypes
 from torch_xla.ops.call_settings import default_dtype
-from torch_xla.ops.registry import Lifted, Meta
+from torch_xla.ops.registry import Meta, NumberInput
 
 
 def promoted(
@@ -27,7 +27,7 @@ def promoted(
 ) -> list[Any]:
     """The arguments of a call, in the schema's order, so that its results do not depend on PyTorch's default dtype.
 
-    `out` is what was promised for each result. `dtype_of` gives the dtype of a tensor among them, None of anything
+    `out` has the Meta kernel's type of each result. `dtype_of` gives the dtype of a tensor among them, None of anything
     else; `cast` makes a tensor of a dtype from a tensor or a number.
     """
     default = default_dtype()
@@ -51,18 +51,18 @@ def promoted(
     if default not in gives and not any("number" in str(schema[i].real_type) for i in numbers):
         return arguments
 
-    def whole(x: Any) -> Any:
+    def as_default(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
-            return type(x)(map(whole, x))
+            return type(x)(map(as_default, x))
         return x if dtype_of(x) is None else cast(x, default)
 
-    return list(map(whole, arguments))
+    return list(map(as_default, arguments))
 
 
 def promoted_arrays(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Sequence[Meta | None]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The same of JAX arrays, and with keyword-only arguments by themselves."""
+    """Promotes JAX arrays as above, with keyword-only arguments separate."""
     arguments = promoted(
         op,
         [*args, *kwargs.values()],
@@ -74,7 +74,7 @@ def promoted_arrays(
 
 
 def _kind(x: Any) -> type:
-    return x.kind if isinstance(x, Lifted) else type(x)
+    return x.kind if isinstance(x, NumberInput) else type(x)
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Any]:

@@ -45,7 +45,7 @@ def _normal(ctx: Context) -> jax.Array:
 
 @lowers("aten.rand.default", "aten.rand.generator", "aten.rand_like.default", "aten.rand_like.generator")
 def _rand(ctx: Context, like: Any, **_: Any) -> jax.Array:
-    # Drawn in the promised type: rounding a float32 below 1 to a half type could give 1.
+    # Drawn in the result's type: rounding a float32 below 1 to a half type could give 1.
     dtype = dtypes.numpy_dtype(ctx.meta.dtype)
     if ctx.meta.dtype.is_complex:
         pair = jax.random.uniform(ctx.key(), (*ctx.meta.shape, 2), np.zeros(0, dtype).real.dtype)

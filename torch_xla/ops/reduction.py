@@ -12,7 +12,7 @@ from jax import lax
 
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.arithmetic import total
-from torch_xla.ops.registry import Context, Lifted, lowers
+from torch_xla.ops.registry import Context, NumberInput, lowers
 
 Dims = int | Sequence[int] | None
 
@@ -31,7 +31,7 @@ def _size(x: jax.Array, dims: tuple[int, ...]) -> int:
     return math.prod(x.shape[d] for d in dims)
 
 
-def _promised(ctx: Context, x: jax.Array) -> jax.Array:
+def _to_accumulate(ctx: Context, x: jax.Array) -> jax.Array:
     """The operand in the type that the result is accumulated in."""
     return dtypes.cast(x, dtypes.opmath(ctx.meta.dtype))
 
@@ -41,7 +41,7 @@ def _promised(ctx: Context, x: jax.Array) -> jax.Array:
 
 @lowers("aten.sum.dim_IntList")
 def _sum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
-    x = _promised(ctx, x)
+    x = _to_accumulate(ctx, x)
     if x.dtype == jnp.bool_:
         return jnp.any(x, axis=axes(x, dim), keepdims=keepdim)
     return total(x, axes(x, dim), keepdim)
@@ -61,7 +61,7 @@ def _nansum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any)
 def _mean(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
     dims = axes(x, dim)
     total = _sum(ctx, x, dims if x.ndim else None, keepdim, dtype=dtype)
-    return division.divide(total, _promised(ctx, jnp.asarray(_size(x, dims))))
+    return division.divide(total, _to_accumulate(ctx, jnp.asarray(_size(x, dims))))
 
 
 @lowers("aten.mean.default")
@@ -71,7 +71,7 @@ def _mean_all(ctx: Context, x: jax.Array, *, dtype: Any) -> jax.Array:
 
 @lowers("aten.prod.dim_int")
 def _prod(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
-    x = _promised(ctx, x)
+    x = _to_accumulate(ctx, x)
     if x.dtype == jnp.bool_:
         return jnp.all(x, axis=axes(x, dim), keepdims=keepdim)
     return jnp.prod(x, axis=axes(x, dim), keepdims=keepdim, dtype=x.dtype)
@@ -251,10 +251,10 @@ def _std_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim
 # Norms.
 
 
-def _vector_norm(x: jax.Array, order: float | Lifted, dim: Dims, keepdim: bool) -> jax.Array:
+def _vector_norm(x: jax.Array, order: float | NumberInput, dim: Dims, keepdim: bool) -> jax.Array:
     dims = axes(x, dim)
     size = lax.abs(x)
-    if isinstance(order, Lifted):
+    if isinstance(order, NumberInput):
         return _norm_of_any_order(size, order.as_type(size), dims, keepdim)
     if order == math.inf:
         return jnp.max(size, axis=dims, keepdims=keepdim)
@@ -283,7 +283,7 @@ def _norm_of_any_order(size: jax.Array, order: jax.Array, dims: tuple[int, ...],
 
 @lowers("aten.linalg_vector_norm.default")
 def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
-    if dtype is not None:  # recorded as a number; the promised result is of this type, real where that is complex
+    if dtype is not None:  # recorded as a number; the result is of this type, real where that is complex
         compute_dtype = dtypes.opmath(ctx.meta.dtype)
         x = dtypes.cast(x, compute_dtype.to_complex() if jnp.iscomplexobj(x) else compute_dtype)
     else:

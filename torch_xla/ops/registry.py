@@ -2,7 +2,8 @@
 
 A rule is a function ``rule(ctx, *args, **kwargs)`` that receives the operator's arguments in schema order (keyword-only
 arguments by keyword, defaults filled in) and returns one JAX array, or a tuple of them for operators with several
-results. Tensors arrive as JAX arrays, numbers as Python numbers or `Lifted`, everything else as PyTorch would pass it.
+results. Tensors arrive as JAX arrays, numbers as Python numbers or `NumberInput`, everything else as PyTorch would
+pass it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Shape and dtype that PyTorch promises for one result."""
+    """Shape and dtype of a result, from PyTorch's Meta kernel."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -52,7 +53,7 @@ class StaticNumbers(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lifted:
+class NumberInput:
     """A Python number whose value is an input of the program, not a constant in it.
 
     It takes part in arithmetic as the number would: with an array, whose type it takes as far as JAX's promotion lets a
@@ -71,17 +72,17 @@ class Lifted:
 
         return self.value.astype(jnp.result_type(array, self.kind(0)))
 
-    def asked(self, *_: object) -> Any:
+    def require_constant(self, *_: object) -> Any:
         """Raises `StaticNumbers`: the program needs the value."""
         raise StaticNumbers(self.op, None if self.argument is None else (self.argument,))
 
-    __bool__ = __int__ = __index__ = __float__ = __complex__ = __hash__ = asked
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __floor__ = __ceil__ = asked
-    __iter__ = __len__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = asked
+    __bool__ = __int__ = __index__ = __float__ = __complex__ = __hash__ = require_constant
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __floor__ = __ceil__ = require_constant
+    __iter__ = __len__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = require_constant
 
     def _combined(self, other: Any, function: Callable[[Any, Any], Any]) -> Any:
-        if isinstance(other, (Lifted, bool, int, float, complex)):
-            value = function(self.value, other.value if isinstance(other, Lifted) else other)
+        if isinstance(other, (NumberInput, bool, int, float, complex)):
+            value = function(self.value, other.value if isinstance(other, NumberInput) else other)
             return replace(self, value=value, kind=type(value.dtype.type(0).item()))
         return function(self.as_type(other), other)
 
@@ -109,7 +110,7 @@ class Lifted:
     def __rpow__(self, other: Any) -> Any:
         return self._combined(other, lambda a, b: b**a)
 
-    def __neg__(self) -> Lifted:
+    def __neg__(self) -> NumberInput:
         return replace(self, value=-self.value)
 
     __radd__ = __add__
@@ -122,26 +123,26 @@ def varied_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[in
         x if isinstance(x, (list, tuple)) else (x,) for x in (*args, *kwargs.values())
     )
     return tuple(
-        sorted({x.argument for x in elements if isinstance(x, Lifted) and x.varied and x.argument is not None})
+        sorted({x.argument for x in elements if isinstance(x, NumberInput) and x.varied and x.argument is not None})
     )
 
 
 def array_of(number: Any) -> Any:
     """A number as JAX's functions take it: an array if it is lifted, else itself."""
-    return number.value if isinstance(number, Lifted) else number
+    return number.value if isinstance(number, NumberInput) else number
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule may ask beside its arguments."""
+    """What a rule can read beside its arguments."""
 
     op: str  # such as ``aten.add.Tensor``
-    out: tuple[Meta | None, ...]  # promised results; None where the operator returns an undefined tensor
+    out: tuple[Meta | None, ...]  # types of the results; None where the operator returns an undefined tensor
     seed: tuple[jax.Array, jax.Array] | None = None  # int64 scalars (seed, offset) where random numbers are drawn
 
     @property
     def meta(self) -> Meta:
-        """The first promised result."""
+        """The type of the first result."""
         meta = self.out[0]
         assert meta is not None
         return meta
@@ -151,7 +152,7 @@ class Context:
 
         Raises StaticNumbers where it is lifted: the caller records it as a constant and lowers again.
         """
-        return number.asked() if isinstance(number, Lifted) else number
+        return number.require_constant() if isinstance(number, NumberInput) else number
 
     def key(self) -> jax.Array:
         """A JAX random key that is unique for this operator call; RuntimeError where the recorder gave no seed."""

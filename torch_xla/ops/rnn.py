@@ -155,7 +155,7 @@ class _Net:
             yield i // self.directions, _Cell(_POINTWISE[self.mode], reverse, present, w_ih, w_hh, biases, w_hr)
 
     def places(self, batch: int) -> tuple[jax.Array, jax.Array]:
-        """Where element ``[t, b]`` is in packed data, and which elements there are."""
+        """The index of element ``[t, b]`` in packed data, and a mask of the elements that exist."""
         assert self.batch_sizes is not None
         starts = jnp.cumsum(self.batch_sizes) - self.batch_sizes
         sequence = jnp.arange(batch)
@@ -193,7 +193,7 @@ class _Net:
         return [self.packed(output, count), *states, *(s for each in after for s in each)]
 
     def between(self, after: Sequence[State], layer: int, mask: MaybeArray, dtype: Any) -> jax.Array:
-        """What a layer reads of the one before it."""
+        """The input of a layer, from the one before it."""
         x = _joined(after, dtype)
         return x if mask is None else x * mask[layer - 1]
 

@@ -18,10 +18,10 @@ from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.args import axes, axis, clamp_slice, ints
-from torch_xla.ops.registry import Context, Lifted, array_of, lowers
+from torch_xla.ops.registry import Context, NumberInput, array_of, lowers
 
 Arrays = tuple[jax.Array, ...]
-Offset = int | Lifted | None
+Offset = int | NumberInput | None
 
 
 @lowers(
@@ -82,8 +82,8 @@ def _t(ctx: Context, x: jax.Array) -> jax.Array:
 
 
 @lowers("aten.select.int", "aten.select_copy.int")
-def _select(ctx: Context, x: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
-    if isinstance(index, Lifted):
+def _select(ctx: Context, x: jax.Array, dim: int, index: int | NumberInput) -> jax.Array:
+    if isinstance(index, NumberInput):
         return lax.dynamic_index_in_dim(x, index.value, axis(dim, x.ndim), keepdims=False)
     return lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=False)
 
@@ -93,14 +93,14 @@ def _slice(ctx: Context, x: jax.Array, dim: int, start: Offset, end: Offset, ste
     dim = axis(dim, x.ndim)
     # What its end is, its shape tells.
     reach = _reach(ctx.meta.shape[dim], step)
-    if isinstance(start, Lifted):
+    if isinstance(start, NumberInput):
         return lax.slice_in_dim(lax.dynamic_slice_in_dim(x, start.value, reach, dim), 0, None, step, dim)
     first, _ = clamp_slice(start, None, x.shape[dim])
     return lax.slice_in_dim(x, first, first + reach, step, dim)
 
 
 def _reach(count: int, step: int) -> int:
-    """How many places `count` elements take, one in `step`."""
+    """The length that `count` elements span, one in `step`."""
     return max((count - 1) * step + 1, 0)
 
 
@@ -288,18 +288,18 @@ def _slice_scatter(
     ctx: Context, x: jax.Array, src: jax.Array, dim: int, start: Offset, end: Offset, step: int
 ) -> jax.Array:
     dim = axis(dim, x.ndim)
-    if isinstance(start, Lifted):
+    if isinstance(start, NumberInput):
         return _write_at(x, src, dim, start.value, step)
-    if isinstance(end, Lifted):  # for a view, whose shape `src` has
+    if isinstance(end, NumberInput):  # for a view, whose shape `src` has
         start, _ = clamp_slice(start, None, x.shape[dim])
         end = start + _reach(src.shape[dim], step)
     return write_slice(x, src, dim, *clamp_slice(start, end, x.shape[dim]), step)
 
 
 @lowers("aten.select_scatter.default")
-def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int | Lifted) -> jax.Array:
+def _select_scatter(ctx: Context, x: jax.Array, src: jax.Array, dim: int, index: int | NumberInput) -> jax.Array:
     dim = axis(dim, x.ndim)
-    if isinstance(index, Lifted):
+    if isinstance(index, NumberInput):
         return _write_at(x, jnp.expand_dims(src, dim), dim, index.value, 1)
     index %= x.shape[dim]
     return write_slice(x, jnp.expand_dims(src, dim), dim, index, index + 1, 1)
@@ -315,19 +315,27 @@ def _diagonal_scatter(ctx: Context, x: jax.Array, src: jax.Array, offset: int, d
 
 @lowers("aten.slice_backward.default")
 def _slice_backward(
-    ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, start: int | Lifted, end: int | Lifted, step: int
+    ctx: Context,
+    grad: jax.Array,
+    sizes: Sequence[int],
+    dim: int,
+    start: int | NumberInput,
+    end: int | NumberInput,
+    step: int,
 ) -> jax.Array:
     dim = axis(dim, len(sizes))
-    if isinstance(start, Lifted):
+    if isinstance(start, NumberInput):
         return _write_at(jnp.zeros(sizes, grad.dtype), grad, dim, start.value, step)
     start, _ = clamp_slice(start, None, sizes[dim])
     return _spread(grad, dim, start, step, sizes[dim])
 
 
 @lowers("aten.select_backward.default")
-def _select_backward(ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, index: int | Lifted) -> jax.Array:
+def _select_backward(
+    ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, index: int | NumberInput
+) -> jax.Array:
     dim = axis(dim, len(sizes))
-    if isinstance(index, Lifted):
+    if isinstance(index, NumberInput):
         return _write_at(jnp.zeros(sizes, grad.dtype), jnp.expand_dims(grad, dim), dim, index.value, 1)
     return _spread(jnp.expand_dims(grad, dim), dim, index % sizes[dim], 1, sizes[dim])
 
@@ -447,23 +455,23 @@ def _rot90(ctx: Context, x: jax.Array, k: int, dims: Sequence[int]) -> jax.Array
     return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
-def _triangle(x: jax.Array, diagonal: int | Lifted, lower: bool) -> jax.Array:
+def _triangle(x: jax.Array, diagonal: int | NumberInput, lower: bool) -> jax.Array:
     rows = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 0)
     columns = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 1)
     # Diagonals far outside the matrix would not fit int32.
-    offset = diagonal.value if isinstance(diagonal, Lifted) else diagonal
+    offset = diagonal.value if isinstance(diagonal, NumberInput) else diagonal
     offset = jnp.clip(offset, -x.shape[-2] - 1, x.shape[-1] + 1).astype(jnp.int32)
     keep = columns - rows <= offset if lower else columns - rows >= offset
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 
 @lowers("aten.tril.default")
-def _tril(ctx: Context, x: jax.Array, diagonal: int | Lifted) -> jax.Array:
+def _tril(ctx: Context, x: jax.Array, diagonal: int | NumberInput) -> jax.Array:
     return _triangle(x, diagonal, lower=True)
 
 
 @lowers("aten.triu.default")
-def _triu(ctx: Context, x: jax.Array, diagonal: int | Lifted) -> jax.Array:
+def _triu(ctx: Context, x: jax.Array, diagonal: int | NumberInput) -> jax.Array:
     return _triangle(x, diagonal, lower=False)
 
 

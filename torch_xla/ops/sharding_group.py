@@ -20,10 +20,10 @@ def _lower(ctx: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-_alike = primitive("shard_alike", lambda x, y: (x, y), _lower, several=True)
+_shard_alike = primitive("shard_alike", lambda x, y: (x, y), _lower, several=True)
 
 
 def shard_alike(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both arrays, of as many dimensions: as soon as one is split the other is split in the same way."""
-    first, second = _alike.bind(x, y)
+    first, second = _shard_alike.bind(x, y)
     return first, second

@@ -30,16 +30,16 @@ def _entropy(x: jax.Array) -> jax.Array:
 def _zeta(order: jax.Array, x: jax.Array) -> jax.Array:
     """Hurwitz zeta function. Left of 0, where XLA loses accuracy, terms are added until the rest lies right of it."""
 
-    def left(x: jax.Array) -> jax.Array:
+    def below(x: jax.Array) -> jax.Array:
         # Far left every step would be lost to rounding.
         return (x < 0) & (x > -(2.0**20))
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         total, x = carry
-        term = jnp.where(left(x), lax.pow(x, -order), jnp.zeros_like(x))
-        return total + term, jnp.where(left(x), x + 1, x)
+        term = jnp.where(below(x), lax.pow(x, -order), jnp.zeros_like(x))
+        return total + term, jnp.where(below(x), x + 1, x)
 
-    total, rest = lax.while_loop(lambda carry: jnp.any(left(carry[1])), step, (jnp.zeros_like(x), x))
+    total, rest = lax.while_loop(lambda carry: jnp.any(below(carry[1])), step, (jnp.zeros_like(x), x))
     infinite = (order == 1) | ((order > 1) & (x <= 0) & (x == lax.floor(x)))
     undefined = (order < 1) | ((x < 0) & (order != lax.floor(order)))
     value = jnp.where(undefined, jnp.full_like(x, math.nan), total + lax.zeta(order, rest))

@@ -189,7 +189,7 @@ def _polar(ctx: Context, size: jax.Array, angle: jax.Array) -> jax.Array:
     return lax.complex(size * lax.cos(angle), size * lax.sin(angle))
 
 
-# Copies. The promised dtype does the conversion.
+# Copies. The cast to the result's dtype does the conversion.
 
 
 @lowers("aten.clone.default", "aten._to_copy.default", "prims.convert_element_type.default")

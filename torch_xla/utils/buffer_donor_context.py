@@ -1,4 +1,4 @@
-"""Where buffers that were given away may be written over."""
+"""A scope in which programs may write over donated buffers."""
 
 from __future__ import annotations
 

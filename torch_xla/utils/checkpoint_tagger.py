@@ -35,7 +35,7 @@ class CheckpointTagger:
 
     @classmethod
     def load_from_json(cls, str_json: str, remover: Callable[[str], None] | None = None) -> CheckpointTagger:
-        """What `save_to_json` wrote."""
+        """Reads what `save_to_json` wrote."""
         tagger = cls(remover)
         tagger._paths = json.loads(str_json)
         return tagger

@@ -12,7 +12,7 @@ Closure = Callable[[], Any]
 
 
 class ClosureHandler(abc.ABC):
-    """What runs closures; a subclass says how one is run."""
+    """Runs closures; a subclass says how."""
 
     @abc.abstractmethod
     def run(self, closure: Closure) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class QueueBase:
-    """What both queues share.
+    """The common base of both queues.
 
     Args:
         maxsize: Number of items at which writers wait.

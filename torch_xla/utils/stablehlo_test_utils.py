@@ -35,7 +35,7 @@ def wrap_func_as_nn_module(f: Callable[..., Any]) -> torch.nn.Module:
 
 
 def load_save_model_and_inference(path: str, args: tuple[Any, ...]) -> Any:
-    """What a model that TensorFlow saved gives.
+    """The result of a model that TensorFlow saved.
 
     Args:
         path: Its folder.

@@ -77,7 +77,7 @@ class _Steps:
         return self.next()
 
     def next(self) -> Any:
-        """What the next step yields, or `StopIteration`."""
+        """The next step's value, or `StopIteration`."""
         if self._emitted >= self._count:
             raise StopIteration
         self._emitted += 1

@@ -1,4 +1,4 @@
-"""Looking up: structural key to executable, in memory and, if asked, on disk."""
+"""Finds the executable of a graph by its structural key, in memory and, if that is set, on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch_xla import _bindings, _config, _events, _extension, _files, _metrics,
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.device import placement
-from torch_xla._core.graph import graph, sequence
+from torch_xla._core.graph import sequence
+from torch_xla._core.graph.graph import describe
 from torch_xla._core.job import session
 from torch_xla._errors import message, one_line
 
@@ -100,52 +101,52 @@ def clear() -> None:
     _executables.clear()
 
 
-def run(cut: _bindings.Graph) -> bool:
+def run(graph: _bindings.Graph) -> bool:
     """Runs a graph whose executable is in memory, as `find` and `executor.run` do; False if it is not."""
-    return _executables.run(cut, settings_number())
+    return _executables.run(graph, settings_number())
 
 
-def find(cut: _bindings.Graph) -> Executable | None:
+def find(graph: _bindings.Graph) -> Executable | None:
     """The executable of a graph that is in memory, or None.
 
     The graph's numbers travel as the executable takes them from now on; where it takes two as one that differ here,
     that is none for this graph.
     """
-    cached_program: Executable | None = _executables.find(cut, settings_number())
+    cached_program: Executable | None = _executables.find(graph, settings_number())
     return cached_program
 
 
-def knows(cut: _bindings.Graph) -> bool:
+def knows(graph: _bindings.Graph) -> bool:
     """Whether a graph's executable is in memory."""
-    is_cached: bool = _executables.knows(cut, settings_number())
+    is_cached: bool = _executables.knows(graph, settings_number())
     return is_cached
 
 
-def load(cut: _bindings.Graph) -> Executable | None:
+def load(graph: _bindings.Graph) -> Executable | None:
     """The executable of a graph from the disk, or None; counts what it found."""
     _initialize_from_environment()
-    executable = _load(cut)
+    executable = _load(graph)
     if _folder is not None:
         _events.mark("persistent cache", executable is not None)
     if executable is not None:
         _metrics.count("PersistentCacheHit")
-        _store(cut, executable)
+        _store(graph, executable)
     elif _folder is not None:
         _metrics.count("PersistentCacheMiss")
     return executable
 
 
-def add(cut: _bindings.Graph, executable: Executable) -> None:
+def add(graph: _bindings.Graph, executable: Executable) -> None:
     """Remembers a program that was compiled, here or by another process of the job."""
     _metrics.count("SharedCompile" if executable.shared else "UncachedCompile")
-    _store(cut, executable)
+    _store(graph, executable)
     # A program that calls back into this process cannot run in another.
     if _folder is not None and not _readonly and not executable.program.waits and not executable.shared:
-        _save(cut, executable)
+        _save(graph, executable)
 
 
-def _store(cut: _bindings.Graph, executable: Executable) -> None:
-    _executables.add(cut, settings_number(), executable, executable.program)
+def _store(graph: _bindings.Graph, executable: Executable) -> None:
+    _executables.add(graph, settings_number(), executable, executable.program)
     _executables.drop(max(0, len(_executables) - _CAPACITY))
     _keep_below_map_limit()
 
@@ -166,7 +167,7 @@ def _keep_below_map_limit() -> None:
 
 
 def _maps() -> tuple[int, int]:
-    """How many memory mappings the process may have before executables are dropped, and how many it has."""
+    """The limit of memory mappings at which executables are dropped, and how many the process has."""
     try:
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with open("/proc/self/maps", "rb") as file:
@@ -176,7 +177,7 @@ def _maps() -> tuple[int, int]:
 
 
 def settings_number() -> int:
-    """What beside the graph decides the program within a process, as a number."""
+    """A number for the settings, beside the graph, that a program depends on in this process."""
     global _latest
     now = settings.program_settings()
     if now != _latest[0]:  # a comparison takes a tenth of the time of a look-up: most of them are the same objects
@@ -191,7 +192,7 @@ def _number(of: Hashable) -> int:
 
 @functools.cache
 def _identity() -> bytes:
-    """What beside the graph decides the executable: versions, this package's rules, the machine."""
+    """What an executable depends on beside the graph: versions, this package's rules, the machine."""
     digest = hashlib.sha256()
     for name in ("jax", "jaxlib", "torch"):
         digest.update(f"{name} {version(name)}\n".encode())
@@ -205,20 +206,20 @@ def _identity() -> bytes:
     return digest.digest()
 
 
-def _file(cut: _bindings.Graph) -> Path:
+def _file(graph: _bindings.Graph) -> Path:
     assert _folder is not None
-    target = placement.of(cut.device)
+    target = placement.of(graph.device)
     digest = hashlib.sha256(_identity())
     decides = _ADDRESS.sub("", str(settings.program_settings()))
-    digest.update(f"{cut.key} {cut.number_indices} {cut.stacks} {decides} {target.target}".encode())
+    digest.update(f"{graph.key} {graph.number_indices} {graph.stacks} {decides} {target.target}".encode())
     if session.connected() is not None:
-        digest.update(sequence.part_of(graph.describe(cut), session.rank_info().rank).encode())
+        digest.update(sequence.part_of(describe(graph), session.rank_info().rank).encode())
     return _folder / f"{digest.hexdigest()}.xla"
 
 
-def _save(cut: _bindings.Graph, executable: Executable) -> None:
+def _save(graph: _bindings.Graph, executable: Executable) -> None:
     """Writes to a file of another name first: a process killed here leaves nothing under the real one."""
-    path = _file(cut)
+    path = _file(graph)
     try:
         payload = executable.loaded.serialize()
         with _files.replacing(path) as draft:
@@ -226,7 +227,7 @@ def _save(cut: _bindings.Graph, executable: Executable) -> None:
         _keep_below_size_limit(path.parent)
     except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
         text = f"a compiled graph could not be kept in {path.parent}: {one_line(error)}"
-        _notices.tell("cache", path.parent, text)
+        _notices.notify("cache", path.parent, text)
         _metrics.count("PersistentCacheWriteFailed")
 
 
@@ -246,10 +247,10 @@ def _keep_below_size_limit(folder: Path) -> None:
         excess -= size
 
 
-def _load(cut: _bindings.Graph) -> Executable | None:
+def _load(graph: _bindings.Graph) -> Executable | None:
     if _folder is None:
         return None
-    path = _file(cut)
+    path = _file(graph)
     try:
         content = path.read_bytes()
         if not _readonly:
@@ -261,8 +262,8 @@ def _load(cut: _bindings.Graph) -> Executable | None:
         _metrics.count("PersistentCacheDamaged")
         return None
     try:
-        loaded = compiler.deserialize(payload, cut.device)
+        loaded = compiler.deserialize(payload, graph.device)
     except Exception:  # whatever XLA objects to: it compiles anew
         _metrics.count("PersistentCacheDamaged")
         return None
-    return compiler.executable(loaded, cut)
+    return compiler.executable(loaded, graph)

@@ -1,4 +1,4 @@
-"""Compiling: StableHLO becomes an executable of the device."""
+"""Compiles StableHLO to an executable of the device: of a graph `x + 1`, one that takes and gives an array."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ class Executable:
 
 
 def executable(
-    loaded: Any, cut: _bindings.Graph, waits: bool = False, keep: Any = None, elsewhere: bool = False
+    loaded: Any, graph: _bindings.Graph, waits: bool = False, keep: Any = None, elsewhere: bool = False
 ) -> Executable:
-    """What XLA compiled a cut graph to, ready to run."""
-    program = _bindings.Program(cut, waits)
-    results = [*(Meta(*meta) for meta in program.packing.result_metas(cut)), Meta((), torch.bool)]  # with the token
-    places = result_places.note(loaded, cut, program)
-    program.starter = functools.partial(starter, loaded, results, cut.device, places)
+    """Makes an `Executable` of what XLA compiled a cut graph to."""
+    program = _bindings.Program(graph, waits)
+    results = [
+        *(Meta(*meta) for meta in program.packing.result_metas(graph)),
+        Meta((), torch.bool),
+    ]  # with the token
+    places = result_places.note(loaded, graph, program)
+    program.starter = functools.partial(starter, loaded, results, graph.device, places)
     return Executable(loaded, program, keep, elsewhere)
 
 
@@ -67,14 +70,14 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
     return lowered
 
 
-def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) -> Executable:
+def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str) -> Executable:
     """Compiles a lowered graph; the name is what it is called on a terminal.
 
     Raises NeedsHost where it calls what a plugin has not, RuntimeError where compiling failed.
     """
-    chosen = _options_for(cut.device)
+    chosen = _options_for(graph.device)
 
-    place = placement.of(cut.device)
+    place = placement.of(graph.device)
 
     def compile() -> tuple[Any, Any]:
         if place.spans_job:
@@ -88,7 +91,7 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
         _metrics.count("CreateCompileHandles")
         count = _metrics.counter("UncachedCompile") or 0
         with _events.timed(stage):
-            label = f"compiling {name}: {cut.num_nodes} operators, graph {count + 1}"
+            label = f"compiling {name}: {graph.num_nodes} operators, graph {count + 1}"
             try:
                 try:
                     loaded, compiled = interruptible.call(compile, label)
@@ -103,16 +106,16 @@ def compile_lowered(cut: _bindings.Graph, lowered: lowering.Lowered, name: str) 
                     # JAX lowers for a kind of device, of which a plugin's may have less than JAX's own.
                     raise NeedsHost(", ".join(called), f"the device has not all of it: {error}") from None
                 raise
-        return executable(loaded, cut, waits=lowered.has_callback, keep=compiled)
+        return executable(loaded, graph, waits=lowered.has_callback, keep=compiled)
 
     def loaded(payload: bytes) -> Executable:
-        return executable(deserialize(payload, cut.device), cut, elsewhere=True)
+        return executable(deserialize(payload, graph.device), graph, elsewhere=True)
 
-    _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(cut.donated), "count")
+    _metrics.add_sample("InputOutputAliasCount", 0 if lowered.has_callback else len(graph.donated), "count")
     if session.connected() is None or lowered.has_callback:
         return compiled_here()
     cache_key = f"{chosen} {place.target}".encode() + lowering.bytecode(lowered.stage.compiler_ir("stablehlo"))
-    return shared.once(cache_key, compiled_here, lambda made: made.loaded.serialize(), loaded)
+    return shared.once(cache_key, compiled_here, lambda compiled: compiled.loaded.serialize(), loaded)
 
 
 def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:
@@ -153,5 +156,8 @@ def deserialize(payload: bytes, device: int) -> Any:
     client_of = place.local[0].client
     loaded = client_of.deserialize_executable(payload, xla_client.DeviceList(place.devices), _options_on(place))
     if set(loaded.local_devices()) != set(place.local):
-        raise RuntimeError(f"[compile] got a program of {loaded.local_devices()}, expected one of {place.local}")
+        raise RuntimeError(
+            f"[compile] got a cached program for {loaded.local_devices()}, expected one for {place.local}; "
+            "clear the cache"
+        )
     return loaded

@@ -1,7 +1,6 @@
-"""Dispatch: how JAX starts a compiled program from C++.
+"""Makes the function by which C++ starts a program, as JAX starts its own compiled functions.
 
-This is how JAX calls its own compiled functions. It makes an array per result in 1 us, where the executable's own
-method takes 2 to 4, and runs no Python code.
+It makes an array per result in 1 us, where the executable's own method takes 2 to 4, and runs no Python code.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def starter(
     place = placement.of(device)
     shardings = [place.at(number, meta.shape) for number, meta in zip(places, results, strict=True)]
     avals = [
-        jax.core.ShapedArray(place.held(number, meta.shape), dtypes.numpy_dtype(meta.dtype))
+        jax.core.ShapedArray(place.buffer_shape(number, meta.shape), dtypes.numpy_dtype(meta.dtype))
         for number, meta in zip(places, results, strict=True)
     ]
     registry = _jax_internals.dispatch_registry

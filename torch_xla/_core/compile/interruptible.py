@@ -1,6 +1,6 @@
-"""Slow calls run in a thread of their own: the main thread can be interrupted, and shows that time passes.
+"""Runs slow calls in a thread of their own: the main thread can be interrupted, and shows that time passes.
 
-A signal handler may compute tensors meanwhile, which it could not in the midst of JAX's tracing.
+A signal handler may compute tensors meanwhile, which it could not within JAX's tracing.
 """
 
 from __future__ import annotations

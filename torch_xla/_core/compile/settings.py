@@ -1,8 +1,4 @@
-"""The settings of the process that decide what a program is, in one list.
-
-The executables in memory and on disk, those that processes of a job give each other, and traced functions are all
-told apart by it.
-"""
+"""Lists the settings of the process that a program depends on; all caches of programs have them in their keys."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ _COMPILING = _jax_internals.states(
 
 
 def program_settings() -> tuple[Hashable, ...]:
-    """What beside its graph decides a program; asked for at every barrier."""
+    """The settings that a program depends on beside its graph; read at every barrier."""
     return (
         precision.current(),
         client.spmd(),
@@ -41,5 +37,5 @@ def program_settings() -> tuple[Hashable, ...]:
 
 
 def process_settings() -> tuple[Hashable, ...]:
-    """The same, with what decides how a call is recorded: its graph has that, but who records none has to ask."""
+    """`program_settings` with those that are read when a call is recorded, for programs without a recorded graph."""
     return _bindings.call_settings(), *program_settings()

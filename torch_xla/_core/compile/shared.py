@@ -1,4 +1,4 @@
-"""Compiling once for a job: of those that are about to compile the same program one does, the others load it."""
+"""Compiles once for a job: of the processes that are about to compile a program one does, the others load it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
     try:
         store = connection.store
         who = int(store.compare_set(key, "", str(connection.rank_info.rank)))
-        payload = b"" if who == connection.rank_info.rank else _made(connection, store, key, who)
+        payload = b"" if who == connection.rank_info.rank else _fetch_compiled(connection, store, key, who)
     except RuntimeError:  # the store is gone, as the watch is about to say
         return compile()
     if payload:
@@ -55,8 +55,8 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
                 store.set(f"{_published.popleft()}/made", b"")  # who comes now compiles it
 
 
-def _made(connection: Session, store: Any, key: str, who: int) -> bytes:
-    """What another process compiled; nothing if it cannot."""
+def _fetch_compiled(connection: Session, store: Any, key: str, who: int) -> bytes:
+    """The executable that another process compiled; empty if it failed."""
 
     def made() -> bytes | None:
         if store.check([f"{key}/made"]):

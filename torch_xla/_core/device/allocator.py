@@ -1,4 +1,4 @@
-"""Has the C library keep the memory that XLA's programs on a CPU free, for the next run."""
+"""Makes the C library keep freed memory of CPU programs for the next run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Threads that work in the background and end before the interpreter is taken down.
-
-A daemon thread that comes back from C++ to an interpreter that is being finalized is unwound there, which aborts the
-process: so each gets the time to end.
-"""
+"""Runs background threads that end before the interpreter does: a daemon thread that returns to it then aborts it."""
 
 from __future__ import annotations
 

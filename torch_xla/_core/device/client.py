@@ -1,7 +1,4 @@
-"""The PJRT client, through JAX: which devices there are.
-
-Counting devices and naming their kind never starts the client; the first xla tensor does.
-"""
+"""Has the PJRT client, through JAX, and its devices; the first xla tensor starts it, counting devices does not."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Meeting = tuple[str, int, int]
 
 _find_meeting: Callable[[], Meeting | None] | None = None
 _everyone: tuple[jax.Device, ...] = ()
-_met = 0  # how many processes JAX was told of
+_processes = 0  # how many processes JAX was told of
 _ends: list[Callable[[], None]] = []
 _chosen: str | None = None
 _started = False
@@ -49,11 +46,11 @@ def device_type() -> str:
     name = _chosen or _config.PJRT_DEVICE.get()
     if name is not None:
         return name.upper() if name.upper() in pjrt_plugins.OWN else name
-    return _found()
+    return _detect_device_type()
 
 
 @functools.cache
-def _found() -> str:
+def _detect_device_type() -> str:
     if pjrt_plugins.tpu_chips() and importlib.util.find_spec("libtpu") is not None:
         return "TPU"
     if glob("/dev/nvidia[0-9]*") and pjrt_plugins.has_cuda():
@@ -195,10 +192,14 @@ def _start() -> tuple[jax.Device, ...]:
                     f"[device] got CPU_NUM_DEVICES={_config.CPU_NUM_DEVICES.get()}, but this process already runs JAX "
                     f"with {count} CPU device(s); create the first xla tensor before using JAX"
                 ) from None
-    meeting = _find_meeting() if _find_meeting is not None and _may_span() and not _met else None
+    meeting = _find_meeting() if _find_meeting is not None and _may_span() and not _processes else None
     if meeting is not None:
         _meet(*meeting)
-    elif not _met and (plugin := pjrt_plugins.find(device_type())) is not None and plugin.requires_xla_coordinator():
+    elif (
+        not _processes
+        and (plugin := pjrt_plugins.find(device_type())) is not None
+        and plugin.requires_xla_coordinator()
+    ):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         _meet(f"127.0.0.1:{port}", 1, 0)
@@ -225,17 +226,17 @@ def _start() -> tuple[jax.Device, ...]:
         from torch_xla.ops import host_kernel
 
         host_kernel.register()  # a program from disk may call it
-    if _met > 1:
+    if _processes > 1:
         global _everyone
         job_devices = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
         first = {device.process_index: device for device in reversed(job_devices)}
-        if len(first) == _met:
+        if len(first) == _processes:
             devices = devices if spmd() else devices[:1]  # JAX may know more; a process of a job has one
             _everyone = job_devices if spmd() else tuple(first[rank] for rank in sorted(first))
         elif spmd():
             raise RuntimeError(
-                f"[spmd] got a job of {_met} processes, but the client of each knows the {len(devices)} device(s) of "
-                f"{device_type()} that it has itself, and no program spans them; start one process"
+                f"[spmd] got a job of {_processes} processes, but the client of each knows only its own "
+                f"{len(devices)} device(s) of {device_type()}, so that no program spans them; start one process"
             )
         else:
             local_rank = _config.LOCAL_RANK.get()
@@ -279,7 +280,7 @@ def local_index(array: jax.Array) -> int:
 
 
 def _meet(address: str, processes: int, rank: int) -> None:
-    global _met
+    global _processes
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
@@ -294,17 +295,17 @@ def _meet(address: str, processes: int, rank: int) -> None:
         coordinator_bind_address=address,  # JAX's default is every address of the host
         shutdown_timeout_seconds=_LONG,  # who is done waits quietly
     )
-    _met = processes
+    _processes = processes
 
 
-def met() -> bool:
+def is_connected() -> bool:
     """Whether JAX connects the processes of the job, and aborts the others when that of rank 0 is gone."""
-    return _met > 0
+    return _processes > 0
 
 
 def leave_job() -> None:
-    """Has JAX not wait for the others at exit: they are told of this process's failure, and may never come."""
-    if not _met:
+    """Makes JAX not wait for the other processes at exit: they know of the failure, and may never come."""
+    if not _processes:
         return
     from torch_xla._jax_internals import job_state as state
 
@@ -320,7 +321,7 @@ def _note_fork() -> None:
 
 
 def at_exit(end: Callable[[], None]) -> None:
-    """Has something called at the end of a process that started the client, as long as that is there."""
+    """Registers a function to call at exit in a process that started the client, while the client exists."""
     _ends.append(end)
 
 

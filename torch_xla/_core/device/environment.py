@@ -1,7 +1,7 @@
-"""Which process of which job this is: read from the environment, in this one place.
+"""Reads from the environment which process of which job this is: ``RANK=1 WORLD_SIZE=4`` is rank 1 of 4.
 
-The first of these that is there counts: torchrun's variables, which `torch_xla.launch` sets too; SLURM's of a step that
-`srun` started; those of a TPU pod, or what its server of metadata says.
+The first of these that is set counts: torchrun's variables, which `torch_xla.launch` sets too; SLURM's of a step that
+`srun` started; those of a TPU pod, or what its metadata server says.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def pod_hosts() -> list[str]:
 
 
 def metadata(name: str) -> str:
-    """What Google's server of metadata tells a virtual machine of an attribute of its own; "" where there is none."""
+    """An attribute of this virtual machine from Google's metadata server; "" if there is none."""
     return _ask(os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), name)
 
 

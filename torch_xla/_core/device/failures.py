@@ -1,4 +1,4 @@
-"""Failures: who is told, and what goes on. Each is raised once; what depends on it has no value, and nothing else."""
+"""Decides what a failure of a graph takes away, and raises it once: only what depends on it loses its value."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ _explanations: list[Callable[[str], str | None]] = []
 
 
 def add_explanation(explain: Callable[[str], str | None]) -> None:
-    """Has failures of programs explained by what knows more of some; gives the reason, or None."""
+    """Registers a function that explains failures of programs: it returns the reason, or None."""
     _explanations.append(explain)
 
 
 def explained(error: Exception) -> str | None:
-    """What a failure comes from, where somebody knows."""
+    """The reason of a failure, from the registered explanations; None if none has one."""
     return next(filter(None, (explain(str(error)) for explain in _explanations)), None)
 
 
-def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[Exception | None, list[_bindings.Cut]]:
+def of_graph(
+    error: Exception, graph: _bindings.Graph, name: str | None
+) -> tuple[Exception | None, list[_bindings.Cut]]:
     """Takes a graph apart that failed before its results were attached, by an error that may name the nodes or fills.
 
     Gives what to raise, and what is still to be run: everything that does not depend on the failed nodes. Nothing is to
@@ -37,20 +39,20 @@ def of_graph(error: Exception, cut: _bindings.Graph, name: str | None) -> tuple[
     elif (reason := explained(error)) is not None:
         failure = JobError(reason)
         failure.__cause__ = error
-    elif not nodes and not fills and (halves := cut.independent_halves()):
+    elif not nodes and not fills and (halves := graph.independent_halves()):
         return None, halves
     elif not isinstance(error, (JobError, OutOfMemoryError)):
         if memory_stats.ran_out(error):
-            failure = memory_stats.explain(error, cut, name)
+            failure = memory_stats.explain(error, graph, name)
         else:
-            failure = RuntimeError(f"[sync] graph {name or cut.key} failed: {error}")
+            failure = RuntimeError(f"[sync] graph {name or graph.key} failed: {error}")
         failure.__cause__ = error
-    rest = cut.roll_back(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
+    rest = graph.roll_back(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
     return failure, rest
 
 
 def late(error: Exception, device: int) -> ExecutionError:
-    """What to raise for a program that failed after it was started, of what a wait for it raised.
+    """The exception to raise for a program that failed after it was started, from the one that a wait raised.
 
     What failed with it, or because of it, is found here too and not raised again: its other results, and runs that took
     them. Their tensors have no value from now on.

@@ -14,7 +14,7 @@ import torch
 
 from torch_xla import _bindings, _config, _metrics, _notices
 from torch_xla._core.device import client
-from torch_xla._core.graph import graph
+from torch_xla._core.graph.graph import describe
 from torch_xla._errors import LateOutOfMemoryError, OutOfMemoryError, message
 
 ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothing
@@ -67,7 +67,7 @@ def live_tensors(device: int) -> list[LiveTensors]:
     return sorted(tensor_kinds, key=lambda kind: -kind.nbytes)
 
 
-def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
+def before_run(loaded: Any, graph: _bindings.Graph, name: str | None) -> None:
     """Checks a program's need against the limit, where one is set: OutOfMemoryError where it needs more.
 
     Nothing ran.
@@ -79,13 +79,13 @@ def before_run(loaded: Any, cut: _bindings.Graph, name: str | None) -> None:
     if stats is None:
         return
     results = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-    live_bytes = sum(kind.nbytes for kind in live_tensors(cut.device)) + cut.unreferenced_bytes
+    live_bytes = sum(kind.nbytes for kind in live_tensors(graph.device)) + graph.unreferenced_bytes
     if live_bytes + stats.temp_size_in_bytes + results <= limit:
         return
     temporary, requested_bytes = stats.temp_size_in_bytes, stats.temp_size_in_bytes + results
     needs = f"{in_bytes(temporary)} for intermediate values and {in_bytes(results)} for results"
     over = f"needs {needs} beside {in_bytes(live_bytes)} of live tensors; XLA_MEMORY_LIMIT_MB={limit // _MIB}"
-    raise OutOfMemoryError(f"{_words(requested_bytes)} {_text(over, cut, name)}")
+    raise OutOfMemoryError(f"{_words(requested_bytes)} {_text(over, graph, name)}")
 
 
 def compiled_stats(loaded: Any) -> Any | None:
@@ -93,7 +93,9 @@ def compiled_stats(loaded: Any) -> Any | None:
     try:
         return loaded.get_compiled_memory_stats()
     except Exception as error:
-        _notices.tell("memory", "", f"this device does not say what programs take: {error}")
+        _notices.notify(
+            "memory", "", f"no memory figures of programs here, so XLA_MEMORY_LIMIT_MB does nothing: {error}"
+        )
         _metrics.count("MemoryUnknown")
         return None
 
@@ -104,17 +106,17 @@ def ran_out(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in _SAID)
 
 
-def explain(error: Exception, cut: _bindings.Graph, name: str | None) -> OutOfMemoryError:
+def explain(error: Exception, graph: _bindings.Graph, name: str | None) -> OutOfMemoryError:
     """The error to raise in place of the client's, where a graph could not be started."""
-    problem = f"does not fit into the memory{_reason(error, cut.device)}"
-    return OutOfMemoryError(f"{_words(_asked(error))} {_text(problem, cut, name)}")
+    problem = f"does not fit into the memory{_reason(error, graph.device)}"
+    return OutOfMemoryError(f"{_words(_requested_bytes(error))} {_text(problem, graph, name)}")
 
 
 def explain_late(error: Exception, device: int) -> LateOutOfMemoryError:
-    """The same where a program ran out of memory after it was started, which a wait for its results finds out."""
+    """The out-of-memory error of a program that failed after it was started."""
     problem = f"[memory] a graph that was started did not fit into the memory{_reason(error, device)}, on xla:{device}"
     lines = [
-        f"{_words(_asked(error))} {problem}",
+        f"{_words(_requested_bytes(error))} {problem}",
         *_section("largest live tensors, its results included", map(str, live_tensors(device)[:_SHOWN])),
         f"  what to try: {_WAYS_OUT}",
     ]
@@ -124,7 +126,7 @@ def explain_late(error: Exception, device: int) -> LateOutOfMemoryError:
 def explain_host(
     error: Exception, shape: Sequence[int], dtype: torch.dtype, device: int, line: str | None = None
 ) -> OutOfMemoryError:
-    """The same where values could not be brought to a device, because the host or the device has no room for them.
+    """The out-of-memory error of a transfer for which the host or the device has no room.
 
     `line` is the user's that made the tensor, if it is another than the one that runs.
     """
@@ -136,7 +138,7 @@ def explain_host(
 
 
 def _words(nbytes: int | None) -> str:
-    """What PyTorch says, and libraries look for."""
+    """PyTorch's words for this error, which libraries look for."""
     return "XLA out of memory." if nbytes is None else f"XLA out of memory. Tried to allocate {_as_torch(nbytes)}."
 
 
@@ -147,8 +149,8 @@ def _as_torch(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def _asked(error: Exception) -> int | None:
-    """How much memory there was not, in the words of XLA on CPUs (bytes), GPUs (GiB) and TPUs (G)."""
+def _requested_bytes(error: Exception) -> int | None:
+    """The bytes that could not be allocated, read from XLA's error on CPUs (bytes), GPUs (GiB) and TPUs (G)."""
     match = re.search(r"allocat\w* ([\d.]*\d) ?(bytes|[KMGT])", str(error))
     return None if match is None else int(float(match[1]) * 1024 ** "bKMGT".index(match[2][0]))
 
@@ -159,8 +161,8 @@ def _reason(error: Exception, device: int) -> str:
     return f"{limit}: {str(error).splitlines()[0].rstrip('.')}"
 
 
-def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
-    described = graph.describe(cut)
+def _text(what: str, graph: _bindings.Graph, name: str | None) -> str:
+    described = describe(graph)
     results = [
         (size_of(meta.shape, meta.dtype), f"{kind_of(meta.shape, meta.dtype)} of {node.op}", node.frame)
         for node in described.nodes
@@ -169,8 +171,8 @@ def _text(what: str, cut: _bindings.Graph, name: str | None) -> str:
     ]
     largest = sorted(results, key=lambda result: -result[0])[:_SHOWN]
     lines = [
-        f"[memory] graph {name or cut.key} {what}, on xla:{cut.device}",
-        *_section("largest live tensors", map(str, live_tensors(cut.device)[:_SHOWN])),
+        f"[memory] graph {name or graph.key} {what}, on xla:{graph.device}",
+        *_section("largest live tensors", map(str, live_tensors(graph.device)[:_SHOWN])),
         *_section(
             "largest values in the graph",
             (f"{in_bytes(nbytes)}: {kind}, at {frame or 'an unknown line'}" for nbytes, kind, frame in largest),

@@ -1,4 +1,4 @@
-"""Many small device buffers in one: a run then takes and gives one in place of hundreds."""
+"""Concatenates small device buffers, and splits them again: a run then takes one buffer in place of hundreds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from torch_xla import _events
 from torch_xla._core.device import client, placement, transfer
 
-_wanted: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
+_calls_by_signature: Counter[tuple[Any, ...]] = Counter()  # how often what was packed and unpacked, by signature
 
 
 def pack(buffers: Sequence[Any]) -> Any:
@@ -73,9 +73,9 @@ def _parts(values: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
 
 
 def _count_wanted(*signature: Any) -> int:
-    """How often that was wanted before."""
-    _wanted[signature] += 1
-    return _wanted[signature] - 1
+    """How often this signature was counted before."""
+    _calls_by_signature[signature] += 1
+    return _calls_by_signature[signature] - 1
 
 
 def _compiling(first: bool) -> AbstractContextManager[Any]:

@@ -1,8 +1,8 @@
-"""PJRT plugins: which there are, without importing any, and how the chosen one is given to JAX, which starts clients.
+"""Lists PJRT plugins without importing any, and gives the chosen one to JAX, which starts clients.
 
-They are named by three sources: packages with an entry point `torch_xla.plugins` (a `DevicePlugin`, imported once it
-is chosen) or `jax_plugins` (JAX imports all of them when it starts), programs that call `register`, and the
-environment (`PJRT_NAMES_AND_LIBRARY_PATHS`, which JAX reads itself, and `PJRT_LIBRARY_PATH`).
+A plugin is named by a package with an entry point `torch_xla.plugins` (a `DevicePlugin`, imported once it is chosen) or
+`jax_plugins` (JAX imports all of them when it starts), by a call of `register`, or by the environment
+(`PJRT_NAMES_AND_LIBRARY_PATHS`, which JAX reads itself, and `PJRT_LIBRARY_PATH`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def has_cuda() -> bool:
 
 @functools.cache
 def platform_of(name: str) -> str:
-    """What JAX calls a kind of device."""
+    """JAX's name of a kind of device."""
     if name.upper() in OWN:
         return OWN[name.upper()]
     return next((platform for platform in (*libraries(), *_of_jax()) if platform.lower() == name.lower()), name.lower())
@@ -195,7 +195,7 @@ def available() -> list[str]:
 
 
 def give_to_jax(name: str) -> None:
-    """Has JAX find its plugins, and know the chosen one, whose client is about to be started; RuntimeError if unfit."""
+    """Makes JAX find its plugins, and registers the chosen one with it; RuntimeError if it does not fit."""
     from torch_xla import _jax_internals
 
     is_builtin, platform = name.upper() in OWN, platform_of(name)
@@ -312,7 +312,7 @@ _TO_CLIENT_CREATE = 11  # functions that every client is made with
 
 @functools.cache
 def identity(name: str) -> str:
-    """What of a plugin decides its programs; libraries say of their version as much as they like, often nothing."""
+    """The identity of a plugin that its programs depend on; libraries often say nothing of their version."""
     platform = platform_of(name)
     if name.upper() in OWN:
         return ""  # their versions are jaxlib's, or in what the client says
@@ -338,7 +338,7 @@ def _library_at(address: int) -> str | None:
 
 
 def _problem(api: Any) -> str | None:
-    """What keeps XLA from using a library, of which it takes the size and the functions for granted."""
+    """Why XLA cannot use a library, whose size and functions it does not check itself; None if it can."""
     api_version = f"version {api.major}.{api.minor} of PJRT's interface"
     if api.major != 0:
         return f"it has {api_version}"

@@ -1,7 +1,4 @@
-"""Placements: where the buffers of an xla device are, and what its programs span.
-
-Nothing else asks which: whoever puts a buffer somewhere, lowers, compiles or starts a program asks the placement.
-"""
+"""Says where the buffers of an xla device are and which devices its programs span: `placement.of(0).devices`."""
 
 from __future__ import annotations
 
@@ -60,31 +57,31 @@ class Placement:
 
     def at(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding:
         """The sharding of a buffer of a shape, by the placement number of its leaf."""
-        if number == shardings.PARTS:
-            return shardings.all_parts(self.devices)
+        if number == shardings.MANUAL:
+            return shardings.manual_sharding(self.devices)
         split = shardings.by_number(number)
-        return self.sharding if split is None else shardings.sharding(split.held(shape), self.devices)
+        return self.sharding if split is None else shardings.sharding(split.on_buffer(shape), self.devices)
 
-    def held(self, number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    def buffer_shape(self, number: int, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the buffer of a tensor."""
-        return (len(self.devices), *shape) if number == shardings.PARTS else tuple(shape)
+        return (len(self.devices), *shape) if number == shardings.MANUAL else tuple(shape)
 
     def in_module(self, number: int, shape: Sequence[int]) -> jax.sharding.Sharding | None:
-        """The same as modules are told; None where the compiler is to choose."""
+        """The sharding of a buffer in a module; None where the compiler chooses."""
         import jax
 
         if not self.mesh:  # the module is that of one device; how many run it is said when it is compiled
             return jax.sharding.SingleDeviceSharding(self.local[0])
-        return None if number == shardings.ANYWHERE else self.at(number, shape)
+        return None if number == shardings.UNSPECIFIED else self.at(number, shape)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few placements; a batch is put at each step
     def parts(self, number: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:
-        """What of a shape each local device has."""
+        """The slices of a shape that each local device has."""
         split = shardings.by_number(number)
         if split is None:
             return ((...,),) * len(self.local)  # type: ignore[return-value]
         local = {self.devices.index(device) for device in self.local}
-        return tuple(where for device, where, _ in split.held(shape).indices(shape) if device in local)
+        return tuple(where for device, where, _ in split.on_buffer(shape).indices(shape) if device in local)
 
 
 def of(index: int) -> Placement:
@@ -117,7 +114,7 @@ def own_part(buffer: jax.Array) -> jax.Array:
 
 
 def with_others(part: jax.Array) -> jax.Array:
-    """What `own_part` gave, or was made of it, as a buffer of its xla device."""
+    """A buffer of an xla device made of `own_part`'s array, or of one computed from it."""
     import jax
 
     from torch_xla import _jax_internals

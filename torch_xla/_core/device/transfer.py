@@ -25,11 +25,12 @@ _settle: Callable[[], None] | None = None
 _puts = itertools.count(1)
 
 
-def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False) -> jax.Array:
-    """Brings a CPU tensor to a place on a device, by its placement number.
+def upload(tensor: torch.Tensor, index: int, number: int = 0, immutable: bool = False) -> jax.Array:
+    """Copies a CPU tensor to a device, with a placement number; returns the buffer.
 
-    One that is `kept` nobody changes any more; else it is copied first. Raises TypeError where XLA has no such dtype,
-    RuntimeError where NumPy's arrays have not as many dimensions, and torch.OutOfMemoryError.
+    The tensor is copied on the host first, unless it is `immutable`: nobody writes to its memory any more. Raises
+    TypeError where XLA has no such dtype, RuntimeError where it has more dimensions than NumPy's arrays can have, and
+    torch.OutOfMemoryError.
     """
     from torch_xla.ops.fallback import to_numpy
 
@@ -38,8 +39,8 @@ def upload(tensor: torch.Tensor, index: int, number: int = 0, kept: bool = False
             f"[transfer] got a tensor of {tensor.dim()} dimensions, "
             f"only tensors with up to {_MOST_DIMENSIONS} dims are supported; reshape it"
         )
-    with _events.timed("TensorToData"), _told(tensor.shape, tensor.dtype, index):
-        return put(to_numpy(tensor) if kept else own_values(tensor), index, number)
+    with _events.timed("TensorToData"), _MemoryScope(tensor.shape, tensor.dtype, index):
+        return put(to_numpy(tensor) if immutable else own_values(tensor), index, number)
 
 
 def own_values(tensor: torch.Tensor) -> Any:
@@ -104,11 +105,11 @@ def fill(
 
     Raises torch.OutOfMemoryError.
     """
-    with _told(shape, dtype, index, line):
+    with _MemoryScope(shape, dtype, index, line):
         return put(_host_fill(shape, dtype, number), index, where)
 
 
-class _told:
+class _MemoryScope:
     """A scope that moves values of a tensor to a device; what there is no room for is said as PyTorch says it.
 
     From Python 3.12 on a generator's scope that raises another error is in a cycle with the callers and their tensors.
@@ -179,7 +180,7 @@ def is_readable(buffer: Any) -> bool:
 
 
 def origin_of(buffer: Any) -> str:
-    """What tells a buffer with parts in several processes from others like it, the same in all of them."""
+    """An identity of a buffer with shards in several processes, equal in all of them."""
     return getattr(buffer, "origin", "of unknown origin")
 
 
@@ -201,17 +202,17 @@ def _gathered(buffer: Any) -> Any:
     if is_readable(buffer):
         return buffer
     assert _gather is not None
-    met, results = _gather(buffer), None
+    report_results, results = _gather(buffer), None
     try:
-        results = (_whole(buffer.sharding)(buffer),)
+        results = (_replicate(buffer.sharding)(buffer),)
     finally:
-        met(results)
+        report_results(results)
     finish(results[0])  # on all devices: the others need what this process has of it
     return results[0]
 
 
 @functools.lru_cache(maxsize=256)
-def _whole(split: Any) -> Any:
+def _replicate(split: Any) -> Any:
     import jax
 
     replicated = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec())

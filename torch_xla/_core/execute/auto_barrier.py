@@ -1,8 +1,7 @@
-"""Programs without barriers: where the recorder finds a loop, it is cut as if a barrier stood in its body.
+"""Cuts loops without barriers, as if a barrier stood at the end of the loop's body.
 
-A piece of the loop runs when the next one is recorded: by then its local variables are gone, so that the first piece,
-those in the middle and the last have one program. What is cut follows from what was recorded and what is alive, never
-from time.
+A segment of the loop runs when the next one is recorded: by then its local variables are gone, so that the first, the
+middle and the last segments have one program. Only what was recorded and what is alive decide, never time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch_xla._core.report import debug_level
 
 Run = Callable[[int, _bindings.Cut], None]
 
-_grown: dict[str | None, int] = {}  # by line of a loop that stays whole, how long it was when that was told
+_grown: dict[str | None, int] = {}  # per line of a loop that is not cut, its length when that was told
 
 
 def initialize() -> None:
@@ -49,16 +48,16 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
         _cut(device, end, run)
 
 
-def flush(device: int, run: Run, known: Callable[[_bindings.Cut], bool | None]) -> list[Exception]:
+def flush(device: int, run: Run, has_program: Callable[[_bindings.Cut], bool | None]) -> list[Exception]:
     """Cuts the pieces that are complete, before a barrier or a read; gives what failed, the rest has been started.
 
-    The youngest piece runs only where its program is `known`, in memory: its variables are alive.
+    The youngest piece runs only where its program is known, in memory: its variables are alive.
     """
     failed: list[Exception] = []
     ends = _bindings.segment_ends(device)
     for end in ends:
         try:
-            if end != ends[-1] or known(_bindings.Cut.of_device(device, end)):
+            if end != ends[-1] or has_program(_bindings.Cut.of_device(device, end)):
                 _cut(device, end, run)
         except Exception as error:
             failed.append(error)
@@ -80,9 +79,10 @@ def _tell_of_loop(calls: int, crossing: int, line: str | None, growing: bool) ->
     repeat = "repeat in other sizes" if growing else "repeat"
     _tell(
         f"{line}",
-        f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators {repeat}, and each such piece "
-        f"becomes a graph as if torch_xla.sync() stood there; {crossing} pending values go from one to the next. Put "
-        "torch_xla.sync() at the end of its body, or switch this off with torch_xla.experimental.auto_barrier(False)",
+        f"a loop without a barrier at {line or 'an unknown line'}: {calls} operators {repeat}, and each such segment "
+        f"becomes a graph, as if torch_xla.sync() stood at its end; {crossing} pending values go from one to the next. "
+        "Put torch_xla.sync() at the end of its body, or switch this off with "
+        "torch_xla.experimental.auto_barrier(False)",
     )
 
 
@@ -96,7 +96,7 @@ def _tell_of_no_loop(device: int) -> None:
 
 
 def _tell_growth(device: int) -> None:
-    """Tells of a loop that stays whole, and again where it has become twice as long."""
+    """Tells of a loop that is not cut, and again where it has become twice as long."""
     loop = _bindings.find_loop(device, follow=False)
     if loop is None:
         _tell_of_no_loop(device)
@@ -108,14 +108,15 @@ def _tell_growth(device: int) -> None:
         _tell(
             (line, recorded),
             f"{recorded} operators were recorded without a barrier, in a loop at "
-            f"{line or 'an unknown line'} whose {calls} operators repeat; in a job of several processes, which must "
-            "agree on where they cut, it stays whole: put torch_xla.sync() at the end of its body",
+            f"{line or 'an unknown line'} whose {calls} operators repeat; no barrier is put there in a job of "
+            "several processes, which must agree on their graphs, so that the graph grows: put torch_xla.sync() at the "
+            "end of its body",
         )
 
 
 def _tell(what: Hashable, text: str) -> None:
     if _config.XLA_LOOP_REPORT.get():
-        _notices.tell("barrier", what, text)
+        _notices.notify("barrier", what, text)
 
 
 def forget() -> None:

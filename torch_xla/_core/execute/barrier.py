@@ -1,4 +1,4 @@
-"""Barriers and reads: what is computed when. `pipeline.py` runs the stages, `plan.py` says which graphs run and how."""
+"""Runs barriers and reads, one at a time; `pipeline.py` runs their stages, `plan.py` says which graphs run and how."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def _finish_before_fork() -> None:
 os.register_at_fork(before=_finish_before_fork, after_in_child=_free_lock)  # the thread that had it is not in the child
 
 
-class _Own(threading.local):
+class _ThreadDevice(threading.local):
     device: int | None = None
 
 
-_own = _Own()
+_thread_device = _ThreadDevice()
 
 
 @contextmanager
 def of_device(index: int) -> Iterator[None]:
     """A scope in which barriers of this thread are of one device: other threads record for the others."""
-    before, _own.device = _own.device, index
+    before, _thread_device.device = _thread_device.device, index
     try:
         yield
     finally:
-        _own.device = before
+        _thread_device.device = before
 
 
 @untraced
@@ -66,14 +66,14 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
     `cause` is what asks for it, as the analyses print it. Raises RuntimeError where lowering, compiling or running
     failed; what depends on it keeps the values of the last barrier.
     """
-    index = _own.device if index is None else index
+    index = _thread_device.device if index is None else index
     with _events.span("barrier", lambda: (cause, _bindings.user_frame())):
         ran = False
         failed: list[Exception] = []  # one device's failure is no other's
         for device in range(_bindings.device_count()) if index is None else (index,):
             try:
                 region.refuse_captured("a barrier", device)
-                failed += _cut_pieces(device)
+                failed += _cut_segments(device)
                 if _bindings.has_pending(device):
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
@@ -92,16 +92,16 @@ def evaluate(
     wait: bool = False,
     *,
     reading: bool = False,
-    give: bool = False,
+    donates: bool = False,
     cause: str = debug_level.READ,
 ) -> None:
     """Computes these tensors, of any devices, and what they need, and leaves the rest of the graph pending.
 
     Where collectives are pending everything is computed: none runs twice, and all run in the order of recording. A very
     small graph behind a read that has none of them leaves them pending. With `reading` the values go to the host next,
-    so a very small graph is computed there; with `give` the program may write over buffers that were given away.
+    so a very small graph is computed there; with `donates` the program may write over buffers that the user donates.
     """
-    donate = _bindings.Cut.Donate.DONORS if give else _bindings.Cut.Donate.NOTHING
+    donate = _bindings.Cut.Donate.DONORS if donates else _bindings.Cut.Donate.NOTHING
     by_device: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device.index, []).append(tensor)
@@ -109,7 +109,7 @@ def evaluate(
     for device, group in by_device.items():
         try:
             region.refuse_captured("a read", device)
-            failed += _cut_pieces(device)
+            failed += _cut_segments(device)
             cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
             if pending.any_on(device):
                 # Not before there is a client: to start it may make the job's connection, which runs what is pending.
@@ -131,7 +131,7 @@ def buffers(tensors: Sequence[torch.Tensor], wait: bool = False) -> list[Any]:
     """
     with _lock:
         evaluate(tensors, wait)
-        return [_held(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
+        return [_computed_value(tensor, _bindings.buffer_of, partial(evaluate, [tensor], wait)) for tensor in tensors]
 
 
 def exclusive() -> AbstractContextManager[Any]:
@@ -140,12 +140,12 @@ def exclusive() -> AbstractContextManager[Any]:
 
 
 def location(tensor: torch.Tensor) -> tuple[Any, int]:
-    """Where a tensor's values are, which is computed first; to be asked for within `exclusive`."""
-    return _held(tensor, _bindings.location_of, partial(evaluate, [tensor]))
+    """Computes a tensor and returns where its values are; to be called within `exclusive`."""
+    return _computed_value(tensor, _bindings.location_of, partial(evaluate, [tensor]))
 
 
-def _held(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
-    """What `find` gives once the tensor is computed; another thread may have written it again by then."""
+def _computed_value(tensor: torch.Tensor, find: Callable[[torch.Tensor], R | None], compute: Callable[[], None]) -> R:
+    """The result of `find` once the tensor is computed; another thread may write it again meanwhile."""
     while (result := find(tensor)) is None:
         compute()
     return result
@@ -159,18 +159,18 @@ def _values_of(tensor: torch.Tensor) -> torch.Tensor | tuple[Any, int] | None:
 
 def fetch(tensor: torch.Tensor, device: int) -> torch.Tensor:
     """The values of an xla tensor, on a device, as a new CPU tensor."""
-    found = _read_directly(tensor, device)
-    return _fetch(tensor) if found is None else found
+    direct_value = _read_directly(tensor, device)
+    return _fetch(tensor) if direct_value is None else direct_value
 
 
 def _read_directly(tensor: torch.Tensor, device: int) -> torch.Tensor | None:
     if not stages.cache_info().currsize or pending.any_on(device) or not stages().reads_directly(device):
         return None
     with _lock:
-        found = _bindings.read_directly(tensor)
-    if found is None:
+        direct_value = _bindings.read_directly(tensor)
+    if direct_value is None:
         return None
-    values, computed = found
+    values, computed = direct_value
     if computed:
         _metrics.count("HostCompute")
     return values
@@ -184,7 +184,7 @@ def _fetch(tensor: torch.Tensor) -> torch.Tensor:
     region.refuse_captured("a read")
     with _events.span("read", _bindings.user_frame):
         with _lock:
-            source: Any = _held(tensor, _values_of, partial(evaluate, [tensor], reading=True))
+            source: Any = _computed_value(tensor, _values_of, partial(evaluate, [tensor], reading=True))
         return source if isinstance(source, torch.Tensor) else transfer.download(source, tensor.shape, tensor.dtype)
 
 
@@ -239,23 +239,23 @@ def _on_host(cut: _bindings.Cut) -> bool:
         return computed
 
 
-def _cut_pieces(device: int) -> list[Exception]:
+def _cut_segments(device: int) -> list[Exception]:
     """Runs the pieces of a loop that were found in what is pending; gives what failed."""
     if not _bindings.segment_ends(device):
         return []
     with _lock:
         stages().finish(device)
-        return auto_barrier.flush(device, _run_piece, stages().plan.is_known)
+        return auto_barrier.flush(device, _run_segment, stages().plan.has_run_before)
 
 
 @untraced
 def cut_loop(device: int) -> None:
     """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
     with _lock:
-        auto_barrier.look(device, _run_piece, _compiles)
+        auto_barrier.look(device, _run_segment, _compiles)
 
 
-def _run_piece(device: int, cut: _bindings.Cut) -> None:
+def _run_segment(device: int, cut: _bindings.Cut) -> None:
     _barrier(device, cut, debug_level.AUTO)
 
 

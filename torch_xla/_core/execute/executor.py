@@ -1,4 +1,4 @@
-"""Running: input buffers in, results attached, without waiting for the device."""
+"""Starts programs, without waiting for the device, and waits for devices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch_xla._core.compile.compiler import Executable
 from torch_xla._core.compile.dispatch import undisturbed
 
 
-def run(executable: Executable, cut: _bindings.Graph) -> None:
+def run(executable: Executable, graph: _bindings.Graph) -> None:
     """Starts the program on the graph's inputs and gives its results to the tensors; the graph is empty afterwards.
 
     Raises ExecutionError where an earlier program failed, and this one was not started, RuntimeError where it could not
     be, or a host callback in it failed.
     """
-    device, key = cut.device, cut.key
+    device, key = graph.device, graph.key
     in_flight = _bindings.in_flight(device)
     if in_flight.programs >= _bindings.MAX_PROGRAMS_IN_FLIGHT:
         with _events.span("wait"):
             in_flight.wait_for_programs(_bindings.MAX_PROGRAMS_IN_FLIGHT - 1)
     start = time.perf_counter()
     with undisturbed(), _events.span(_metrics.stage("ExecuteTime")):
-        token = cut.execute(executable.program)
+        token = graph.execute(executable.program)
     _events.launched(device, key, start, executable, token)
 
 

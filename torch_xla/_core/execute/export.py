@@ -1,4 +1,4 @@
-"""A pending graph as text, or as a lowered program with its inputs, without running it."""
+"""Shows a pending graph as text, or lowers it with its inputs, without running it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
         return render.render(graph.describe(cut.preview()), form, _computed(tensors))
 
     with barrier.exclusive():
-        return barrier.stages().numbers.settled(text)
+        return barrier.stages().numbers.with_constants(text)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         return LoweredGraph(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
 
     with barrier.exclusive():
-        return barrier.stages().numbers.settled(lower)
+        return barrier.stages().numbers.with_constants(lower)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

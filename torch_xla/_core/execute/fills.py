@@ -1,4 +1,4 @@
-"""Leaves that are filled with one number, such as those of `torch.zeros`, get their buffers when they are needed."""
+"""Gives buffers to leaves that are filled with one number, such as those of `torch.zeros`, when they are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_xla._core.device import shardings, transfer
 from torch_xla._errors import OutOfMemoryError
 
 
-def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
+def provide(graph: _bindings.Graph, places: Sequence[int] = ()) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number.
 
     `places` are the placement numbers of its leaves, where its program is known. Raises OutOfMemoryError.
@@ -18,12 +18,12 @@ def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
     buffers: list[Any] = []
     placements: list[int] = []
     errors: dict[int, OutOfMemoryError] = {}
-    for i, ((shape, dtype), number, line, slot, where) in enumerate(cut.describe_fills()):
-        if where == shardings.ANYWHERE:
-            where = places[slot] if places and slot >= 0 else shardings.WHOLE
+    for i, ((shape, dtype), number, line, slot, where) in enumerate(graph.describe_fills()):
+        if where == shardings.UNSPECIFIED:
+            where = places[slot] if places and slot >= 0 else shardings.REPLICATED
         placements.append(where)
         try:
-            buffers.append(transfer.fill(shape, dtype, number, cut.device, line, where))
+            buffers.append(transfer.fill(shape, dtype, number, graph.device, line, where))
         except OutOfMemoryError as error:
             errors[i] = error
     if errors:
@@ -35,4 +35,4 @@ def provide(cut: _bindings.Graph, places: Sequence[int] = ()) -> None:
             raise first
         finally:
             del first, others, errors  # they would hold themselves, with the caller's variables
-    cut.provide_fills(buffers, placements)
+    graph.provide_fills(buffers, placements)

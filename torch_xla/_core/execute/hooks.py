@@ -1,4 +1,4 @@
-"""What the recorder asks of Python: transfers, barriers and reads, and what rules and checks say of an operator."""
+"""Answers the recorder's calls of Python: transfers, barriers and reads, rules and checks of operators."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Hooks:
     query = staticmethod(untraced(barrier.query))
 
     @untraced
-    def upload(self, tensor: torch.Tensor, index: int, number: int, kept: bool) -> Any:
-        """Brings a CPU tensor to a device; one that is `kept` as it is need not be copied."""
-        return transfer.upload(tensor, index, number, kept)
+    def upload(self, tensor: torch.Tensor, index: int, number: int, immutable: bool) -> Any:
+        """Brings a CPU tensor to a device; one that is `immutable` as it is need not be copied."""
+        return transfer.upload(tensor, index, number, immutable)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""
@@ -81,7 +81,7 @@ class Hooks:
         if op == collective_call.NAME:
             from torch_xla._core.execute import host_collective
 
-            return host_collective.needed()
+            return host_collective.is_used()
         # What is not asked imports no rules. Operators of this package are its own ways to say something to a program.
         return not (client.is_own_cpu() or op.startswith("xla.") or self.is_lowered(op) or client.has_callbacks())
 

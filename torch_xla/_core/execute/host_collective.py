@@ -1,4 +1,4 @@
-"""Collectives between two programs, by PyTorch's groups: of devices whose programs neither span the job nor call it."""
+"""Runs collectives between two programs, by PyTorch's groups, on devices whose programs do not span the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_xla.ops.fallback import from_numpy, to_numpy
 
 
 @functools.cache
-def needed() -> bool:
+def is_used() -> bool:
     """Whether collectives run so here: a plugin's client that was told of the job's processes knows its own only."""
     if rank_info().world == 1 or client.is_own_cpu() or client.spans_job():
         return False

@@ -1,4 +1,4 @@
-"""When a graph is compiled: once it repeats. Until then it runs operator by operator, which costs no compile.
+"""Decides when a graph is compiled (tier-up): once it repeats. Until then it runs op by op, which costs no compile.
 
 Each line of the user's that asks for graphs counts how many different ones came from it without a program. A graph is
 compiled when it has run as often as that, or three times in a row. So the body of a loop is compiled in its second
@@ -16,7 +16,7 @@ from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache
 from torch_xla._core.device import placement
 from torch_xla._core.execute import op_by_op, region
-from torch_xla._core.graph import graph
+from torch_xla._core.graph.graph import describe
 from torch_xla._core.job import session
 from torch_xla._core.report import recompiles
 
@@ -66,29 +66,29 @@ def counts(device: int) -> bool:
     )
 
 
-def knows(cut: _bindings.Graph) -> bool:
+def knows(graph: _bindings.Graph) -> bool:
     """Whether a graph ran here without a program."""
-    return key_of(cut) in _graphs
+    return key_of(graph) in _graphs
 
 
-def is_due(cut: _bindings.Graph) -> bool:
+def is_due(graph: _bindings.Graph) -> bool:
     """Whether a graph without a program is to be compiled now."""
-    key = key_of(cut)
+    key = key_of(graph)
     entry = _graphs.get(key)
     if entry is None:
         return False
     repeats = entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
-    return repeats and entry.runs >= (cut.small_operators // _SMALL) ** 2
+    return repeats and entry.runs >= (graph.small_operators // _SMALL) ** 2
 
 
-def note(cut: _bindings.Graph) -> None:
+def note(graph: _bindings.Graph) -> None:
     """Counts a run without a program that is about to start; GraphLimitError where it is new and that is forbidden."""
-    key = key_of(cut)
+    key = key_of(graph)
     entry = _graphs.get(key)
     if entry is None:
-        place = _bindings.user_frame(), cut.device
+        place = _bindings.user_frame(), graph.device
         line = _lines.setdefault(place, _Line())
-        recompiles.note_uncompiled(*place, line.graphs + 1, lambda: graph.describe(cut))
+        recompiles.note_uncompiled(*place, line.graphs + 1, lambda: describe(graph))
         line.graphs += 1
         entry = _graphs[key] = _Graph(line)
         _lines.move_to_end(place)
@@ -108,6 +108,6 @@ def clear() -> None:
     _lines.clear()
 
 
-def key_of(cut: _bindings.Graph) -> _Key:
-    """What a program of a graph would be known by."""
-    return cut.key, cache.settings_number()
+def key_of(graph: _bindings.Graph) -> _Key:
+    """The key of a graph's program."""
+    return graph.key, cache.settings_number()

@@ -1,8 +1,8 @@
-"""Running a graph operator by operator with PyTorch's CPU kernels, without a program (`csrc/run/op_by_op`).
+"""Runs a graph op by op with PyTorch's CPU kernels, without a program (`csrc/run/op_by_op`).
 
-`hotness` says which graphs do until they are compiled. Others always do: a very small one behind a value that is read,
-and small parts of a graph that would be compiled again and again because they grow, such as the tokens and positions of
-`generate` (`Graph.divide`).
+`x.sum() * 2` becomes two kernels instead of a compile. `hotness` says which graphs run so until they are compiled.
+Others always do: a very small graph behind a read, and small parts that would be compiled again and again because they
+grow, such as the tokens and positions of `generate` (`Graph.partition_for_host`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.execute import value_check
-from torch_xla._core.graph import graph, sequence
+from torch_xla._core.graph import sequence
+from torch_xla._core.graph.graph import CLASSES, describe
 from torch_xla._core.lower import lowering, manual_lowering
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
@@ -37,19 +38,19 @@ CANNOT_RUN = CannotRun()
 
 
 def on() -> bool:
-    """Whether any graph runs so without need.
+    """Whether graphs run op by op that could be compiled.
 
     CPU kernels compute 64-bit integers, and where algorithms are to be deterministic a graph has one way of running.
     """
     return _config.XLA_HOST_COMPUTE.get() and not (dtypes.shortens() or torch.are_deterministic_algorithms_enabled())
 
 
-def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
-    """What to run before a new graph is cut again, so that no part of it is a new program; nothing where it is one.
+def partition_for_host(graph: _bindings.Graph, cut: _bindings.Cut) -> list[_bindings.Cut]:
+    """The cuts to run before a new graph is cut again, so that no part of it is compiled; none if it is to be compiled.
 
-    `what` is what it was made of.
+    `cut` is the one that the graph was made by.
     """
-    parts = cut.partition_for_host(what) if on() else []
+    parts = graph.partition_for_host(cut) if on() else []
     if parts:
         _metrics.count("HostParts")
         if _events.sinks:
@@ -57,44 +58,44 @@ def divide(cut: _bindings.Graph, what: _bindings.Cut) -> list[_bindings.Cut]:
     return parts
 
 
-def begin(cut: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
-    """A run of a graph operator by operator, of which nothing is computed yet; None where only a program computes it.
+def begin(graph: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
+    """Prepares an op-by-op run of a graph; None where only a program can compute it.
 
-    It is its device's until it is finished, which it must be before anything else is cut; the graph is empty then.
+    The run belongs to its device until it is finished, before anything else is cut; the graph is empty then.
     Raises ExecutionError where an earlier program failed; this graph was not started.
     """
-    if client.spmd() and shardings.PARTS in cut.leaf_placements:
+    if client.spmd() and shardings.MANUAL in graph.leaf_placements:
         return None  # each device's are others
-    running = prepare(cut)
+    running = prepare(graph)
     running.request = request
-    _bindings.in_flight(cut.device).operator_run = running
+    _bindings.in_flight(graph.device).operator_run = running
     return running
 
 
-def prepare(cut: _bindings.Graph) -> _bindings.OpByOpRun:
-    """A run of a graph, of which nothing is computed yet."""
+def prepare(graph: _bindings.Graph) -> _bindings.OpByOpRun:
+    """An op-by-op run of a graph, not started."""
     leaves = None
-    if not placement.of(cut.device).on_host:
+    if not placement.of(graph.device).on_host:
         leaves = [
             transfer.download(location, shape, dtype)
-            for location, (shape, dtype) in zip(cut.leaf_locations(), cut.leaf_metas, strict=True)
+            for location, (shape, dtype) in zip(graph.leaf_locations(), graph.leaf_metas, strict=True)
         ]
-    return _bindings.OpByOpRun(cut, functools.partial(_by_rule, cut), leaves)
+    return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves)
 
 
-def run(cut: _bindings.Graph, request: Any) -> Obstacle | None:
-    """Runs a graph operator by operator; gives what stands in the way, if anything does, else the graph is empty.
+def run(graph: _bindings.Graph, request: Any) -> Obstacle | None:
+    """Runs a graph op by op; returns the obstacle if there is one, else the graph is empty.
 
     Raises LoweringError, with the operator and the user's line, where one has neither a kernel that takes it nor a
     rule, and ExecutionError where an earlier program failed; this graph was not started.
     """
-    with _events.span("operators", lambda: (cut.device, _bindings.user_frame())):
-        running = begin(cut, request)
+    with _events.span("operators", lambda: (graph.device, _bindings.user_frame())):
+        running = begin(graph, request)
         return CANNOT_RUN if running is None else finish(running)
 
 
 def finish(running: _bindings.OpByOpRun) -> Obstacle | None:
-    """Finishes a run; gives what stands in the way, if anything does.
+    """Finishes a run; returns the obstacle if there is one.
 
     An error says which node raised it, so that the others are not lost with that.
     """
@@ -124,24 +125,24 @@ def _put(array: np.ndarray, device: int, host: jax.Device | None) -> jax.Array:
         return jax.device_put(array, host)
 
 
-def _by_rule(cut: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
     """Computes a node by its rule, as a program would: its kernel does not take the call, or there is none."""
-    node, seed = cut.describe_node(position, graph.CLASSES)
+    node, seed = graph.describe_node(position, CLASSES)
     if _config.XLA_CHECK_VALUES.get():
-        value_check.check(_bindings.in_flight(cut.device).operator_run, node, tensors)
+        value_check.check(_bindings.in_flight(graph.device).operator_run, node, tensors)
     if sequence.is_collective(node) or node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")
-    place = placement.of(cut.device)
+    place = placement.of(graph.device)
     # What the device's programs cannot call, JAX's own CPU client can: this is computed from host values anyway.
     host = None if client.has_callbacks() else _host()
-    arrays = [_put(to_numpy(tensor), cut.device, host) for tensor in tensors]
+    arrays = [_put(to_numpy(tensor), graph.device, host) for tensor in tensors]
     numbers: list[Any] = [np.asarray(number.value, _NUMBERS[type(number.value)]) for number in node.numbers()]
     try:
         with nullcontext() if host is None else jax.default_device(host):
             results = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
     except lowering.LoweringError as error:
-        error.nodes = lowering.alike(graph.describe(cut), node)
+        error.nodes = lowering.like_nodes(describe(graph), node)
         raise
     return [
         None if meta is None or array is None else from_numpy(np.asarray(array), meta.dtype)

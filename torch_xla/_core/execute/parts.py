@@ -1,4 +1,4 @@
-"""The parts of a split tensor: asking for a split, reading what each device has, and making a tensor of parts."""
+"""Sets shardings of tensors, reads what each device has, and makes tensors of shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_xla._core.execute import barrier
 
 @dataclass(frozen=True)
 class Part:
-    """What a device has of a tensor."""
+    """A shard of a tensor on a device."""
 
     device: int  # its index in the job
     # what of the tensor it is; less than the other parts at the end of a dimension that does not divide
@@ -44,12 +44,12 @@ def number_of(tensor: torch.Tensor) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> list[Part]:
-    """What each device of this process has of a tensor, which is computed first."""
+    """Computes a tensor and returns its shards on the devices of this process."""
     from torch_xla.ops.fallback import from_numpy
 
     (buffer,) = barrier.buffers([tensor])
     place = placement.of(tensor.device.index)
-    target_split = shardings.by_number(number_of(tensor)) or shardings.split(
+    target_split = shardings.by_number(number_of(tensor)) or shardings.tile_assignment(
         [1] * tensor.dim(), range(len(place.devices))
     )
     shape = tuple(tensor.shape)
@@ -82,17 +82,19 @@ def _padded(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return full
 
 
-def buffer_of(parts: Sequence[torch.Tensor], wanted: shardings.Split | None, shape: Sequence[int], index: int) -> Any:
+def buffer_of(
+    parts: Sequence[torch.Tensor], sharding: shardings.TileAssignment | None, shape: Sequence[int], index: int
+) -> Any:
     """A device buffer of the parts, CPU tensors of equal shape, for the devices of this process, in their order.
 
-    `wanted` is how the whole, of a shape beyond which the last parts are dropped, is split; None where each has all.
+    `sharding` is how the whole, of a shape beyond which the last parts are dropped, is split; None where each has all.
     """
     place = placement.of(index)
-    number = shardings.WHOLE if wanted is None else shardings.number_of(wanted)
-    if wanted is None or wanted.fits(shape):
+    number = shardings.REPLICATED if sharding is None else shardings.number_of(sharding)
+    if sharding is None or sharding.fits(shape):
         return transfer.put_parts([transfer.own_values(part) for part in parts], shape, index, number)
     full_tensor = torch.zeros(tuple(shape), dtype=parts[0].dtype)
     local = [place.devices.index(device) for device in place.local]
-    for device, where, _ in wanted.indices(shape):
+    for device, where, _ in sharding.indices(shape):
         full_tensor[where] = parts[local.index(device)][tuple(slice(0, s.stop - s.start) for s in where)]
     return transfer.upload(full_tensor, index, number)

@@ -1,8 +1,9 @@
-"""The one function that runs all stages: cut → plan → look up → (lower → compile) → run → attach.
+"""Runs all stages for a request: cut → plan → look up → (lower → compile) → run → attach.
 
-`plan.py` says which graphs a request comes to; here each is run, and what is left of one that failed is tried again.
-What runs on a device is known by `_bindings.in_flight(device)` alone: programs that were started, the graph that runs
-operator by operator while the host records on, and what failed with nobody there to be told.
+`torch_xla.sync()` in a loop: its first step is cut, planned, run op by op and attached; the second is lowered and
+compiled; from the third on the program is looked up and run. `plan.py` says which graphs a request needs. Here each is
+run, and what remains of one that failed is tried again. `_bindings.in_flight(device)` alone has what runs on a device:
+programs that were started, the graph that runs op by op in the background, and failures that were not raised yet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory_stats, placement
 from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, split_check
 from torch_xla._core.execute.plan import Request, Step, Way
-from torch_xla._core.graph import graph, verify
+from torch_xla._core.graph import verify
+from torch_xla._core.graph.graph import Graph, describe
 from torch_xla._core.job import agreement, program_starts, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
 from torch_xla._core.report import debug_level, loop_report, recompiles, render
@@ -26,7 +28,7 @@ from torch_xla.ops import fallback
 from torch_xla.ops.registry import StaticNumbers
 
 _REMEMBERED = 1 << 14
-_by_host: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
+_uncompilable: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(
@@ -34,7 +36,7 @@ _WATCHING = _config.Watch(
 )
 
 
-def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
+def run(cut: _bindings.Cut, cause: str, reading: bool) -> None:
     """Cuts a graph and runs it; with `reading` its values go to the host next, so a very small one is computed there.
 
     Raises GraphLimitError where it may not run here, and stays pending, OutOfMemoryError where it does not fit,
@@ -43,9 +45,9 @@ def run(what: _bindings.Cut, cause: str, reading: bool) -> None:
     failed operators has the values of the last barrier again, and the rest has been started.
     """
     lowering.check_not_inside()
-    finish(what.device)
-    request = Request(what, cause, reading)
-    _run(request, [Step(what, Way.PLANNED)])
+    finish(cut.device)
+    request = Request(cut, cause, reading)
+    _run(request, [Step(cut, Way.PLANNED)])
 
 
 def _run(request: Request, steps: list[Step]) -> None:
@@ -71,33 +73,33 @@ def finish(device: int) -> None:
     if running is not None:
         lowering.check_not_inside()
         request: Request = running.request
-        _run(request, _finished(running, request))
+        _run(request, _finish_steps(running, request))
     if in_flight.failures:
-        untold = list(in_flight.failures)
+        unreported = list(in_flight.failures)
         in_flight.failures.clear()
-        raise_first(untold)
+        raise_first(unreported)
 
 
-def _finished(running: _bindings.OpByOpRun, request: Request) -> list[Step]:
-    """Finishes such a graph; gives what is left of it."""
+def _finish_steps(running: _bindings.OpByOpRun, request: Request) -> list[Step]:
+    """Finishes a graph that runs op by op; returns the steps that remain of it."""
     try:
         obstacle = op_by_op.finish(running)
     except Exception as error:
         if running.interrupted:
             raise
         _raise_interrupt()
-        return _apart(error, running.graph, request)
+        return _remaining(error, running.graph, request)
     if obstacle is None:
         return []
     if isinstance(obstacle, StaticNumbers):
         numbers.specialize(obstacle)
     running.graph.clear()
     request.cut.retry = True
-    return [Step(request.cut, Way.PROGRAM, ahead=False)]
+    return [Step(request.cut, Way.PROGRAM, background=False)]
 
 
 def finish_all(wait: bool = False) -> None:
-    """Likewise on all devices, where nobody can be told: what fails is raised by the next barrier or read.
+    """Finishes on all devices, where nothing can be raised: failures are raised by the next barrier or read.
 
     With `wait` programs are waited for too.
     """
@@ -110,7 +112,7 @@ def finish_all(wait: bool = False) -> None:
 
 
 def _end() -> None:
-    """Waits for what runs, and tells what failed and was not raised: the process then ends with code 1."""
+    """Waits for what runs, and prints failures that were not raised: the process then ends with code 1."""
     finish_all(wait=True)
     for device in range(_bindings.device_count()):
         for failure in _bindings.in_flight(device).failures:
@@ -122,40 +124,40 @@ client.at_exit(_end)
 
 
 def _attempt(step: Step, request: Request) -> list[Step]:
-    """Runs a graph; gives what is to be tried next, in order: its plan, the rest of one that failed, or it again."""
-    cut = step.graph
-    watched = _watched()
+    """Runs a graph; returns the steps to try next: its plan, what remains of a failed one, or the same again."""
+    graph = step.graph
+    observed = _is_observed()
     try:
-        if cut is None:
+        if graph is None:
             try:
-                with _events.span("cut") if watched else _events.NOTHING:
-                    cut = step.cut.graph()
+                with _events.span("cut") if observed else _events.NOTHING:
+                    graph = step.cut.graph()
             except RuntimeError:
                 if request.failures:
-                    return []  # it needs what was lost
+                    return []  # it needs values that are lost
                 raise
-            if cut.has_fills and not (client.spmd() and cut.num_outputs):  # there the program says how they are split
-                fills.provide(cut)
-        outputs = cut.num_outputs
+            if graph.has_fills and not (client.spmd() and graph.num_outputs):  # else the program has their shardings
+                fills.provide(graph)
+        outputs = graph.num_outputs
         if not outputs:
             return []
         if step.way is Way.PLANNED:
-            if watched:  # a region does not see its graph's parts
-                request.name = region.before_run(cut.key, _bindings.user_frame, lambda: graph.describe(cut))
-            steps = plan.steps(request, cut)
-            if steps[0].graph is not cut:
+            if observed:  # a region does not see its graph's parts
+                request.name = region.before_run(graph.key, _bindings.user_frame, lambda: describe(graph))
+            steps = plan.steps(request, graph)
+            if steps[0].graph is not graph:
                 return steps
             (step,) = steps
-        if step.way is Way.HOST and (cut.fits_host or cut.fits_host_partition) and _run_on_host(cut, request):
+        if step.way is Way.HOST and (graph.fits_host or graph.fits_host_partition) and _run_on_host(graph, request):
             return []
         # The steady state of a loop: nothing else of it is Python code from here to the results.
-        ran_cached = not (watched or cut.has_fills) and cache.run(cut)
-        if not ran_cached and not _run_by_stages(cut, request, step.ahead and not watched):
+        ran_cached = not (observed or graph.has_fills) and cache.run(graph)
+        if not ran_cached and not _run_by_stages(graph, request, step.background and not observed):
             step.cut.retry = True
-            cut.clear()
+            graph.clear()
             return [replace(step, graph=None)]
         if request.reading and step.cut is request.cut:
-            loop_report.value_read(outputs, cut.device)
+            loop_report.value_read(outputs, graph.device)
         return []
     except _bindings.StaleGraph:
         return [replace(step, graph=None)]
@@ -163,28 +165,28 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         raise
     except ExecutionError as late:  # so it does here, without what needs the lost values
         request.failures.append(late)
-        if cut is not None:
-            cut.clear()  # the error holds it
+        if graph is not None:
+            graph.clear()  # the error holds it
         return [replace(step, graph=None)]
     except Exception as error:
         _raise_interrupt()
-        if cut is None or not client.client_started() or interruptible.is_foreign(error):
+        if graph is None or not client.client_started() or interruptible.is_foreign(error):
             raise  # it says why there is no device, say, and is no graph's failure: that stays pending
-        return _apart(error, cut, request)
+        return _remaining(error, graph, request)
 
 
-def compute_on_host(what: _bindings.Cut) -> bool:
+def compute_on_host(cut: _bindings.Cut) -> bool:
     """Computes a graph behind a read with PyTorch's CPU kernels, if it is very small and has no collective.
 
     It stays pending where this is False.
     """
-    finish(what.device)
-    cut = what.graph()
+    finish(cut.device)
+    graph = cut.graph()
     try:
-        alone = bool(cut.num_outputs) and cut.fits_host and not region.stack()
-        return alone and _run_on_host(cut, Request(what, debug_level.READ, reading=True))
+        runs_here = bool(graph.num_outputs) and graph.fits_host and not region.stack()
+        return runs_here and _run_on_host(graph, Request(cut, debug_level.READ, reading=True))
     finally:
-        cut.clear()  # it holds what others may write over, also where a kernel raised
+        graph.clear()  # it holds what others may write over, also where a kernel raised
 
 
 def reads_directly(device: int) -> bool:
@@ -192,24 +194,24 @@ def reads_directly(device: int) -> bool:
     return (
         client.client_started()
         and op_by_op.on()
-        and not (_watched() or lowering.inside() or client.spmd())
+        and not (_is_observed() or lowering.inside() or client.spmd())
         and placement.of(device).on_host
     )
 
 
-def _run_on_host(cut: _bindings.Graph, request: Request) -> bool:
-    if not op_by_op.on() or cut.has_fills or op_by_op.run(cut, request) is not None:
+def _run_on_host(graph: _bindings.Graph, request: Request) -> bool:
+    if not op_by_op.on() or graph.has_fills or op_by_op.run(graph, request) is not None:
         return False
     _metrics.count("HostCompute")
     return True
 
 
-def _apart(error: Exception, cut: _bindings.Graph, request: Request) -> list[Step]:
-    """Takes notice of a graph's failure; gives what is left of it."""
-    failure, parts = failures.of_graph(error, cut, request.name)
+def _remaining(error: Exception, graph: _bindings.Graph, request: Request) -> list[Step]:
+    """Notes a graph's failure; returns the steps that remain of it."""
+    failure, parts = failures.of_graph(error, graph, request.name)
     if failure is not None:
         request.failures.append(failure)
-    return [Step(part, Way.PROGRAM, ahead=False) for part in parts]
+    return [Step(part, Way.PROGRAM, background=False) for part in parts]
 
 
 def _raise_interrupt() -> None:
@@ -221,35 +223,35 @@ def _raise_interrupt() -> None:
             del interrupt
 
 
-def _watched() -> bool:
-    """Whether somebody looks at the stages of each run, or has a say in it."""
+def _is_observed() -> bool:
+    """Whether a profile, a region or a limit observes the stages of each run."""
     return bool(_events.sinks or region.stack()) or inspected()
 
 
 def inspected() -> bool:
-    """Whether somebody wants to see each program with its graph before it runs, or may forbid it."""
+    """Whether each program is to be shown, checked or forbidden before it runs."""
     return bool(not region.allowed or dispatch.disturbed()) or _WATCHING.any_set()
 
 
-def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
-    """Runs a graph; False where more is known of its numbers than when it was cut, so that it is to be cut again.
+def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> bool:
+    """Runs a graph; False where other numbers are to be constants than at the cut, so that it is to be cut again.
 
-    With `ahead` the host may record on while it runs operator by operator.
+    With `background` the host may record on while the graph runs op by op.
     """
     checks_values = _config.XLA_CHECK_VALUES.get()  # which no program does
     with _events.span("look up"):
-        executable = None if checks_values else cache.find(cut)
-    new = executable is None
+        executable = None if checks_values else cache.find(graph)
+    is_new = executable is None
     if executable is None:
-        if cut.constants_vary():
+        if graph.constants_vary():
             return False
-        executable = cache.find(cut)
-    if checks_values or (executable is None and _runs_without(cut)):
+        executable = cache.find(graph)
+    if checks_values or (executable is None and _runs_op_by_op(graph)):
         if not checks_values:
-            hotness.note(cut)
-        if cut.has_fills:
-            fills.provide(cut)
-        obstacle = _run_uncompiled(cut, request, ahead)
+            hotness.note(graph)
+        if graph.has_fills:
+            fills.provide(graph)
+        obstacle = _run_uncompiled(graph, request, background)
         if isinstance(obstacle, StaticNumbers):
             numbers.specialize(obstacle)
             return False
@@ -257,129 +259,131 @@ def _run_by_stages(cut: _bindings.Graph, request: Request, ahead: bool) -> bool:
             _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
             return True
     if executable is None:
-        outcome = _by_host.get(hotness.key_of(cut)) or _first_use(cut, request)
+        outcome = _uncompilable.get(hotness.key_of(graph)) or _first_use(graph, request)
         if isinstance(outcome, StaticNumbers):
             numbers.specialize(outcome)
             return False
         if isinstance(outcome, fallback.NeedsHost):
-            _run_by_host(cut, outcome, request)
+            _run_without_program(graph, outcome, request)
             return True
         executable = outcome
-    if cut.has_fills:
-        fills.provide(cut, executable.program.input_placements)
-    if new and client.spmd():
-        same_program.compare(cut)
-    memory_stats.before_run(executable.loaded, cut, request.name)
-    debug_level.before_run(cut, request.cause, request.name)
-    split_check.before_run(cut)
-    executor.run(executable, cut)
+    if graph.has_fills:
+        fills.provide(graph, executable.program.input_placements)
+    if is_new and client.spmd():
+        same_program.compare(graph)
+    memory_stats.before_run(executable.loaded, graph, request.name)
+    debug_level.before_run(graph, request.cause, request.name)
+    split_check.before_run(graph)
+    executor.run(executable, graph)
     return True
 
 
-def captured(what: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
-    """Cuts a graph that is captured; gives it, and its program where that is wanted now. Nothing ran.
+def captured(cut: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
+    """Cuts a captured graph, without running it; returns it, and its program where `compiles`.
 
     Else it is only lowered, after which it is not cut again.
     """
 
     def attempt() -> tuple[_bindings.Graph, compiler.Executable | None]:
-        cut = what.graph()
-        what.retry = True
-        executable = cache.find(cut) if cut.num_outputs else None
-        while cut.num_outputs and executable is None and cut.constants_vary():
-            cut = what.graph()
-            executable = cache.find(cut)
-        if cut.num_outputs and executable is None:
+        graph = cut.graph()
+        cut.retry = True
+        executable = cache.find(graph) if graph.num_outputs else None
+        while graph.num_outputs and executable is None and graph.constants_vary():
+            graph = cut.graph()
+            executable = cache.find(graph)
+        if graph.num_outputs and executable is None:
             if compiles:
-                executable = program_of(cut)
+                executable = program_of(graph)
             else:
-                compiler.lower(graph.describe(cut), "graph")
-        return cut, executable
+                compiler.lower(describe(graph), "graph")
+        return graph, executable
 
-    return numbers.settled(attempt)
+    return numbers.with_constants(attempt)
 
 
-def program_of(cut: _bindings.Graph) -> compiler.Executable:
+def program_of(graph: _bindings.Graph) -> compiler.Executable:
     """The program of a graph that was captured.
 
     Raises StaticNumbers where it is to be cut again, RuntimeError where a part of it runs on the host, which no program
     of the device can call.
     """
-    executable = cache.find(cut)
+    executable = cache.find(graph)
     if executable is not None:
         return executable
-    request = Request(_bindings.Cut.of_device(cut.device), debug_level.CAPTURE, reading=False, name=region.name())
-    outcome = _first_use(cut, request)
+    request = Request(_bindings.Cut.of_device(graph.device), debug_level.CAPTURE, reading=False, name=region.name())
+    outcome = _first_use(graph, request)
     if isinstance(outcome, StaticNumbers):
         raise outcome
     if isinstance(outcome, fallback.NeedsHost):
         problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
-        raise RuntimeError(message("graph", problem, do="leave it out of the capture"))
+        raise RuntimeError(
+            message("graph", problem, expected="operators of the device", do="call it outside of the capture")
+        )
     if client.spmd():
-        same_program.compare(cut)
+        same_program.compare(graph)
     return outcome
 
 
-def _runs_without(cut: _bindings.Graph) -> bool:
-    """Whether a graph that has no program runs operator by operator, and is not compiled."""
-    return not inspected() and hotness.counts(cut.device) and not hotness.is_due(cut)
+def _runs_op_by_op(graph: _bindings.Graph) -> bool:
+    """Whether a graph that has no program runs op by op now, instead of being compiled."""
+    return not inspected() and hotness.counts(graph.device) and not hotness.is_due(graph)
 
 
-def _run_uncompiled(cut: _bindings.Graph, request: Request, ahead: bool) -> op_by_op.Obstacle | None:
-    """Runs a graph operator by operator, while the host records on where `ahead` says so."""
-    if not ahead or request.reading or cut.fits_host:
-        return op_by_op.run(cut, request)
-    running = op_by_op.begin(cut, request)
+def _run_uncompiled(graph: _bindings.Graph, request: Request, background: bool) -> op_by_op.Obstacle | None:
+    """Runs a graph op by op, with `background` while the host records on."""
+    if not background or request.reading or graph.fits_host:
+        return op_by_op.run(graph, request)
+    running = op_by_op.begin(graph, request)
     if running is None:
         return op_by_op.CANNOT_RUN
     return None if running.start() else op_by_op.finish(running)
 
 
-def _run_by_host(cut: _bindings.Graph, needed: fallback.NeedsHost, request: Request) -> None:
-    """Runs a graph operator by operator that no program computes: a part of it wants the host, which none can call.
+def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, request: Request) -> None:
+    """Runs a graph op by op for which there is no program: an operator needs the host, which programs here cannot call.
 
     Operators without any lowering are no part of a graph there (`Hooks.needs_host`). Others show it late: by a
     decomposition that ends in one, arguments that a rule does not take, or functions of JAX's. Raises RuntimeError
     where operators cannot be run for themselves there either.
     """
-    if cut.has_fills:
-        fills.provide(cut)
-    key = hotness.key_of(cut)
-    if session.connected() is not None or op_by_op.run(cut, request) is not None:
-        problem = f"got {needed.op}, which runs on the host ({needed.reason})"
+    if graph.has_fills:
+        fills.provide(graph)
+    key = hotness.key_of(graph)
+    if session.connected() is not None or op_by_op.run(graph, request) is not None:
+        problem = f"got {obstacle.op}, which runs on the host ({obstacle.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
         failure: Any = RuntimeError(message("run", problem, expected=where, do="compute it with .cpu()"))
-        failure.nodes = () if needed.node is None else lowering.alike(graph.describe(cut), needed.node)
+        failure.nodes = () if obstacle.node is None else lowering.like_nodes(describe(graph), obstacle.node)
         raise failure from None
     _metrics.count("HostGraph")
-    _fallbacks.between_graphs(needed.op, f"{needed.reason}, and all of its graph with it", _bindings.user_frame())
-    if len(_by_host) >= _REMEMBERED:
-        _by_host.clear()
-    _by_host[key] = fallback.NeedsHost(needed.op, needed.reason)  # without the frames that this one holds
+    _fallbacks.between_graphs(obstacle.op, f"{obstacle.reason}, and all of its graph with it", _bindings.user_frame())
+    if len(_uncompilable) >= _REMEMBERED:
+        _uncompilable.clear()
+    _uncompilable[key] = fallback.NeedsHost(obstacle.op, obstacle.reason)  # without the frames that this one holds
 
 
-# None where it is to be cut again.
+# None where it is to be graph again.
 Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost
 
 
-def _first_use(cut: _bindings.Graph, request: Request) -> Compiled:
-    """A program that this process has not run yet, from the disk or compiled, or what stands in the way of one."""
+def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
+    """Loads a graph's program from the disk, or compiles it; returns it, or the obstacle."""
     with lowering.uncollected():
-        described = rolling.decide(cut)
+        described = rolling.decide(graph)
     # Where programs span the job the first one makes the connection.
     if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
-        return cache.load(cut) or _compile(cut, described, request)
-    described = described or graph.describe(cut)
+        return cache.load(graph) or _compile(graph, described, request)
+    described = described or describe(graph)
     agreement.prepare(described)
-    outcome = cache.load(cut) or _compile(cut, described, request)
+    outcome = cache.load(graph) or _compile(graph, described, request)
     if isinstance(outcome, compiler.Executable):
         program_starts.announce(outcome.program, described)
     return outcome
 
 
-def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Request) -> Compiled:
+def _compile(graph: _bindings.Graph, described: Graph | None, request: Request) -> Compiled:
     with lowering.uncollected():
-        described = described or graph.describe(cut)
+        described = described or describe(graph)
     if _config.XLA_VERIFY_GRAPHS.get():
         verify.verify(described)
     _dump(described)
@@ -388,18 +392,18 @@ def _compile(cut: _bindings.Graph, described: graph.Graph | None, request: Reque
         lowered = interruptible.call(functools.partial(compiler.lower, described, name), f"lowering {name}")
     except (StaticNumbers, fallback.NeedsHost) as obstacle:
         return obstacle
-    recompiles.note(described, _bindings.user_frame(), request.name, hotness.knows(cut))
+    recompiles.note(described, _bindings.user_frame(), request.name, hotness.knows(graph))
     debug_level.before_compile(described, request.cause, request.name)
     try:
-        executable = compiler.compile_lowered(cut, lowered, name)
-    except fallback.NeedsHost as needed:
-        return needed
+        executable = compiler.compile_lowered(graph, lowered, name)
+    except fallback.NeedsHost as obstacle:
+        return obstacle
     debug_level.after_compile(executable)
-    cache.add(cut, executable)
+    cache.add(graph, executable)
     return executable
 
 
-def _dump(described: graph.Graph) -> None:
+def _dump(described: Graph) -> None:
     path = _config.XLA_SAVE_TENSORS_FILE.get()
     if path is not None:
         text = render.render(described, _config.XLA_SAVE_TENSORS_FMT.get())

@@ -1,4 +1,8 @@
-"""What a barrier or a read comes to: which graphs, one after the other, and in which way each runs."""
+"""Plans a barrier or a read: which graphs run, one after the other, and how each does.
+
+`loss.item()` in a step whose graph is known becomes that whole graph, if nothing else is pending; one of a few
+operators runs on the host; and one with a growing part becomes that part on the host, then the program of the rest.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class Way(enum.Enum):
 
 @dataclass(slots=True)
 class Request:
-    """What is asked for, and what came of it so far."""
+    """What a barrier or a read asks for, and its failures so far."""
 
     cut: _bindings.Cut  # what its graph is to be made of
     cause: str  # what asks for it, as the analyses print it
@@ -43,71 +47,70 @@ class Step:
     cut: _bindings.Cut  # what it is to be made of
     way: Way
     graph: _bindings.Graph | None = None  # where it was cut already
-    ahead: bool = True  # whether the host may record on while it runs operator by operator
+    background: bool = True  # whether the host may record on while it runs operator by operator
 
 
 def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
-    """What to run for a request, of its graph, which is empty afterwards where something else runs first.
+    """The steps of a request, given its graph, which is cleared where other graphs run first.
 
-    For a barrier that is its graph. Where a value is read a read should cost a read: a very small graph runs on the
-    host, and in the place of a new one comes a graph that has a program, or one whose growing parts run on the host.
-    Where algorithms are to be deterministic it is its own graph too: what runs must not depend on what ran before.
+    A barrier runs its graph. A read should not cost a compile: a very small graph runs on the host; a new graph is
+    replaced by one that has a program, or by one whose growing parts run on the host. With deterministic algorithms a
+    read runs its own graph too: what runs must not depend on what ran before.
     """
     pending_cut = request.cut
     if not request.reading:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     if op_by_op.on() and graph.fits_host and not graph.has_fills:
         return [Step(pending_cut, Way.HOST, graph)]
-    if region.stack() or torch.are_deterministic_algorithms_enabled() or knows(graph):
+    if region.stack() or torch.are_deterministic_algorithms_enabled() or has_run(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
     pending_cut.retry = True
-    other = _instead(pending_cut)
+    other = _known_graph_instead(pending_cut)
     if other is not None:
-        return [Step(other, Way.PROGRAM, ahead=False)]
+        return [Step(other, Way.PROGRAM, background=False)]
     if client.spmd():
         return [Step(pending_cut, Way.PROGRAM)]
     graph = pending_cut.graph()
-    parts = op_by_op.divide(graph, pending_cut)
+    parts = op_by_op.partition_for_host(graph, pending_cut)
     if not parts:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()
-    return [Step(part, Way.HOST, ahead=False) for part in (*parts, pending_cut)]
+    return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]
 
 
-def _instead(what: _bindings.Cut) -> _bindings.Cut | None:
-    """What to run where a value is read and the graph for it would be a new one, or None.
+def _known_graph_instead(cut: _bindings.Cut) -> _bindings.Cut | None:
+    """The cut to run instead of a read's own, whose graph would be new; None if there is no better one.
 
-    All that is pending, where that is a graph that is known: the loop's body mostly, which ends here. Or the value
-    alone, where such a graph is about to come: what the value needs is computed twice in this step, and no part of the
-    body gets a graph of its own. After the end of a loop without barriers again all that is pending: other values are
-    read next.
+    It is all that is pending if that graph has run before: mostly the loop's body, which ends here. It is the value
+    alone if the step is about to become such a graph: what the value needs is then computed twice in this step, and no
+    part of the body gets a graph of its own. After a loop without barriers it is all that is pending again.
     """
-    full_cut = _bindings.Cut.of_device(what.device)
-    has_program = is_known(full_cut)
+    full_cut = _bindings.Cut.of_device(cut.device)
+    has_program = has_run_before(full_cut)
     if has_program:
         return full_cut
-    value_cut = what.roots_only()
-    if value_cut is not None and _bindings.expects_whole_step(what.device):
+    value_cut = cut.roots_only()
+    if value_cut is not None and _bindings.expects_whole_step(cut.device):
         return value_cut
-    return full_cut if has_program is not None and _bindings.was_cut(what.device) else None
+    return full_cut if has_program is not None and _bindings.was_cut(cut.device) else None
 
 
-def knows(graph: _bindings.Graph) -> bool:
-    """Whether a graph is no new one: it has a program, or ran without."""
+def has_run(graph: _bindings.Graph) -> bool:
+    """Whether a graph has a program, or ran without one."""
     return cache.knows(graph) or (hotness.counts(graph.device) and hotness.knows(graph))
 
 
-def is_known(what: _bindings.Cut) -> bool | None:
-    """Whether a graph has a program in memory, or ran without; None where nothing is to be computed. It stays pending.
+def has_run_before(cut: _bindings.Cut) -> bool | None:
+    """Whether the graph of a cut has a program in memory, or ran without; None if it is empty. It stays pending.
 
-    Nothing else runs on its device.
+    To be called while nothing else runs on its device.
     """
-    graph = what.graph()
+    graph = cut.graph()
     if not graph.num_outputs:
         return None
     if graph.has_fills:
         fills.provide(graph)
-    has_program = knows(graph)
+    has_program = has_run(graph)
     graph.clear()
     return has_program

@@ -1,7 +1,4 @@
-"""What the processes of a job import first; imported once, in the process that they are forked from.
-
-It starts no client and uses no device.
-"""
+"""Imports what the processes of a job need, once, in the process they are forked from; starts no client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What `torch_xla.compile` promises about the graphs of a region, and the checks of it.
+"""Checks the graphs of a `torch_xla.compile` region: none before its end (``full_graph``), or at most so many.
 
-The barrier tells each graph to `before_run` ahead of compiling it. A region may forbid graphs altogether until its end
-(``full_graph``) or limit how many different ones its function may have (``max_different_graphs``).
+The barrier passes each graph to `before_run` ahead of compiling it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Region:
 
 
 class _RegionStack(threading.local):
-    """What is a thread's own: a region says nothing of what other threads do meanwhile."""
+    """The regions of one thread: they do not concern what other threads do."""
 
     def __init__(self) -> None:
         self.stack: list[Region] = []
@@ -146,9 +145,9 @@ def _node_text(node: Node) -> str:
     return f"[] {'::'.join(node.op.split('.')[:2])}, xla_shape={text}, dynamic_dims: ()"
 
 
-def _common(left: Sequence[str], right: Sequence[str]) -> int:
+def _common(accepted: Sequence[str], got: Sequence[str]) -> int:
     length = 0
-    for one, other in zip(left, right, strict=False):
+    for one, other in zip(accepted, got, strict=False):
         if one != other:
             break
         length += 1

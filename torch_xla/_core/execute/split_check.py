@@ -1,4 +1,4 @@
-"""Each program with splits run without them too (``XLA_SPMD_VERIFY=1``): the first value that differs is named."""
+"""Runs sharded programs without shardings too, and names the first value that differs (``XLA_SPMD_VERIFY=1``)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, placement, shardings, transfer
-from torch_xla._core.graph import graph
-from torch_xla._core.graph.graph import Graph, Node
+from torch_xla._core.graph.graph import Graph, Node, describe
 from torch_xla._core.lower import lowering, placing
 from torch_xla._errors import message
 
@@ -25,46 +24,44 @@ class SplitError(RuntimeError):
     """A program with splits computes something else than without."""
 
 
-def before_run(cut: _bindings.Graph) -> None:
+def before_run(graph: _bindings.Graph) -> None:
     """Compares all values of a graph, where that is asked for; SplitError where one differs."""
-    if not _config.XLA_SPMD_VERIFY.get() or not placement.of(cut.device).mesh:
+    if not _config.XLA_SPMD_VERIFY.get() or not placement.of(graph.device).mesh:
         return
-    described = graph.describe(cut)
+    described = describe(graph)
     places = [(slot, i) for slot, node in enumerate(described.nodes) for i, m in enumerate(node.outs) if m is not None]
     leaves = [
         transfer.download(location, meta.shape, meta.dtype)
-        for location, meta in zip(cut.leaf_locations(), described.leaves, strict=True)
+        for location, meta in zip(graph.leaf_locations(), described.leaves, strict=True)
     ]
-    key = cut.key, described.numbers
+    key = graph.key, described.numbers
     split, unsplit = _compiled.get(key) or _compiled.setdefault(key, _programs(described, places))
-    numbers = [transfer.put(vector, cut.device) for vector in cut.packed_numbers() if vector.size]
+    numbers = [transfer.put(vector, graph.device) for vector in graph.packed_numbers() if vector.size]
     with client.x64():
         inputs = [
-            transfer.upload(leaf, cut.device, number)
+            transfer.upload(leaf, graph.device, number)
             for leaf, number in zip(leaves, described.leaf_placements, strict=True)
         ]
         results = split(*inputs, *numbers)
-        expected = unsplit(*(transfer.upload(leaf, cut.device) for leaf in leaves), *numbers)
+        expected = unsplit(*(transfer.upload(leaf, graph.device) for leaf in leaves), *numbers)
     for (slot, result), value, other in zip(places, results, expected, strict=True):
         _compare(described.nodes[slot], result, value, other)
 
 
 def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
     """The graph with all its values as results, split and whole."""
-    free = (shardings.ANYWHERE,) * len(places)
-    all_values = replace(
-        described, outputs=tuple(places), donated=(), aliased_outputs=(), packs=(), output_placements=free
-    )
+    free = (shardings.UNSPECIFIED,) * len(places)
+    probed = replace(described, outputs=tuple(places), donated=(), aliased_outputs=(), packs=(), output_placements=free)
     nodes = tuple(
-        replace(node, args=(node.args[0], shardings.KNOWN_WHOLE)) if node.op == placing.OPERATOR else node
+        replace(node, args=(node.args[0], shardings.EXPLICITLY_REPLICATED)) if node.op == placing.OPERATOR else node
         for node in described.nodes
     )
-    whole_places = (shardings.WHOLE,) * len(described.leaves)
+    replicated = (shardings.REPLICATED,) * len(described.leaves)
     unsplit = replace(
-        all_values, nodes=nodes, leaf_placements=whole_places, output_placements=(shardings.WHOLE,) * len(places)
+        probed, nodes=nodes, leaf_placements=replicated, output_placements=(shardings.REPLICATED,) * len(places)
     )
     with client.x64():
-        return tuple(lowering.lower(g, "split_check").stage.compile() for g in (all_values, unsplit))  # type: ignore[return-value]
+        return tuple(lowering.lower(g, "split_check").stage.compile() for g in (probed, unsplit))  # type: ignore[return-value]
 
 
 def _compare(node: Node, result: int, value: Any, other: Any) -> None:
@@ -80,8 +77,8 @@ def _compare(node: Node, result: int, value: Any, other: Any) -> None:
         same = bool(np.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
     if not same:
         where = f", recorded at {node.frame}" if node.frame else ""
-        got = f"result {result} of {node.op} differs between the split program and the whole one{where}"
-        raise SplitError(message("spmd", got, do="report it, with the splits of its inputs"))
+        got = f"result {result} of {node.op} differs between the sharded program and the unsharded one{where}"
+        raise SplitError(message("spmd", got, do="report it, with the shardings of its inputs"))
 
 
 def _is_inexact(array: Any) -> bool:

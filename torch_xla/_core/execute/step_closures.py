@@ -1,4 +1,4 @@
-"""Functions that run after the next barrier, when the values they look at exist."""
+"""Runs functions after the next barrier, when the values that they look at exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Runner:
 
     def submit(self, closure: Closure) -> None:
         with self._changed:
-            self.tell()
+            self.raise_error()
             limit = _config.XLA_MAX_ASYNC_QUEUE.get() if _config.XLA_MAX_ASYNC_QUEUE.is_set() else self._limit
             self._changed.wait_for(lambda: len(self._waiting) < limit)
             self._waiting.append(closure)
@@ -44,8 +44,8 @@ class Runner:
                 self._thread = threading.Thread(target=self._run, name="torch_xla-step-closures")
                 self._thread.start()
 
-    def tell(self) -> None:
-        """Raises what a closure raised, if that was not told yet."""
+    def raise_error(self) -> None:
+        """Raises the error of a closure, once."""
         error, self._error = self._error, None
         if error is not None:
             raise RuntimeError(
@@ -83,7 +83,7 @@ _runner = Runner()
 def _tell_at_exit() -> None:
     """Prints what no barrier came to raise; the interpreter has waited for the closures by then."""
     try:
-        _runner.tell()
+        _runner.raise_error()
     except RuntimeError as error:
         sys.excepthook(type(error), error, error.__traceback__)  # with its cause, which atexit does not print
 

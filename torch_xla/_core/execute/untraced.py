@@ -1,8 +1,8 @@
-"""Keeps what the user's program has set up for its own calls out of this package's work.
+"""Keeps modes and tracing of the user's program out of this package's own work.
 
 A barrier, a read or an upload inside a function under ``torch.compile``, or in a backward pass that such a function
 starts, would otherwise have its Python frames, and JAX's, traced and compiled too; and a mode over PyTorch's functions,
-such as one that gives a default device, would see those that are called here.
+such as one that gives a default device, would see the calls that are made here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def skip(function: Callable[..., object], around: Callable[..., object]) -> None:
-    """Has the compiler leave alone a function, one around it, and all that they call."""
+    """Makes PyTorch's compiler skip functions and all that they call."""
     for target in (function, around):
         set_code_strategy(target.__code__, SKIPPED)
     around._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would inline it

@@ -1,8 +1,7 @@
-"""Values that PyTorch refuses raise, where that is asked for (``XLA_CHECK_VALUES=1``).
+"""Raises what PyTorch's CPU kernels say of the values of a graph (``XLA_CHECK_VALUES=1``).
 
-A program never raises because of a value: an index beyond a tensor, a division of integers by 0, a source that is too
-short (docs/caveats.md). Where values are checked graphs run operator by operator, and what a CPU kernel says of the
-values it is given is raised, in place of computing the operator by its rule.
+A program never raises because of a value: an index beyond a tensor, an integer division by 0 (docs/caveats.md). With
+the check graphs run op by op, and what a CPU kernel says of values that it refuses is raised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traced graphs as calls that are made one after the other, without Python between them."""
+"""Runs a traced graph as a list of calls in C++, without Python between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def calls_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
         translation = _CallTranslation(module)
     except _Other:
         return module
-    calls, constants, output_builder = translation.calls, translation.constants, translation.made
+    calls, constants, output_builder = translation.calls, translation.constants, translation.output_type
 
     def run(*args: Any) -> Any:
         operands = (*args, *(constant(module) for constant in constants))
@@ -43,7 +43,7 @@ class _Other(Exception):
 class _CallTranslation:
     """One pass over a traced graph: `calls` are those of its nodes.
 
-    `constants` gives those of the module, which are further inputs; `made` makes what it returns of a list.
+    `constants` gives those of the module, which are further inputs; `output_type` makes what it returns of a list.
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
@@ -51,7 +51,7 @@ class _CallTranslation:
         inputs = [node for kind in ("placeholder", "get_attr") for node in nodes if node.op == kind]
         self.calls = _bindings.Calls(len(inputs))
         self.constants = [operator.attrgetter(node.target) for node in nodes if node.op == "get_attr"]
-        self.made: Callable[[list[Any]], Any] = list
+        self.output_type: Callable[[list[Any]], Any] = list
         # A slot for what is one value, a list of slots for the results of an operator that has several, or none.
         self._values: dict[torch.fx.Node, Any] = {node: _bindings.Slot(i) for i, node in enumerate(inputs)}
         for node in nodes:
@@ -96,5 +96,5 @@ class _CallTranslation:
     def _finish(self, outputs: Any) -> None:
         if not isinstance(outputs, Sequence) or not all(x is None or isinstance(x, torch.fx.Node) for x in outputs):
             raise _Other
-        self.made = tuple if isinstance(outputs, tuple) else list
+        self.output_type = tuple if isinstance(outputs, tuple) else list
         self.calls.finish([None if x is None else self._one(x) for x in outputs])

@@ -1,4 +1,4 @@
-"""Recording collectives; `ops/collective.py` says what they are."""
+"""Records collectives; `ops/collective.py` has what they compute."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch_xla._errors import message
 def install() -> None:
     """Registers the operator with PyTorch; called once, at import."""
     XLA_LIB.define("collective(Tensor[] inputs, str call) -> Tensor[]")
-    XLA_LIB.impl("collective", _promise, "Meta")
+    XLA_LIB.impl("collective", _meta_kernel, "Meta")
 
 
-def _promise(inputs: list[torch.Tensor], call: str) -> list[torch.Tensor]:
+def _meta_kernel(inputs: list[torch.Tensor], call: str) -> list[torch.Tensor]:
     from torch_xla.ops.collective_call import parse
 
     parsed, rank = parse(call), session.rank_info().rank

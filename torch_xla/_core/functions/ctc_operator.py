@@ -1,6 +1,6 @@
-"""The CTC loss as it is recorded: lengths are inputs of the graph, so that other lengths compile nothing.
+"""Records the CTC loss with its lengths as inputs of the graph, so that other lengths compile nothing.
 
-PyTorch takes lengths as numbers, which would be constants of the program, and sizes what it keeps for the backward pass
+PyTorch takes lengths as numbers, which would be constants of the program, and sizes what it saves for the backward pass
 by their maximum. Here the targets' width does that, and both passes are one operator each.
 """
 
@@ -30,7 +30,7 @@ def install() -> None:
         f"ctc_loss_backward(Tensor grad, {arguments}, Tensor loss, Tensor log_alpha, int blank, bool zero_infinity)"
         " -> Tensor"
     )
-    XLA_LIB.impl("ctc_loss", _promise, "Meta")
+    XLA_LIB.impl("ctc_loss", _meta_kernel, "Meta")
     XLA_LIB.impl("ctc_loss_backward", lambda _, log_probs, *rest: torch.empty_like(log_probs), "Meta")
     library = torch.library.Library("aten", "IMPL")
     for form in ("ctc_loss.Tensor", "ctc_loss.IntList"):
@@ -39,7 +39,7 @@ def install() -> None:
     _registered.append(library)
 
 
-def _promise(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _meta_kernel(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     steps, batch, _ = log_probs.shape
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
 
@@ -48,8 +48,8 @@ class _Loss(torch.autograd.Function):
     """One loss per sequence."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, *given: Any) -> torch.Tensor:
-        *tensors, blank, zero_infinity = given
+    def forward(ctx: FunctionCtx, *arguments: Any) -> torch.Tensor:
+        *tensors, blank, zero_infinity = arguments
         loss, log_alpha = torch.ops.xla.ctc_loss(*tensors, blank)
         ctx.save_for_backward(*tensors, loss, log_alpha)
         ctx.rest = blank, zero_infinity  # type: ignore[attr-defined]
@@ -64,8 +64,8 @@ class _Slope(torch.autograd.Function):
     """Their derivative, which has none itself in PyTorch either."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, *given: Any) -> torch.Tensor:
-        return torch.ops.xla.ctc_loss_backward(*given)
+    def forward(ctx: FunctionCtx, *arguments: Any) -> torch.Tensor:
+        return torch.ops.xla.ctc_loss_backward(*arguments)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:

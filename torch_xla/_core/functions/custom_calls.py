@@ -1,4 +1,4 @@
-"""`xla::custom_call`, the operator behind custom calls, also while PyTorch traces: a call says what it gives."""
+"""Has `xla::custom_call`, the operator behind custom calls, also while PyTorch traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
         operands = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in node.args]
         if node.kwargs or not all(isinstance(x, torch.Tensor) for x in (*operands, *values)):
             raise NotImplementedError(
-                message("custom_call", f"got {node.target} with {node.args} {node.kwargs}", expected="tensors alone")
+                message(
+                    "custom_call",
+                    f"got {node.target} with {node.args} {node.kwargs}",
+                    expected="tensors alone",
+                    do="pass numbers as tensors, or bind them into the function",
+                )
             )
         results = [described(value.shape, value.dtype) for value in values]
         with graph.inserting_before(node):
@@ -44,7 +49,7 @@ def put_into(module: torch.fx.GraphModule, namespaces: Set[str]) -> None:
 
 
 def values_of(node: torch.fx.Node) -> list[torch.Tensor]:
-    """What a node of a traced graph gives."""
+    """The result tensors of a node of a traced graph."""
     value = node.meta["val"]
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
@@ -55,10 +60,10 @@ def install() -> None:
         "custom_call(Tensor[] inputs, str call_target, str[] results, bool has_side_effect, str backend_config, "
         "int api_version, str[] frontend_attributes) -> Tensor[]"
     )
-    XLA_LIB.impl("custom_call", _promise, "Meta")
+    XLA_LIB.impl("custom_call", _meta_kernel, "Meta")
 
 
-def _promise(inputs: list[torch.Tensor], call_target: str, results: list[str], *rest: object) -> list[torch.Tensor]:
+def _meta_kernel(inputs: list[torch.Tensor], call_target: str, results: list[str], *rest: object) -> list[torch.Tensor]:
     meta_tensors = []
     for text in results:
         dtype, *sizes = text.split()

@@ -1,4 +1,4 @@
-"""Graphs of PyTorch's tracers (`torch.export`, `make_fx`) as graphs of the stages, which `lower/` makes JAX code of."""
+"""Translates PyTorch's traced graphs (`torch.export`, `make_fx`) to this package's `Graph`, which `lower/` lowers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core.functions.sizes import Sizes, is_open_size
-from torch_xla._core.graph.graph import Graph, Input, Node, Number, Wire
+from torch_xla._core.graph.graph import Edge, Graph, Input, Node, Number
 from torch_xla._core.lower import lowering
 from torch_xla._torch_internals import OpOverload, pytree
 from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import find_overload, way_of
-from torch_xla.ops.decompositions import asked, bind
+from torch_xla.ops.decompositions import bind, requested_results
 from torch_xla.ops.registry import Meta
 
 Arrays = Sequence[Any]
@@ -35,7 +35,7 @@ class Function:
     constants: dict[int, torch.Tensor]  # further leaves, with their values
     # what each node's numbers are: sizes that are left open, or None for a number of the call's
     sizes: tuple[tuple[Any, ...], ...]
-    output: Any  # what is returned, with wires for tensors
+    output: Any  # what is returned, with edges for tensors
 
     def __call__(self, *inputs: Any, numbers: Arrays = (), seed: Any = None) -> Any:
         """Computes it, with the arrays that `lifted` returned for `numbers`.
@@ -54,11 +54,11 @@ class Function:
             results = lowering.compute(self.graph, leaves, numbers_by_node)
 
         def value(x: Any) -> Any:
-            if not isinstance(x, Wire):
+            if not isinstance(x, Edge):
                 return x
             return leaves[x.slot] if x.leaf else results[x.slot][x.result]
 
-        return pytree.tree_map(value, self.output, is_leaf=lambda x: isinstance(x, Wire))
+        return pytree.tree_map(value, self.output, is_leaf=lambda x: isinstance(x, Edge))
 
     def lifted(self, static: Set[str]) -> tuple[Function, list[Any]]:
         """The function with its numbers, but 0 and 1, as inputs, and an array for each.
@@ -108,7 +108,7 @@ class _Translation:
         self._module = module
         self._sizes = sizes or Sizes()
         self._frame = _bindings.user_frame()
-        self._values: dict[torch.fx.Node, Any] = {}  # wires for tensors
+        self._values: dict[torch.fx.Node, Any] = {}  # edges for tensors
         self._nodes: list[Node] = []
         self._open: list[tuple[Any, ...]] = []
         self._leaves: list[Meta] = []
@@ -136,9 +136,9 @@ class _Translation:
         graph = Graph("", _bindings.current_device(), tuple(self._nodes), tuple(self._leaves), _outputs(output), ())
         return Function(graph, tuple(inputs), self._constants, tuple(self._open), output)
 
-    def _leaf(self, value: torch.Tensor) -> Wire:
+    def _leaf(self, value: torch.Tensor) -> Edge:
         self._leaves.append(self._meta(value))
-        return Wire(True, len(self._leaves) - 1, 0)
+        return Edge(True, len(self._leaves) - 1, 0)
 
     def _meta(self, value: torch.Tensor) -> Meta:
         return Meta(self._sizes.shape(value), value.dtype)
@@ -162,7 +162,9 @@ class _Translation:
             return self._operator(node, target, value)
         if target in _HIGHER_ORDER:
             return self._higher_order(node, _HIGHER_ORDER[target], value)
-        raise NotImplementedError(f"[fx] got a call of {target}, expected an ATen operator")
+        raise NotImplementedError(
+            f"[fx] got a call of {target}, expected an ATen operator; decompose the graph first (run_decompositions())"
+        )
 
     def _operator(self, node: torch.fx.Node, op: OpOverload, value: Any) -> Any:
         if op._schema.is_mutable:
@@ -175,7 +177,7 @@ class _Translation:
             if arithmetic and is_open_size(x):  # it takes part in it as a number of the program
                 arguments[position] = Number(len(sizes), 0, position)
                 sizes.append(x)
-        return self._add(str(op), arguments, asked(op, positional, value), draws(node), sizes)
+        return self._add(str(op), arguments, requested_results(op, positional, value), draws(node), sizes)
 
     def _higher_order(self, node: torch.fx.Node, kind: Callable[..., Any], value: Any) -> Any:
         arguments = self._filled(node.args)
@@ -191,13 +193,13 @@ class _Translation:
     def _add(
         self, op: str, arguments: Sequence[Any], value: Any, seeded: bool = False, sizes: Sequence[Any] = ()
     ) -> Any:
-        """Adds a node; returns wires in the structure of what it gives."""
-        inputs: list[Wire] = []
+        """Adds a node; returns edges in the structure of what it gives."""
+        inputs: list[Edge] = []
 
         def placed(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return [placed(element) for element in x]
-            if not isinstance(x, Wire):
+            if not isinstance(x, Edge):
                 return x
             inputs.append(x)
             return Input(len(inputs) - 1)
@@ -208,13 +210,13 @@ class _Translation:
         settings = _bindings.call_settings()
         self._nodes.append(Node(op, args, tuple(inputs), outs, seeded, self._frame, attrs=None, settings=settings))
         self._open.append(tuple(sizes))
-        wires = [None if out is None else Wire(False, len(self._nodes) - 1, i) for i, out in enumerate(outs)]
-        return pytree.tree_unflatten(wires, spec)
+        edges = [None if out is None else Edge(False, len(self._nodes) - 1, i) for i, out in enumerate(outs)]
+        return pytree.tree_unflatten(edges, spec)
 
 
 def _outputs(output: Any) -> tuple[tuple[int, int], ...]:
-    wires = [x for x in pytree.tree_leaves(output) if isinstance(x, Wire)]
-    return tuple((wire.slot, wire.result) for wire in wires if not wire.leaf)
+    edges = [x for x in pytree.tree_leaves(output) if isinstance(x, Edge)]
+    return tuple((edge.slot, edge.result) for edge in edges if not edge.leaf)
 
 
 def check_exportable(module: torch.fx.GraphModule) -> None:

@@ -1,7 +1,4 @@
-"""JAX functions in a recorded graph (each becomes one operator, `xla::program`), and modules by themselves.
-
-A module is made from a traced PyTorch graph, or loaded from bytecode, and runs outside the recorder.
-"""
+"""Records JAX functions as single operators (`xla::program`), and makes StableHLO modules of traced PyTorch graphs."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ _unknown: dict[str, int] = {}
 def install() -> None:
     """Registers the operator with PyTorch; called once, at import."""
     XLA_LIB.define("program(Tensor[] inputs, str program) -> Tensor[]")
-    XLA_LIB.impl("program", _promise, "Meta")
+    XLA_LIB.impl("program", _meta_kernel, "Meta")
 
 
-def _promise(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
+def _meta_kernel(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
     from torch_xla.ops import program as programs
 
     return [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in programs.find(program).outs]
@@ -69,10 +66,7 @@ def _lowered_program(program: Any) -> Any:
 
 
 def _digest(stage: Any, jaxpr: Any) -> str:
-    """What tells a program from others.
-
-    That is all that it is lowered to, and which functions it calls on the host.
-    """
+    """A digest of a program: of all that it is lowered to, and of the functions that it calls on the host."""
     from torch_xla._core.lower import lowering
     from torch_xla._jax_internals import constants
 
@@ -98,7 +92,7 @@ def _host_functions(stage: Any, jaxpr: Any, digest: str) -> str:
 
 
 def _known_callbacks(value: Any) -> Iterator[tuple[int, str]]:
-    """What `ops/fallback.py` says of its calls of the host, in a traced function or a parameter of one."""
+    """The identities of host callbacks (`ops/fallback.py`) in a traced function or a parameter of one."""
     if isinstance(value, (tuple, list)):
         for element in value:
             yield from _known_callbacks(element)
@@ -127,7 +121,7 @@ def text(name: str) -> str:
 
 
 def constant(value: Any) -> Hashable:
-    """What tells an argument that is no tensor, a hashable value, from others: 1 is not True, nor 1.0.
+    """A key for a hashable argument that is no tensor: 1 differs from True, and from 1.0.
 
     0.0 is not -0.0.
     """
@@ -206,8 +200,8 @@ def export_module(
             try:
                 jax.eval_shape(computing(function), *arguments, *numbers)
                 break
-            except StaticNumbers as found:
-                static.add(found.op)
+            except StaticNumbers as error:
+                static.add(error.op)
         return ExportedModule(lower(computing(function), [*arguments, *numbers])), numbers
 
 

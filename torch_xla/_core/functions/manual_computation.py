@@ -1,4 +1,4 @@
-"""Operators that begin and end manual sharding, and what devices do together in between."""
+"""Has the operators that begin and end manual sharding, and the collectives of devices between them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def install() -> None:
     XLA_LIB.impl("spmd_reduce_scatter", _scattered, "Meta")
 
 
-def _part(whole: torch.Tensor, number: int) -> torch.Tensor:
+def _part(tensor: torch.Tensor, number: int) -> torch.Tensor:
     split = shardings.by_number(number)
     if split is None:
-        return torch.empty_like(whole)
-    return whole.new_empty([size // tiles for size, tiles in zip(whole.shape, split.tiles, strict=True)])
+        return torch.empty_like(tensor)
+    return tensor.new_empty([size // tiles for size, tiles in zip(tensor.shape, split.tiles, strict=True)])
 
 
 def _scattered(

@@ -1,4 +1,7 @@
-"""Functions that are traced once per signature and then recorded as one operator, with its gradients as another."""
+"""Traces a function once per signature, and records it as one operator, with its gradients as another.
+
+`assume_pure(f)(x)` with `f = lambda x: x.sin().cos()` records one node `xla::program` in place of two.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ class Operator:
     """A function of tensors as one recorded operator."""
 
     forward: str  # name of the program of the inputs, `outside` and, if `seeded`, a seed
-    # name of the one from `saved` values and gradients of `tangents` to those of `wanted`; None if none
+    # name of the one from `saved` values and gradients of `tangents` to those of `grad_inputs`; None if none
     backward: str | None
     outside: list[torch.Tensor]  # tensors that the function had from elsewhere
     seeded: bool  # whether it draws random numbers
     count: int  # of results; what else the program returns is saved for the gradients
     saved: list[tuple[str, int]]  # where the saved values come from: ``("input", i)`` or ``("result", i)``
     tangents: list[int]  # results that have gradients
-    wanted: list[int]  # inputs for which `backward` returns gradients
+    grad_inputs: list[int]  # inputs for which `backward` returns gradients
 
     def __call__(self, tensors: Sequence[torch.Tensor], seed: Any = None) -> list[torch.Tensor]:
         """Records a call; random operators draw from `seed`, by default from what the device's generator gives."""
@@ -63,7 +66,7 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operator = ctx.operator
         operands = [*ctx.saved_tensors, *(grads[i] for i in operator.tangents)]
-        of_inputs = dict(zip(operator.wanted, jax_functions.call(operator.backward, operands), strict=True))
+        of_inputs = dict(zip(operator.grad_inputs, jax_functions.call(operator.backward, operands), strict=True))
         return None, *(of_inputs.get(i) for i in range(len(ctx.needs_input_grad) - 1))
 
 
@@ -85,7 +88,7 @@ def operator_of(
     """The operator whose programs are the halves of a function, each as a JAX function and the tensors it takes.
 
     `forward` takes what the function has from outside, and a seed if it draws, after its tensors; `saved` and `reached`
-    are the operator's `saved` and `wanted`.
+    are the operator's `saved` and `grad_inputs`.
     """
     seeded = draws(halves)
     seed = [torch.empty((), dtype=torch.int64)] if seeded else []
@@ -97,7 +100,7 @@ def operator_of(
 
 
 def signature(leaves: Sequence[Any], spec: Any, area: str) -> Hashable:
-    """What a traced function depends on beside the values of its tensors; TypeError where that is not hashable."""
+    """The key of a traced function: all it depends on beside the tensors' values; TypeError if not hashable."""
     fixed = tuple(
         (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else jax_functions.constant(x)
         for x in leaves
@@ -175,7 +178,7 @@ class Pure:
         if halves.backward is not None:
             arguments = [node.meta["val"] for node in tracing.placeholders(halves.backward)]
             grad_nodes = tracing.results(halves.backward)
-            reached = [i for i, grad in zip(halves.wanted, grad_nodes, strict=True) if grad is not None]
+            reached = [i for i, grad in zip(halves.grad_inputs, grad_nodes, strict=True) if grad is not None]
         label = getattr(self._function, "__name__", self._area)
         operator = operator_of(halves, label, (forward, tensors), (gradients, arguments), halves.saved, reached)
         return operator, structure, constants

@@ -1,4 +1,4 @@
-"""A function applied to slice after slice, as one recorded loop with one for its gradients."""
+"""Records a function that is applied to slice after slice as one loop, with one for its gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def operator(
     if halves.backward is not None:
         alone = [*map(loop.is_fixed, halves.saved), *(position < len(carry) for position in halves.tangents)]
         nodes = tracing.placeholders(halves.backward)
-        operands = [_stacked(node, length, whole) for node, whole in zip(nodes, alone, strict=True)]
+        operands = [_stacked(node, length, is_stacked) for node, is_stacked in zip(nodes, alone, strict=True)]
     tensors = [*carry, *xs, *fixed]
     return operator_of(halves, area, (loop.forward, tensors), (loop.backward, operands), loop.sources(), loop.reached)
 
@@ -64,11 +64,11 @@ class _Loop:
         self.sliced = sliced
         self.seeded = seeded
         # Carried values that the gradients need are stacked too, after the results that are saved.
-        self.kept = [i for kind, i in halves.saved if kind == "input" and i < carried]
+        self.saved_carries = [i for kind, i in halves.saved if kind == "input" and i < carried]
         self.results = len(tracing.results(halves.forward))
         grad_nodes = [] if halves.backward is None else tracing.results(halves.backward)
-        self.grads = dict(zip(halves.wanted, grad_nodes, strict=True))
-        self.reached = [i for i in halves.wanted if i < carried or self.grads[i] is not None]
+        self.grads = dict(zip(halves.grad_inputs, grad_nodes, strict=True))
+        self.reached = [i for i in halves.grad_inputs if i < carried or self.grads[i] is not None]
 
     def is_fixed(self, source: tuple[str, int]) -> bool:
         """Whether a saved value is the same in each turn."""
@@ -79,7 +79,7 @@ class _Loop:
         places = []
         for kind, i in self.halves.saved:
             if kind == "input" and i < self.carried:
-                places.append(("result", self.results + self.kept.index(i)))
+                places.append(("result", self.results + self.saved_carries.index(i)))
             else:
                 places.append((kind, i))
         return places
@@ -101,7 +101,7 @@ class _Loop:
             turn_seed = None if seed is None else seed + number
             outputs = fx.arrays_of(function(*values, *slices, *fixed, seed=turn_seed))
             after = [a.astype(v.dtype) for a, v in zip(outputs, values, strict=False)]
-            return (number + 1, after), (outputs[self.carried :], [values[i] for i in self.kept])
+            return (number + 1, after), (outputs[self.carried :], [values[i] for i in self.saved_carries])
 
         start = (jax.numpy.asarray(0, "int64"), list(carry))
         (_, last), (stacked, stacked_carry) = jax.lax.scan(turn, start, list(xs), length=self.length)
@@ -124,7 +124,7 @@ class _Loop:
         of_stacks = {p: g for p, g in zip(halves.tangents, tangents, strict=True) if p >= self.carried}
         function = fx.function_of(halves.backward)
         nodes = tracing.placeholders(halves.forward)
-        carried = [i for i in halves.wanted if i < self.carried]
+        carried = [i for i in halves.grad_inputs if i < self.carried]
 
         def zeros(i: int) -> Any:
             value = nodes[i].meta["val"]
@@ -134,7 +134,7 @@ class _Loop:
             values, of_y = slices
             operands = [fixed[k] if k in fixed else values[k] for k in range(len(sources))]
             operands += [state[p] if p < self.carried else of_y[p] for p in halves.tangents]
-            grads = dict(zip(halves.wanted, function(*operands), strict=True))
+            grads = dict(zip(halves.grad_inputs, function(*operands), strict=True))
             before = {i: zeros(i) if grads[i] is None else grads[i] for i in carried}
             return before, [grads[i] for i in self.reached if i >= self.carried]
 

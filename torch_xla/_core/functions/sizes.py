@@ -1,4 +1,4 @@
-"""Sizes that `torch.export` leaves open (`Dim`), in JAX's terms, and modules that have them."""
+"""Translates dynamic shapes of `torch.export` (`Dim`) to JAX's symbolic dimensions, and loads such modules."""
 
 from __future__ import annotations
 
@@ -198,4 +198,10 @@ def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
     except Exception as error:
         match = re.search(r"Input shapes do not match the \w+ shapes? \w+(?: [^.]*)?\.", str(error))
         reason = match[0] if match else str(error).strip()
-        raise ValueError(message("stablehlo", f"got sizes that the module does not take: {reason}")) from None
+        raise ValueError(
+            message(
+                "stablehlo",
+                f"got sizes that the exported module does not take: {reason}",
+                do="pass inputs whose sizes fit the dynamic shapes of the export, or export again",
+            )
+        ) from None

@@ -1,4 +1,4 @@
-"""Python functions of tensors as functional graphs, traced by PyTorch without running anything."""
+"""Traces Python functions of tensors to functional graphs, by PyTorch, without running anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ImpureError(RuntimeError, AssertionError):
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """What a function does to its tensors."""
+    """A traced function: its graph, and its side effects on tensors."""
 
     module: torch.fx.GraphModule  # placeholders are the inputs and then `outside`; the output is a flat list
     outside: list[torch.Tensor]  # tensors that it had from elsewhere, on the device of its inputs
@@ -75,7 +75,7 @@ def placeholders(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def results(module: torch.fx.GraphModule) -> list[Any]:
-    """What a graph returns: nodes and constants."""
+    """The results of a graph: nodes and constants."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     return list(output.args[0])
 
@@ -127,25 +127,25 @@ class Halves:
     # where `backward`'s first inputs come from: ``("input", i)`` or ``("result", i)`` of `forward`
     saved: list[tuple[str, int]]
     tangents: list[int]  # results that have gradients
-    wanted: list[int]  # inputs, for which `backward` returns a gradient each (None where there is none)
+    grad_inputs: list[int]  # inputs, for which `backward` returns a gradient each (None where there is none)
 
 
 def split(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
-    wanted: Sequence[int],
+    grad_inputs: Sequence[int],
     area: str,
     partition: Partition | None = None,
 ) -> Halves:
     """Traces a function once, together with its gradients, and splits the graph in two.
 
-    It takes the inputs one by one and must write to none of them; `wanted` are the positions of those whose gradients
-    are needed. Without a partition all that the backward pass needs is kept. Raises ImpureError where it writes to an
-    input, or needs the gradient of a tensor that it has from outside.
+    It takes the inputs one by one and must write to none of them; `grad_inputs` are the positions of those whose
+    gradients are needed. Without a partition all that the backward pass needs is saved. Raises ImpureError where it
+    writes to an input, or needs the gradient of a tensor that it has from outside.
     """
     from torch_xla._torch_internals import default_partition
 
-    if not wanted:
+    if not grad_inputs:
         graph = trace(function, inputs)
         check(graph, area)
         return Halves(graph.module, None, graph.outside, len(results(graph.module)), [], [], [])
@@ -154,16 +154,16 @@ def split(
 
     def joint(*values: torch.Tensor) -> list[Any]:
         nonlocal count, tangents
-        primals = [v.detach().requires_grad_(i in wanted) for i, v in enumerate(values)]
+        primals = [v.detach().requires_grad_(i in grad_inputs) for i, v in enumerate(values)]
         outs = pytree.tree_leaves(function(*primals))
         count = len(outs)
         tangents = [i for i, out in enumerate(outs) if isinstance(out, torch.Tensor) and out.requires_grad]
         # Stand-ins, which become inputs: the gradients of results that are known only now.
         tangent_inputs = [torch.empty_like(outs[i]) for i in tangents]
-        wanted_primals = [primals[i] for i in wanted]
+        grad_primals = [primals[i] for i in grad_inputs]
         grads: Sequence[Any] = ()
         if tangents:
-            grads = torch.autograd.grad([outs[i] for i in tangents], wanted_primals, tangent_inputs, allow_unused=True)
+            grads = torch.autograd.grad([outs[i] for i in tangents], grad_primals, tangent_inputs, allow_unused=True)
         return [*(o.detach() if isinstance(o, torch.Tensor) else o for o in outs), *tangent_inputs, *grads]
 
     with torch.enable_grad():
@@ -189,7 +189,7 @@ def split(
     _return(module, [*flat[:count], *flat[count + len(tangents) :]])
     forward, backward = (partition or default_partition)(module, None, num_fwd_outputs=count)
     saved = _saved(forward, backward, count)
-    return Halves(forward, backward, graph.outside, count, saved, tangents, list(wanted))
+    return Halves(forward, backward, graph.outside, count, saved, tangents, list(grad_inputs))
 
 
 def _return(module: torch.fx.GraphModule, values: Sequence[Any]) -> None:
@@ -223,18 +223,18 @@ def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count:
     return saved
 
 
-def _view_again(module: torch.fx.GraphModule, taken: torch.fx.Node, root: torch.fx.Node, views: Any) -> None:
+def _view_again(module: torch.fx.GraphModule, viewed: torch.fx.Node, root: torch.fx.Node, views: Any) -> None:
     """Makes a graph take `root` instead of a view of it, which it computes itself."""
-    value = taken
-    users = list(taken.users)
+    value = viewed
+    users = list(viewed.users)
     after = placeholders(module)[-1]
     for view in reversed(views):
         with module.graph.inserting_after(after):
             value = after = module.graph.call_function(view.target, (value, *view.args[1:]), dict(view.kwargs))
         value.meta["val"] = view.meta["val"]
     for user in users if views else ():
-        user.replace_input_with(taken, value)
-    taken.meta["val"] = root.meta["val"]
+        user.replace_input_with(viewed, value)
+    viewed.meta["val"] = root.meta["val"]
 
 
 def check(graph: TracedFunction, area: str) -> None:

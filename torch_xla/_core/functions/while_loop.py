@@ -1,4 +1,4 @@
-"""`torch.while_loop` on xla tensors: PyTorch traces condition and body, and the loop is one recorded operator."""
+"""Records `torch.while_loop` on xla tensors as one operator: PyTorch traces condition and body."""
 
 from __future__ import annotations
 

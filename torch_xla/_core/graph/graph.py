@@ -1,4 +1,8 @@
-"""A cut graph as Python sees it: nodes, wiring and promised results. Made only when a graph is lowered."""
+"""A cut graph as frozen dataclasses, made when it is lowered or shown: nodes, edges between them, result types.
+
+`x * 2 + y` has leaves `x` and `y` and two nodes: `aten.mul.Tensor` with an edge from leaf 0, `aten.add.Tensor` with
+edges from node 0 and leaf 1.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,15 @@ from torch_xla.ops.registry import Meta
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
-    """Where an input comes from: a leaf of the graph, or a node, whose index `slot` is; which `result` of the node."""
+class Edge:
+    """An edge from a value to its use: from the leaf, or from a `result` of the node, with index `slot`."""
 
     leaf: bool
     slot: int
     result: int
 
 
-Wires = tuple[Wire, ...]
+Edges = tuple[Edge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,9 @@ class Node:
 
     op: str  # overload, such as ``aten.add.Tensor``
     args: tuple[Any, ...]  # in schema order, with `Input` and `Number` placeholders
-    # of one that draws there may be one more than its arguments name, which must be there before it starts
-    inputs: tuple[Wire, ...]
-    outs: tuple[Meta | None, ...]  # promised results; None for an undefined tensor
+    # one that draws may have an ordering edge after those that its arguments name
+    inputs: tuple[Edge, ...]
+    outs: tuple[Meta | None, ...]  # the results' types; None for an undefined tensor
     seeded: bool  # whether it draws random numbers, from two more numbers: seed and offset
     frame: str | None  # the user's line that recorded it, if kept
     # 128-bit hash of the constant arguments and settings; None where it is to be no function of its own
@@ -57,13 +61,13 @@ class Node:
 
     @property
     def waits(self) -> bool:
-        """Whether the last input is one that only must be there."""
+        """Whether the last input is an ordering edge: its value is not read, but must be there."""
         named = sum(isinstance(e, Input) for e in self._elements())
         return self.seeded and len(self.inputs) == named + 1
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """Equal for nodes that do the same, with tensors and numbers of their own."""
+        """The operator with its constants: equal for nodes that differ in their tensors and numbers only."""
         # `attrs` does not know which of the numbers are constants of this program; 0.0 equals -0.0.
         numbers = tuple(
             type(e.value) if isinstance(e, Number) else e if isinstance(e, int) else repr(e)
@@ -82,7 +86,7 @@ class Node:
             yield from arg if isinstance(arg, list) else [arg]
 
     def number_inputs(self) -> list[Number | None]:
-        """What it takes from the vectors of numbers, in order: its numbers, then None for seed and offset."""
+        """Its inputs from the vectors of numbers, in order: its numbers, then None for seed and offset."""
         return [*self.numbers(), *[None] * 2 * self.seeded]
 
 
@@ -100,11 +104,11 @@ class Carried:
 
     offset: int
     result: int
-    first: Wire
+    first: Edge
 
 
-# What all layers take is a wire; what each takes from elsewhere, a wire per layer.
-Source = Inside | Carried | Wire | Wires
+# What all layers take is an edge; what each takes from elsewhere, an edge per layer.
+Source = Inside | Carried | Edge | Edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +131,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What is lowered."""
+    """A graph to be lowered."""
 
     key: str  # 32 hexadecimal digits
     device: int
@@ -135,10 +139,10 @@ class Graph:
     leaves: tuple[Meta, ...]  # shape and dtype of each input buffer
     outputs: tuple[tuple[int, int], ...]  # (node, result) pairs
     donated: tuple[int, ...]  # leaves whose buffers the program may overwrite
-    aliased_outputs: tuple[int, ...] = ()  # for each of them the output that its tensor has instead, or -1
+    aliased_outputs: tuple[int, ...] = ()  # for each of them the output that may take its buffer, or -1
     # (leaves, outputs) that travel in one buffer each, end to end; some have no leaves
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    stacks: int = 0  # so many of them, the first, are arrays of tensors of one type; some have no outputs
+    stacks: int = 0  # how many of them, from the first, are stacks: arrays of tensors of one type
     leaf_frames: tuple[str | None, ...] = ()  # the user's line that made each leaf, if known
     # index of each node's numbers, seed and offset too, in the vector of their type; equal ones may share
     numbers: tuple[int, ...] = ()
@@ -148,7 +152,7 @@ class Graph:
 
 
 # Those that the recorder describes nodes by.
-CLASSES = (Node, Wire, Input, Number, Meta)
+CLASSES = (Node, Edge, Input, Number, Meta)
 
 
 def describe(cut: _bindings.Graph) -> Graph:
@@ -172,7 +176,7 @@ def describe(cut: _bindings.Graph) -> Graph:
 
 
 def fill_template(node: Node, tensors: list[Any], number: Callable[[Number], Any]) -> list[Any]:
-    """A node's arguments with its placeholders replaced: by `tensors`, one per input, and by what `number` gives."""
+    """A node's arguments with each `Input` replaced by its tensor, and each `Number` by the result of `number`."""
 
     def fill(arg: Any) -> Any:
         if isinstance(arg, Input):

@@ -1,4 +1,4 @@
-"""A graph as text for people: a node a line, or Graphviz' language."""
+"""Writes a graph as text, a node a line, or in Graphviz' language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library of operators in namespace ``xla``: this package's own, and those that callers define."""
+"""Has the library of operators in namespace ``xla``: this package's own, and those that callers define."""
 
 from __future__ import annotations
 

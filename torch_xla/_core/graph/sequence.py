@@ -1,4 +1,4 @@
-"""The collectives of a graph: what they are, in words, and a number for each by which processes compare them."""
+"""Numbers the collectives of a graph, for processes to compare, and describes each in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CAPACITY = 4096
 
 Entry = tuple[str, str]  # what a process runs, and where that comes from, in words
 # What collectives are, with where the latest such comes from, by their numbers.
-_known: dict[int, Entry] = {}
+_meanings: dict[int, Entry] = {}
 
 
 def is_collective(node: Node) -> bool:
@@ -42,9 +42,9 @@ def number_of(text: str) -> int:
 def numbered(text: str, where: str) -> int:
     """The number of a collective, which is remembered with where it comes from."""
     number = number_of(text)
-    if len(_known) >= _CAPACITY:
-        _known.clear()
-    _known[number] = (text, where)
+    if len(_meanings) >= _CAPACITY:
+        _meanings.clear()
+    _meanings[number] = (text, where)
     return number
 
 
@@ -71,7 +71,7 @@ def part_of(graph: Graph, rank: int) -> str:
 
 def meaning(number: int) -> Entry:
     """What a number stands for."""
-    return _known.get(number, ("a collective that this process does not know", "recorded at an unknown line"))
+    return _meanings.get(number, ("a collective that this process does not know", "recorded at an unknown line"))
 
 
 def difference(*sides: tuple[int, Sequence[str]]) -> str:

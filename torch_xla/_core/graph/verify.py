@@ -1,4 +1,4 @@
-"""Checks of a cut graph, on in tests (``XLA_VERIFY_GRAPHS=1``): a fault is named before XLA sees it."""
+"""Checks a cut graph, in tests (``XLA_VERIFY_GRAPHS=1``): a fault is named before XLA sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class GraphError(RuntimeError):
 
 
 def verify(graph: Graph) -> None:
-    """Checks wiring, order, arity and outputs; GraphError names a node of which something does not hold."""
+    """Checks edges, order, arity and outputs; GraphError names a node of which something does not hold."""
     for i, node in enumerate(graph.nodes):
         at = f"[verify] node {i} ({node.op})"
         used = [e.index for arg in node.args for e in (arg if isinstance(arg, list) else [arg]) if isinstance(e, Input)]
@@ -20,17 +20,17 @@ def verify(graph: Graph) -> None:
         arity = len(find_overload(node.op)._schema.arguments)
         if len(node.args) != arity:
             raise GraphError(f"{at} has {len(node.args)} arguments, its schema {arity}")
-        for wire in node.inputs:
-            if wire.leaf:
-                if not 0 <= wire.slot < len(graph.leaves):
-                    raise GraphError(f"{at} reads leaf {wire.slot} of {len(graph.leaves)}")
-            elif not 0 <= wire.slot < i:
-                raise GraphError(f"{at} reads node {wire.slot}, which does not come before it")
+        for edge in node.inputs:
+            if edge.leaf:
+                if not 0 <= edge.slot < len(graph.leaves):
+                    raise GraphError(f"{at} reads leaf {edge.slot} of {len(graph.leaves)}")
+            elif not 0 <= edge.slot < i:
+                raise GraphError(f"{at} reads node {edge.slot}, which does not come before it")
             elif (
-                not 0 <= wire.result < len(graph.nodes[wire.slot].outs)
-                or graph.nodes[wire.slot].outs[wire.result] is None
+                not 0 <= edge.result < len(graph.nodes[edge.slot].outs)
+                or graph.nodes[edge.slot].outs[edge.result] is None
             ):
-                raise GraphError(f"{at} reads result {wire.result} of node {wire.slot}, which gives none such")
+                raise GraphError(f"{at} reads result {edge.result} of node {edge.slot}, which gives none such")
     if len(set(graph.outputs)) != len(graph.outputs):
         raise GraphError(f"[verify] an output is listed twice: {graph.outputs}")
     for slot, result in graph.outputs:

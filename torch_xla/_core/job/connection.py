@@ -185,7 +185,7 @@ class Session:
             self._waits.remove(wait)
 
     def wait_now(self) -> Wait | None:
-        """What this process waits for."""
+        """The wait of this process, or None."""
         for wait in list(self._waits):
             return wait
         if (state := _bindings.collective_wait()) is None:
@@ -243,7 +243,7 @@ class Session:
         self.stop(first)
 
     def lost(self, error: Exception) -> JobError:
-        """What to raise where the store does not answer."""
+        """The exception to raise when the store does not answer."""
         who = "whoever started the processes" if self.rank_info.served else "rank 0"
         self._lost = True
         wait = self.wait_now()
@@ -269,7 +269,7 @@ class Session:
                 self.store.set(f"followed/{self.rank_info.rank}", "")
             self.publish("ran", program_starts.report)
             store.tell_end(self.store, self.rank_info.rank, reason)
-            if self.rank_info.rank == 0 and (not self.rank_info.served or client.met()):
+            if self.rank_info.rank == 0 and (not self.rank_info.served or client.is_connected()):
                 # It has the store, or JAX's: the others need it until they have ended too.
                 deadline = time.monotonic() + (10 if failure is not None else 86400)
                 while time.monotonic() < deadline and not all(
@@ -297,7 +297,7 @@ def follows(error: BaseException) -> bool:
 
 
 def _machine() -> str:
-    """What those who see each other's process numbers have in common."""
+    """An identity of the machine, or container, within which process numbers are valid."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -47,7 +47,7 @@ def _who_left(session: Session, position: str) -> str | None:
 
 
 def _difference(session: Session, own: int, other: int, theirs: int) -> str:
-    """What two processes are about to run, once both have told theirs."""
+    """The different collectives that two processes are about to run, in words."""
     meaning = sequence.meaning(own)
     session.store.set(f"about/{own}", json.dumps(meaning))
     answer = soon(lambda: session.read(f"about/{theirs}"))

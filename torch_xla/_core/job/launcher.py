@@ -120,7 +120,7 @@ def _unsendable(fn: Callable[..., Any], why: object) -> RuntimeError:
 
 @dataclass
 class _Entry:
-    """What a new process runs."""
+    """The function that a new process runs."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -147,7 +147,7 @@ class _Entry:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
                 if connection.follows(error):  # the launcher raises that of the other one
                     rank, stack = session.rank_info().rank, traceback.format_exc()
-                    _notices.tell("job", rank, f"[job] rank {rank} ends because of another, and was here: {stack}")
+                    _notices.notify("job", rank, f"[job] rank {rank} ends because of another, and was here: {stack}")
                 session.leave(error)
             raise
         finally:

@@ -33,7 +33,7 @@ def any_on(device: int) -> bool:
 
 
 def take(device: int) -> list[torch.Tensor]:
-    """Those of a device, which are forgotten here: they run now, or fail. They are in the graph while they are held."""
+    """Takes a device's pending collectives off the list: they run now, or fail. Held, they stay in the graph."""
     marks = [mark for mark in _marks if mark.device.index == device]
     _marks[:] = [mark for mark in _marks if mark.device.index != device]
     return marks

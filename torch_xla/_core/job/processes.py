@@ -66,7 +66,7 @@ class Processes(ProcessContext):
         return False
 
     def _wait_for_hosts(self, seconds: float = math.inf) -> None:
-        """Where this host has the store, it is there until the others' processes have ended, or for so long."""
+        """Keeps the store, if it is on this host, until the other hosts' processes have ended, up to a limit."""
         with suppress(RuntimeError):
             self._store.add("hosts", 1)
             if self._host.rank == 0:
@@ -102,7 +102,7 @@ class Processes(ProcessContext):
             return None  # it did not raise
 
     def _said(self, index: int) -> str | None:
-        """What a process told the others when it left them, where that was all that it could do."""
+        """The last message of a process that left the job, if it could send no more than that."""
         with suppress(RuntimeError):  # the store is on another host, which is gone
             if self.processes[index].exitcode == 1:
                 return store.read(self._store, f"left/{self._first + index}") or None

@@ -74,7 +74,7 @@ _lock = threading.Lock()
 
 
 def announce(program: _bindings.Program, graph: Graph) -> None:
-    """Has the starts of a program counted, where processes run it together by XLA's collectives."""
+    """Counts the starts of a program that processes run together by XLA's collectives."""
     world = len(client.devices_of_job())
     if not world:
         return
@@ -155,7 +155,7 @@ def take_failure() -> Wait | None:
 
 
 def report() -> str:
-    """What this process has started with others, for them to read."""
+    """A report of the programs that this process has started with others, for them to read."""
     entries = []
     for ranks, links in list(_groups.items()):
         latest = [links[i] for i in range(-min(_TOLD, len(links)), 0)]

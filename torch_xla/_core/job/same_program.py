@@ -111,7 +111,7 @@ def _origin() -> str:
 
 
 def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[sequence.Entry]:
-    """What the processes have to have in common, in order."""
+    """The entries that must be equal in all processes, in order."""
     origin = _origin()
 
     def where(frame: str | None) -> str:

@@ -79,7 +79,7 @@ def session() -> Session | None:
 
 
 def _show_where_ended() -> None:
-    """Has this process print where it is when who started it ends it, mostly because another one has failed."""
+    """Makes this process print its stack when its launcher ends it, mostly because another one has failed."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.__stderr__ is not None:
         with suppress(OSError, ValueError):  # it has no file
             faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=False, chain=True)

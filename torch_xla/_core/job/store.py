@@ -123,7 +123,7 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
 
 
 def _limit_waits(port: int) -> None:
-    """Has the system end a connection to the store whose host is cut off, for whose answer PyTorch waits for ever."""
+    """Makes the system end a connection to a store whose host is cut off: PyTorch would wait for ever."""
     if sys.platform != "linux":
         return
     seconds = int(min(max(_config.XLA_COLLECTIVE_TIMEOUT.get(), 2.0), 3600.0))

@@ -1,4 +1,4 @@
-"""What a process of a job waits for, and where it is."""
+"""Describes what a process of a job waits for, and where it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWERS_WITHIN = 3.0  # seconds
 
 @dataclass(frozen=True)
 class Wait:
-    """What a process waits for."""
+    """A wait of a process."""
 
     ranks: Ranks  # the processes that have to come
     what: str  # for what, in words
@@ -66,7 +66,7 @@ def until(look: Callable[[], T | None], pause: float, most: float = 0.0, seconds
 
 
 def soon(look: Callable[[], T | None]) -> T | None:
-    """What a look at the store finds, which others are about to write; None if it is not there in time."""
+    """A value of the store that others are about to write; None if it is not there in time."""
     return until(look, 0.02, seconds=_ANSWERS_WITHIN)
 
 

@@ -64,7 +64,7 @@ class _Watch:
         main = threading.main_thread().ident or 0
         state: object = None
         since = time.monotonic()
-        while client.met() and not self._session.over.wait(_TICK):
+        while client.is_connected() and not self._session.over.wait(_TICK):
             frame = sys._current_frames().get(main)
             stuck = (frame, frame.f_lasti) if frame is not None and program_starts.under_way() is not None else None
             before, state = state, "orphaned" if self._is_orphaned() else stuck
@@ -164,7 +164,7 @@ class _Watch:
             )
         elif wait.seconds > _config.XLA_COLLECTIVE_PATIENCE.get() and absent:
             text = f"[job] rank {self._rank} has waited {wait.seconds:.0f} s in {wait.what} for {self._places(absent)}"
-            _notices.tell("job", (wait.ranks, wait.count), text)
+            _notices.notify("job", (wait.ranks, wait.count), text)
 
     def _wait_of(self, rank: int) -> Wait | None:
         return parse(self._session.read(f"wait/{rank}"))

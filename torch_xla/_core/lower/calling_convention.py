@@ -1,10 +1,10 @@
-"""The calling convention: the inputs and the results of a program, as flat lists of buffers.
+"""Maps a graph's leaves and outputs to the flat inputs and results of its program.
 
-Inputs are the leaves that are in no pack, one buffer per pack of leaves, and one vector per type of number. Results are
-one buffer per pack with outputs (stacks, then packs that are updated in place, then packs of new values), the outputs
-that are in no pack, and, in a program that is to be executed, a token. A caller waits for the token, because the next
-program may overwrite the other results meanwhile. There are packs because each buffer costs a client as much as a copy
-of kilobytes, and stacks because a loop over layers reads and writes arrays with one member per layer.
+`w -= lr * g` takes buffers `w` and `g` and a vector `[lr]`, and gives a new `w`. Inputs are the leaves in no pack, one
+buffer per pack of leaves, and one vector per type of number. Results are one buffer per pack with outputs (stacks, then
+packs that are updated in place, then packs of new values), the outputs in no pack, and, in a program to be executed, a
+token: a caller waits for that, since the next program may overwrite the other results. There are packs because each
+buffer costs a client as much as a copy of kilobytes, and stacks because a loop over layers reads arrays of members.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xla._core.device import shardings
-from torch_xla._core.graph.graph import Graph, Wire, Wires
+from torch_xla._core.graph.graph import Edge, Edges, Graph
 from torch_xla._core.lower import manual_lowering
 from torch_xla.ops import dtypes
 
@@ -34,32 +34,32 @@ Numbers = tuple[Any, Any, Any]
 class Convention:
     """Maps a graph's leaves and outputs to the flat inputs and results of its program.
 
-    Per input, `buffers` has shape and dtype and `places` the placement number. Per result, `given_back` has shape and
-    placement number. `aliases` maps each donated input to the result that takes over its buffer, or to None if none
-    does. `given` and `wanted` are the wires in each pack among the inputs and the results, `singles` those of the
-    results in no pack. `place` turns an index into a buffer into what is fastest on the platform: a run-time value on
-    CPUs, elsewhere a constant.
+    Per input, `buffers` has shape and dtype and `places` the placement number. Per result, `result_buffers` has shape
+    and placement number. `aliases` maps each donated input to the result that takes over its buffer, or to None if none
+    does. `input_packs` and `result_packs` are the edges in each pack among the inputs and the results, `singles` those
+    of the results in no pack. `index_value` makes of an index into a buffer what is fastest on the platform: a run-time
+    value on CPUs, elsewhere a constant.
     """
 
     def __init__(self, graph: Graph, token: bool = False, platform: str = "cpu") -> None:
         self._token = token
         # As a value, a layer's place is no part of the kernels that read from it: XLA:CPU compiles equal ones once.
         # Others read such a value back to the host, before each product of matrices that takes a part of a pack.
-        self.place: Callable[[int], Any] = _as_value if platform == "cpu" else int
+        self.index_value: Callable[[int], Any] = _as_value if platform == "cpu" else int
         self._leaves = graph.leaves
         self._packs = [leaves for leaves, _ in graph.packs if leaves]
         self._stacks = {leaves for leaves, _ in graph.packs[: graph.stacks]}
         packed = {leaf for leaves in self._packs for leaf in leaves}
         self._singles = [i for i in range(len(graph.leaves)) if i not in packed]
-        self.given = [tuple(Wire(True, leaf, 0) for leaf in leaves) for leaves in self._packs]
+        self.input_packs = [tuple(Edge(True, leaf, 0) for leaf in leaves) for leaves in self._packs]
 
         packed_outputs = {output for _, outputs in graph.packs for output in outputs}
         single = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
-        wires = [Wire(False, *output) for output in graph.outputs]
-        self.wanted = [tuple(wires[i] for i in outputs) for _, outputs in graph.packs if outputs]
+        edges = [Edge(False, *output) for output in graph.outputs]
+        self.result_packs = [tuple(edges[i] for i in outputs) for _, outputs in graph.packs if outputs]
         stacked = [outputs for _, outputs in graph.packs[: graph.stacks] if outputs]
         self._shapes = [(len(outputs), *_shape(graph, outputs[0])) for outputs in stacked]  # of the first it gives
-        self.singles = [wires[i] for i in single]
+        self.singles = [edges[i] for i in single]
         self._sizes = _vector_sizes(graph)
 
         self.buffers: list[tuple[tuple[int, ...], Any]] = [
@@ -73,27 +73,27 @@ class Convention:
             self.buffers.append((shape, dtypes.numpy_dtype(first.dtype)))
         self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
 
-        at = graph.leaf_placements or (shardings.WHOLE,) * len(graph.leaves)
-        to = graph.output_placements or (shardings.WHOLE,) * len(graph.outputs)
+        at = graph.leaf_placements or (shardings.REPLICATED,) * len(graph.leaves)
+        to = graph.output_placements or (shardings.REPLICATED,) * len(graph.outputs)
         parts = manual_lowering.find(graph)
         to = tuple(
-            shardings.PARTS if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
+            shardings.MANUAL if node in parts else number for (node, _), number in zip(graph.outputs, to, strict=True)
         )
         self.places = [at[i] for i in self._singles]
-        self.places += [shardings.WHOLE] * (len(self.buffers) - len(self.places))
-        self.given_back: list[tuple[tuple[int, ...], int]] = [((0,), shardings.WHOLE)] * len(self.wanted)
-        self.given_back += [(_shape(graph, i), to[i]) for i in single]
+        self.places += [shardings.REPLICATED] * (len(self.buffers) - len(self.places))
+        self.result_buffers: list[tuple[tuple[int, ...], int]] = [((0,), shardings.REPLICATED)] * len(self.result_packs)
+        self.result_buffers += [(_shape(graph, i), to[i]) for i in single]
         if token:
-            self.given_back.append(((), shardings.WHOLE))
+            self.result_buffers.append(((), shardings.REPLICATED))
 
         self.aliases = self._aliases(graph, single)
         for slot, result in self.aliases.items():
-            if result is not None and not shardings.same(self.places[slot], self.given_back[result][1]):
+            if result is not None and not shardings.same(self.places[slot], self.result_buffers[result][1]):
                 self.aliases[slot] = None
 
     def _aliases(self, graph: Graph, single: list[int]) -> dict[int, int | None]:
         inputs = {leaf: i for i, leaf in enumerate(self._singles)}
-        results = {output: i for i, output in enumerate(single, len(self.wanted))}
+        results = {output: i for i, output in enumerate(single, len(self.result_packs))}
         aliases: dict[int, int | None] = {}
         for leaf, output in zip(graph.donated, graph.aliased_outputs, strict=True):
             if leaf in inputs:  # several may have one successor, which takes the place of the first
@@ -105,7 +105,7 @@ class Convention:
     def arguments(self, inputs: Sequence[Any]) -> tuple[Mapping[int, Any], Numbers]:
         """A value per leaf, and the vectors of numbers, None where there are none."""
         remaining_inputs = iter(inputs)
-        leaves = _Leaves(((leaf, next(remaining_inputs)) for leaf in self._singles), self.place)
+        leaves = _Leaves(((leaf, next(remaining_inputs)) for leaf in self._singles), self.index_value)
         for members in self._packs:
             if members in self._stacks:
                 leaves.unstack(next(remaining_inputs), members)
@@ -114,10 +114,10 @@ class Convention:
         floats, ints, complexes = (next(remaining_inputs) if n else None for n in self._sizes)
         return leaves, (floats, ints, complexes)
 
-    def packs(self, inputs: Sequence[Any]) -> dict[Wires, Any]:
-        """Those of the inputs that are packs, by what is in them."""
-        pack_arrays = dict(zip(self.given, inputs[len(self._singles) :], strict=False))
-        return {wires: pack.reshape(-1) for wires, pack in pack_arrays.items()}
+    def packs(self, inputs: Sequence[Any]) -> dict[Edges, Any]:
+        """The packs among the inputs, by the edges in them."""
+        pack_arrays = dict(zip(self.input_packs, inputs[len(self._singles) :], strict=False))
+        return {edges: pack.reshape(-1) for edges, pack in pack_arrays.items()}
 
     def stacks(self, inputs: Sequence[Any]) -> dict[int, tuple[Any, int]]:
         """For each leaf in a stack the array, and the leaf's index there."""
@@ -125,9 +125,9 @@ class Convention:
         stacks = [(leaves, array) for leaves, array in pack_arrays if leaves in self._stacks]
         return {leaf: (array, i) for leaves, array in stacks for i, leaf in enumerate(leaves)}
 
-    def results(self, value: Callable[[Wire], Any], packs: Mapping[Wires, Any]) -> tuple[Any, ...]:
-        """What the program returns, of the value of each wire and the packs."""
-        flat = [packs[wires] for wires in self.wanted]
+    def results(self, value: Callable[[Edge], Any], packs: Mapping[Edges, Any]) -> tuple[Any, ...]:
+        """The program's results, made of the values of edges and the packs."""
+        flat = [packs[edges] for edges in self.result_packs]
         stacked = [pack.reshape(shape) for pack, shape in zip(flat, self._shapes, strict=False)]
         results = (*stacked, *flat[len(stacked) :], *map(value, self.singles))
         return (*results, jnp.zeros((), bool)) if self._token else results
@@ -136,9 +136,9 @@ class Convention:
 class _Leaves(dict[int, Any]):
     """Values of leaves. A member of a pack is sliced out at its first use; most of an optimizer's moments have none."""
 
-    def __init__(self, values: Iterable[tuple[int, Any]], place: Callable[[int], Any]) -> None:
+    def __init__(self, values: Iterable[tuple[int, Any]], index_value: Callable[[int], Any]) -> None:
         super().__init__(values)
-        self._place = place
+        self._index_value = index_value
         self._packed: dict[int, Callable[[], Any]] = {}
 
     def unpack(self, pack: Any, members: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -148,13 +148,13 @@ class _Leaves(dict[int, Any]):
         for i, (leaf, shape) in enumerate(zip(members, shapes, strict=True)):
             first = starts[i - i % layer]
             if i % layer == 0:
-                place = functools.cache(functools.partial(self._place, first))
-            self._packed[leaf] = functools.partial(_part, pack, place, starts[i] - first, shape)
+                index_value = functools.cache(functools.partial(self._index_value, first))
+            self._packed[leaf] = functools.partial(_part, pack, index_value, starts[i] - first, shape)
 
     def unstack(self, array: Any, members: Sequence[int]) -> None:
         """Adds the members of an array of them."""
         for i, leaf in enumerate(members):
-            self._packed[leaf] = functools.partial(_member, array, functools.partial(self._place, i))
+            self._packed[leaf] = functools.partial(_member, array, functools.partial(self._index_value, i))
 
     def __missing__(self, leaf: int) -> Any:
         value = self[leaf] = self._packed[leaf]()
@@ -165,12 +165,12 @@ def _as_value(start: int) -> Any:
     return jax.lax.optimization_barrier(jnp.int32(start))
 
 
-def _member(array: Any, place: Callable[[], Any]) -> Any:
-    return jax.lax.dynamic_index_in_dim(array, place(), keepdims=False, allow_negative_indices=False)
+def _member(array: Any, index_value: Callable[[], Any]) -> Any:
+    return jax.lax.dynamic_index_in_dim(array, index_value(), keepdims=False, allow_negative_indices=False)
 
 
-def _part(pack: Any, place: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
-    first, size = place(), math.prod(shape)
+def _part(pack: Any, index_value: Callable[[], Any], offset: int, shape: tuple[int, ...]) -> Any:
+    first, size = index_value(), math.prod(shape)
     if isinstance(first, int):
         part = jax.lax.slice(pack, (first + offset,), (first + offset + size,))
     else:
@@ -206,7 +206,7 @@ def _fits(graph: Graph, leaf: int, output: int) -> bool:
     return graph.nodes[node].outs[result] == graph.leaves[leaf]
 
 
-def number_places(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
+def number_indices(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
     """Per node the vector and the index of each of its numbers, seed and offset included."""
     indices = iter(graph.numbers)
     kinds = [[int if number is None else type(number.value) for number in node.number_inputs()] for node in graph.nodes]
@@ -215,7 +215,7 @@ def number_places(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
 
 def _vector_sizes(graph: Graph) -> list[int]:
     sizes = [0] * len(_VECTOR_DTYPES)
-    for places in number_places(graph):
+    for places in number_indices(graph):
         for vector, index in places:
             sizes[vector] = max(sizes[vector], index + 1)
     return sizes

@@ -1,4 +1,4 @@
-"""Composites: which operators of a graph lie between the marks of one, and in which order the graph is then lowered."""
+"""Finds the operators between the marks of a composite, and the order in which the graph is then lowered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS = ("xla.mark_tensor.default", "xla.mark_boundary.default")
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a mark says."""
+    """A mark: where a composite begins or ends."""
 
     name: str
     position: int  # which of the composite's operands or results the marked value is
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def boundary(arguments: Sequence[Any]) -> Boundary:
-    """What an operator of `MARKS` says, from its arguments after the tensor."""
+    """The mark that an operator of `MARKS` is, from its arguments after the tensor."""
     name, position, instance, is_input, attributes = arguments
     if isinstance(attributes, str):
         attributes = json.loads(attributes)
@@ -54,14 +54,14 @@ def boundary(arguments: Sequence[Any]) -> Boundary:
 def plan(
     boundaries: Mapping[int, Boundary],
     operands: Sequence[Collection[int]],
-    wanted: Collection[int],
+    results: Collection[int],
     free: Set[int] = frozenset(),
 ) -> list[int | CompositeRegion]:
     """The order in which a graph is lowered, with a region for what lies between the marks of one composite.
 
     A composite that lacks a mark, or shares operators with another one, gets no region: its marks have no effect. If a
     node inside of a region is needed outside and is no result of it, it is computed there again. `boundaries` maps the
-    nodes that are marks to what these say, `operands` has for each node the earlier nodes that it reads, and `wanted`
+    nodes that are marks to what these say, `operands` has for each node the earlier nodes that it reads, and `results`
     are results of the graph. The nodes in `free` read nothing, may be computed anywhere, and belong to each region that
     needs them.
     """
@@ -70,7 +70,7 @@ def plan(
     inside = {node for region in regions for node in region.members}
     alone = {node for node in range(len(operands)) if node not in inside}
     reads = [{x for node in r.members for x in operands[node]}.difference(r.members).union(r.inputs) for r in regions]
-    worklist = [x for node in alone for x in operands[node]] + list(wanted) + [x for group in reads for x in group]
+    worklist = [x for node in alone for x in operands[node]] + list(results) + [x for group in reads for x in group]
     while worklist:
         node = worklist.pop()
         if node not in alone and node not in of_result:

@@ -1,11 +1,10 @@
-"""Convolutions in programs over a mesh: rules out the shardings that XLA's partitioner computes wrongly.
+"""Rules out the shardings of convolutions that XLA's partitioner computes wrongly, in programs over a mesh.
 
-If an image is sharded along its spatial dimensions, and the kernel along any, XLA partitions the convolution over its
-window and sums over all devices, replicas included: the result is too large by the number of replicas. Gradients of
-grouped kernels have the same error. XLA aborts the process at some gradients of sharded images, and where the channels
-of a grouped convolution are sharded over a part of the mesh. So the spatial dimensions of images and windows are
-constrained to be whole; with feature groups, all dimensions but the batch are; with batch groups, all are. XLA may
-choose the sharding of the others.
+If an image is sharded along its spatial dimensions, and the kernel along any, XLA sums over all devices, replicas
+included: the result is too large by the number of replicas. Gradients of grouped kernels have that error. XLA aborts
+the process at some gradients of sharded images, and where the channels of a grouped convolution are sharded over a part
+of the mesh. So the spatial dimensions of images and windows are constrained to be unsharded; with feature groups all
+dimensions but the batch are; with batch groups all are. XLA may choose the sharding of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def constrain(module: Any) -> None:
     mesh = ir.StringAttr(operations[_MESH][0].attributes["sym_name"]).value
     with module.context:
         for convolution in operations[_CONVOLUTION]:
-            image, kernel, result = _whole(convolution)
+            image, kernel, result = _unsharded_dims(convolution)
             with ir.InsertionPoint(convolution), convolution.location:
                 convolution.operands[0] = _constrained(convolution.operands[0], image, mesh)
                 convolution.operands[1] = _constrained(convolution.operands[1], kernel, mesh)
@@ -48,7 +47,7 @@ def _find(module: Any) -> dict[str, list[Any]]:
     return operations
 
 
-def _whole(convolution: Any) -> tuple[Container[int], Container[int], Container[int]]:
+def _unsharded_dims(convolution: Any) -> tuple[Container[int], Container[int], Container[int]]:
     """The dimensions of image, kernel and result that are to be whole."""
     dims = stablehlo.ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
     every = set(range(ir.RankedTensorType(convolution.results[0].type).rank))
@@ -59,7 +58,7 @@ def _whole(convolution: Any) -> tuple[Container[int], Container[int], Container[
     return dims.input_spatial_dimensions, dims.kernel_spatial_dimensions, dims.output_spatial_dimensions
 
 
-def _constrained(value: Any, whole: Container[int], mesh: str) -> Any:
+def _constrained(value: Any, unsharded_dims: Container[int], mesh: str) -> Any:
     rank = ir.RankedTensorType(value.type).rank
-    dims = [sdy.DimensionShardingAttr.get([], is_closed=d in whole) for d in range(rank)]
+    dims = [sdy.DimensionShardingAttr.get([], is_closed=d in unsharded_dims) for d in range(rank)]
     return sdy.ShardingConstraintOp(value, sdy.TensorShardingAttr.get(mesh, dims)).result

@@ -1,7 +1,8 @@
-"""Horizontal fusion: what is done alike to each member of a pack is done once, to the whole pack.
+"""Horizontal fusion: an operator that is applied to each member of a pack is applied once, to the pack.
 
-An optimizer applies the same few operators to a hundred small tensors. Applied to one flat array of all tensors, each
-operator is one kernel instead of a hundred, and the program is lowered and compiled sooner.
+An optimizer applies the same few operators to a hundred small tensors (PyTorch's foreach): `p0 - lr * g0` and
+`p1 - lr * g1` become `p - lr * g` on flat arrays of all parameters and gradients. Each operator is one kernel instead
+of a hundred, and the program is lowered and compiled sooner.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xla._core.graph.graph import Graph, Node, Wire, Wires
+from torch_xla._core.graph.graph import Edge, Edges, Graph, Node
 from torch_xla._core.graph.layers import elementwise
 from torch_xla.ops.registry import Meta
 
-Place = tuple[int, int]  # of a number: vector and index
+NumberIndex = tuple[int, int]  # of a number: vector and index
 
 _LEAST = 4  # members that are worth it
 # Operators from the pack back to what is computed one by one; Adam's take nine.
@@ -28,130 +29,134 @@ _DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Slice:
     """A part of another flat array, or all of it."""
 
-    whole: Wires
+    flat: Edges
     start: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
+class _Elementwise:
     """One elementwise operator on flat arrays, and on scalars that all members have in common."""
 
     node: Node
-    operands: tuple[Wire | Wires, ...]
-    numbers: tuple[tuple[Place, ...], ...]  # per number of the operator, each member's own
+    operands: tuple[Edge | Edges, ...]
+    numbers: tuple[tuple[NumberIndex, ...], ...]  # per number of the operator, each member's own
     sizes: tuple[int, ...]  # of the members
 
 
-_Piece = _Stretch | _Alike | Wire
+_Part = _Slice | _Elementwise | Edge
 
 
 class HorizontalPlan:
-    """Plans how the packs among a program's results are computed; it reads the wires in `singles` one by one.
+    """Plans how the packs among a program's results are computed; it reads the edges in `singles` one by one.
 
-    `places` has for each node where its numbers are in the vectors; `given` and `wanted` are the packs among the inputs
-    and the results.
+    `number_indices` has for each node where its numbers are in the vectors; `input_packs` and `result_packs` are the
+    packs among the inputs and the results.
     """
 
     def __init__(
-        self, graph: Graph, places: Sequence[tuple[Place, ...]], given: Sequence[Wires], wanted: Sequence[Wires]
+        self,
+        graph: Graph,
+        number_indices: Sequence[tuple[NumberIndex, ...]],
+        input_packs: Sequence[Edges],
+        result_packs: Sequence[Edges],
     ) -> None:
         self._graph = graph
-        self._numbers = places
-        self._flats: dict[Wires, list[_Piece]] = {}  # in an order in which they can be computed
-        self._known: set[Wires] = set()
-        self._found: dict[Wire, tuple[Wires, int, int]] = {}  # a flat array, the index there and the first element
-        self.singles: set[Wire] = set()
-        for wires in given:
-            self._hold(wires)
-        for wires in wanted:
-            self._add(wires, _DEPTH)
+        self._numbers = number_indices
+        self._flats: dict[Edges, list[_Part]] = {}  # in an order in which they can be computed
+        self._flat_edges: set[Edges] = set()
+        self._locations: dict[Edge, tuple[Edges, int, int]] = {}  # a flat array, the index there and the first element
+        self.singles: set[Edge] = set()
+        for edges in input_packs:
+            self._add_locations(edges)
+        for edges in result_packs:
+            self._add(edges, _DEPTH)
 
     def compute(
         self,
-        given: dict[Wires, jax.Array],
-        value: Callable[[Wire], jax.Array],
-        number: Callable[[Place], jax.Array],
+        input_packs: dict[Edges, jax.Array],
+        value: Callable[[Edge], jax.Array],
+        number: Callable[[NumberIndex], jax.Array],
         apply: Callable[[Node, list[Any], list[Any]], tuple[jax.Array, ...]],
-        flat: Callable[[Wires], list[jax.Array]],
-    ) -> dict[Wires, jax.Array]:
-        """Computes the flat array of every pack, from `given`, those of the packs among the inputs.
+        flat: Callable[[Edges], list[jax.Array]],
+    ) -> dict[Edges, jax.Array]:
+        """Computes the flat array of every pack, from `input_packs`, those of the packs among the inputs.
 
-        `value` returns the value of a wire, `number` the number at a place, `apply` the results of a node for given
-        tensors and numbers, and `flat` the values of wires end to end, in pieces.
+        `value` returns the value of an edge, `number` the number at a place, `apply` the results of a node for given
+        tensors and numbers, and `flat` the values of edges end to end, in pieces.
         """
-        flats = dict(given)
+        flats = dict(input_packs)
 
-        def part(piece: _Stretch | _Alike) -> jax.Array:
-            if isinstance(piece, _Stretch):
-                return jax.lax.slice(flats[piece.whole], (piece.start,), (piece.start + piece.size,))
-            tensors = [value(o) if isinstance(o, Wire) else flats[o] for o in piece.operands]
+        def part(piece: _Slice | _Elementwise) -> jax.Array:
+            if isinstance(piece, _Slice):
+                return jax.lax.slice(flats[piece.flat], (piece.start,), (piece.start + piece.size,))
+            tensors = [value(o) if isinstance(o, Edge) else flats[o] for o in piece.operands]
             numbers = [_spread([number(place) for place in column], piece.sizes) for column in piece.numbers]
             return apply(piece.node, tensors, numbers)[0]
 
-        for wires, pieces in self._flats.items():
+        for edges, pieces in self._flats.items():
             parts: list[jax.Array] = []
-            together: list[Wire] = []
-            alone = 0  # parts that are computed one by one
+            single_edges: list[Edge] = []
+            count_of_singles = 0  # parts that are computed one by one
             for piece in [*pieces, None]:
-                if isinstance(piece, Wire):
-                    together.append(piece)
+                if isinstance(piece, Edge):
+                    single_edges.append(piece)
                     continue
-                if together:
-                    flat_parts = flat(tuple(together))
-                    parts, alone, together = parts + flat_parts, alone + len(flat_parts), []
+                if single_edges:
+                    flat_parts = flat(tuple(single_edges))
+                    parts, count_of_singles, single_edges = parts + flat_parts, count_of_singles + len(flat_parts), []
                 if piece is not None:
                     parts.append(part(piece))
             # Else XLA computes what is single here, each in a branch of one kernel that takes long to compile.
-            if alone > _LEAST:
+            if count_of_singles > _LEAST:
                 parts = jax.lax.optimization_barrier(parts)
-            flats[wires] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+            flats[edges] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
         return flats
 
-    def _hold(self, wires: Wires) -> None:
-        self._known.add(wires)
+    def _add_locations(self, edges: Edges) -> None:
+        self._flat_edges.add(edges)
         start = 0
-        for index, wire in enumerate(wires):
-            self._found[wire] = wires, index, start
-            start += self._size(wire)
+        for index, edge in enumerate(edges):
+            self._locations[edge] = edges, index, start
+            start += self._size(edge)
 
-    def _add(self, wires: Wires, depth: int) -> None:
-        if wires in self._known:
+    def _add(self, edges: Edges, depth: int) -> None:
+        if edges in self._flat_edges:
             return
         pieces = [
-            piece if isinstance(piece, (_Stretch, Wire)) else self._together(piece, depth)
-            for piece in self._cut(wires, depth)
+            piece if isinstance(piece, (_Slice, Edge)) else self._elementwise(piece, depth)
+            for piece in self._cut(edges, depth)
         ]
-        self.singles.update(piece for piece in pieces if isinstance(piece, Wire))
-        self._flats[wires] = pieces
-        self._hold(wires)
+        self.singles.update(piece for piece in pieces if isinstance(piece, Edge))
+        self._flats[edges] = pieces
+        self._add_locations(edges)
 
-    def _cut(self, wires: Wires, depth: int) -> list[_Stretch | Wire | Wires]:
-        """Stretches of a flat array, single wires, and stretches of wires that are computed alike."""
-        pieces: list[_Stretch | Wire | Wires] = []
+    def _cut(self, edges: Edges, depth: int) -> list[_Slice | Edge | Edges]:
+        """Stretches of a flat array, single edges, and stretches of edges that are computed alike."""
+        pieces: list[_Slice | Edge | Edges] = []
         start = 0
-        while start < len(wires):
-            location = self._found.get(wires[start])
-            follows = self._follows if location else self._alike
+        while start < len(edges):
+            location = self._locations.get(edges[start])
+            follows = self._follows if location else self._same_operator
             end = start + 1
-            while end < len(wires) and follows(wires[end - 1], wires[end]):
+            while end < len(edges) and follows(edges[end - 1], edges[end]):
                 end += 1
             if location:
                 flat_wires, _, first = location
-                pieces.append(_Stretch(flat_wires, first, sum(map(self._size, wires[start:end]))))
+                pieces.append(_Slice(flat_wires, first, sum(map(self._size, edges[start:end]))))
             elif end - start >= _LEAST and depth:
-                pieces.append(wires[start:end])
+                pieces.append(edges[start:end])
             else:
-                pieces += wires[start:end]
+                pieces += edges[start:end]
             start = end
         return pieces
 
-    def _together(self, members: Wires, depth: int) -> _Alike:
-        nodes = [self._graph.nodes[wire.slot] for wire in members]
-        operands: list[Wire | Wires] = []
+    def _elementwise(self, members: Edges, depth: int) -> _Elementwise:
+        nodes = [self._graph.nodes[edge.slot] for edge in members]
+        operands: list[Edge | Edges] = []
         for column in zip(*(node.inputs for node in nodes), strict=True):
             if self._meta(column[0]).shape == () and len(set(column)) == 1:
                 self.singles.add(column[0])
@@ -160,19 +165,19 @@ class HorizontalPlan:
                 self._add(column, depth - 1)
                 operands.append(column)
         sizes = tuple(map(self._size, members))
-        numbers = tuple(zip(*(self._numbers[wire.slot] for wire in members), strict=True))
+        numbers = tuple(zip(*(self._numbers[edge.slot] for edge in members), strict=True))
         node = replace(nodes[0], outs=(Meta((sum(sizes),), self._meta(members[0]).dtype),))
-        return _Alike(node, tuple(operands), numbers, sizes)
+        return _Elementwise(node, tuple(operands), numbers, sizes)
 
-    def _follows(self, before: Wire, wire: Wire) -> bool:
+    def _follows(self, before: Edge, edge: Edge) -> bool:
         """Whether both are neighbours in a flat array."""
-        flat_wires, index, _ = self._found[before]
-        location = self._found.get(wire)
+        flat_wires, index, _ = self._locations[before]
+        location = self._locations.get(edge)
         return location is not None and location[0] == flat_wires and location[1] == index + 1
 
-    def _alike(self, a: Wire, b: Wire) -> bool:
+    def _same_operator(self, a: Edge, b: Edge) -> bool:
         """Whether these are results of one elementwise operator on operands of one kind."""
-        if a.leaf or b.leaf or b in self._found:
+        if a.leaf or b.leaf or b in self._locations:
             return False
         one, other = self._graph.nodes[a.slot], self._graph.nodes[b.slot]
         if one.call != other.call or one.seeded or len(one.outs) != 1 or not elementwise(one.op):
@@ -184,22 +189,22 @@ class HorizontalPlan:
             return False
         return all(map(functools.partial(self._pair, a, b), one.inputs, other.inputs))
 
-    def _pair(self, a: Wire, b: Wire, p: Wire, q: Wire) -> bool:
+    def _pair(self, a: Edge, b: Edge, p: Edge, q: Edge) -> bool:
         """Whether `p` is to `a` what `q` is to `b`: an operand of its shape, or a scalar that both have."""
         first, second = self._meta(p), self._meta(q)
         if p == q and first.shape == ():
             return True
         return (first.dtype, first.shape, second.shape) == (second.dtype, self._meta(a).shape, self._meta(b).shape)
 
-    def _meta(self, wire: Wire) -> Meta:
-        if wire.leaf:
-            return self._graph.leaves[wire.slot]
-        meta = self._graph.nodes[wire.slot].outs[wire.result]
+    def _meta(self, edge: Edge) -> Meta:
+        if edge.leaf:
+            return self._graph.leaves[edge.slot]
+        meta = self._graph.nodes[edge.slot].outs[edge.result]
         assert meta is not None
         return meta
 
-    def _size(self, wire: Wire) -> int:
-        return math.prod(self._meta(wire).shape)
+    def _size(self, edge: Edge) -> int:
+        return math.prod(self._meta(edge).shape)
 
 
 def _spread(numbers: list[Any], sizes: Sequence[int]) -> Any:

@@ -1,8 +1,7 @@
-"""Manual sharding: between `ENTER` and `LEAVE` an operator computes on each device's part; elsewhere XLA partitions it.
+"""Lowers manual sharding: between `ENTER` and `LEAVE` an operator computes on each device's shard.
 
-A value between the two is one array, in programs and in buffers, whose first dimension is the devices: one part each.
-An operator on it is the operator on one part, in a `shard_map`. XLA merges neighbouring ones into one region, so
-nothing is moved between them.
+Elsewhere XLA partitions. A value between the two is one array, whose first dimension is the devices. An operator on it
+is the operator on one shard, in a `shard_map`. XLA merges neighbouring ones into one region, so nothing moves between.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from torch_xla._core.device import placement, shardings
-from torch_xla._core.graph.graph import Graph, Node, Wire
+from torch_xla._core.graph.graph import Edge, Graph, Node
 from torch_xla._errors import message
 
 ENTER, LEAVE = "xla.full_to_shard.default", "xla.shard_to_full.default"
@@ -26,20 +25,20 @@ _REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 def find(graph: Graph) -> frozenset[int]:
     """The nodes whose results are parts."""
     part_nodes: set[int] = set()
-    if shardings.PARTS not in graph.leaf_placements and not any(node.op == ENTER for node in graph.nodes):
+    if shardings.MANUAL not in graph.leaf_placements and not any(node.op == ENTER for node in graph.nodes):
         return frozenset()
     for slot, node in enumerate(graph.nodes):
-        inside = any(is_part(graph, wire, part_nodes) for wire in node.inputs)
+        inside = any(is_part(graph, edge, part_nodes) for edge in node.inputs)
         if node.op == ENTER or (inside and node.op != LEAVE):
             part_nodes.add(slot)
     return frozenset(part_nodes)
 
 
-def is_part(graph: Graph, wire: Wire, parts: Container[int]) -> bool:
-    """Whether what a wire carries is a part, given the nodes whose results are parts."""
-    if wire.leaf:
-        return bool(graph.leaf_placements) and graph.leaf_placements[wire.slot] == shardings.PARTS
-    return wire.slot in parts
+def is_part(graph: Graph, edge: Edge, parts: Container[int]) -> bool:
+    """Whether what an edge carries is a part, given the nodes whose results are parts."""
+    if edge.leaf:
+        return bool(graph.leaf_placements) and graph.leaf_placements[edge.slot] == shardings.MANUAL
+    return edge.slot in parts
 
 
 def compute(
@@ -82,8 +81,8 @@ def _parts() -> PartitionSpec:
     return PartitionSpec(_mesh().axis_names)
 
 
-def _mapped(function: Callable[..., Any], given: Any, to: Any) -> Callable[..., Any]:
-    return jax.shard_map(function, mesh=_mesh(), in_specs=given, out_specs=to, check_vma=False)
+def _mapped(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    return jax.shard_map(function, mesh=_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _axes(groups: Sequence[int], size: int) -> tuple[str, ...]:

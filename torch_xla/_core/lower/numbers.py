@@ -1,8 +1,9 @@
-"""Which numbers are inputs of a program and which are constants, as far as only lowering and compiling find out.
+"""Decides which numbers are inputs of a program and which are constants, as lowering and compiling find out.
 
-The recorder decides at the cut, by the `NumberPolicy` of each argument of each operator. Two findings change a policy:
-a rule cannot do without a constant (`specialize`), or a graph differs from a compiled one in constants only
-(`Graph.constants_vary`). The graph is then cut again, and has another key.
+In `x * 0.1` the number is an input: another one takes no compile. In `x.sum(1)` it is a constant. The recorder decides
+at the cut, by the `NumberPolicy` of each argument. Two findings change a policy: a rule cannot do without a constant
+(`specialize`), or a graph differs from a compiled one in constants only (`Graph.constants_vary`). The graph is then cut
+again, and has another key.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from torch_xla.ops.registry import StaticNumbers
 R = TypeVar("R")
 
 
-_ROUNDS = 1000  # each finds out about one operator at least
+_ATTEMPTS = 1000  # each finds out about one operator at least
 
 
-def settled(attempt: Callable[[], R]) -> R:
-    """What `attempt`, which cuts and lowers a graph, gives; made again as long as it finds numbers to be constants."""
-    for _ in range(_ROUNDS):
+def with_constants(attempt: Callable[[], R]) -> R:
+    """The result of `attempt`, which cuts and lowers a graph; tried again while a rule needs a number as a constant."""
+    for _ in range(_ATTEMPTS):
         try:
             return attempt()
         except StaticNumbers as static:
             specialize(static)
-    raise RuntimeError(message("lower", f"got a graph whose numbers differ after {_ROUNDS} cuts", do="report it"))
+    got = f"got a rule that needs another constant after each of {_ATTEMPTS} attempts"
+    raise RuntimeError(message("lower", got, do="report it"))
 
 
 def specialize(static: StaticNumbers) -> None:
-    """Has numbers recorded as constants from now on, which a rule found it needs so."""
+    """Records the numbers that a rule needs as constants as such from now on."""
     from torch_xla.ops.call import find_overload
 
     namespace, name, overload = static.op.split(".")
@@ -40,5 +42,5 @@ def specialize(static: StaticNumbers) -> None:
         arguments = tuple(range(len(find_overload(static.op)._schema.arguments)))
     overload = "" if overload == "default" else overload
     if not _bindings.specialize_numbers(f"{namespace}::{name}", overload, arguments):
-        text = f"{static.op} asked for numbers that are constants already"
-        raise RuntimeError(message("lower", f"got a rule that {text}", do="report it")) from static
+        text = f"{static.op} needs as constants numbers that are constants already"
+        raise RuntimeError(message("lower", f"got a rule: {text}", do="report it")) from static

@@ -1,4 +1,4 @@
-"""Sharding constraints inside a program: where users asked how a value is split, XLA is told and does not choose."""
+"""Adds sharding constraints to a program where users chose a sharding, so that XLA does not choose."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rolling up: a run of layers becomes one loop (`jax.lax.scan`), of which XLA compiles the body once.
+"""Turns a run of equal layers into one loop (`jax.lax.scan`), of which XLA compiles the body once.
 
-An iteration computes one layer. It slices the layer's weights from arrays that hold those of all layers, and stores the
-results that are needed outside of the loop into such arrays. The loop of the backward pass reads the arrays that the
-forward loop stored, in reverse order. A result that can be recomputed elementwise from stored ones is not stored: its
-readers recompute it, as XLA's fusion does for layers outside of a loop.
+Twelve blocks `x = f(x, w0)`, …, `x = f(x, w11)` become `scan(f, x, stack(w0, …, w11))`. An iteration slices its layer's
+weights from arrays that hold those of all layers, and stores the results that are read outside of the loop in such
+arrays. The loop of the backward pass reads the arrays that the forward loop stored, in reverse order. A result that can
+be recomputed elementwise from stored ones is not stored: its readers recompute it, as XLA's fusion does elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from torch_xla import _bindings, _config
 from torch_xla._core.device import placement
 from torch_xla._core.graph import layers
-from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Source, Wire, Wires, describe
+from torch_xla._core.graph.graph import Carried, Edge, Edges, Graph, Inside, Layers, Node, Source, describe
 from torch_xla._core.graph.layers import elementwise
 from torch_xla._core.lower import manual_lowering, stacks
 from torch_xla._core.lower.composites import MARKS
@@ -32,18 +32,18 @@ _LEAST = 8  # layers that are worth a loop
 _BY_DEFAULT = frozenset({"tpu"})  # where it was measured to pay
 
 Key = tuple[int, int]  # of a value in a layer: the node's offset and its result
-Place = tuple[int, int]  # of a number: vector and index
+NumberIndex = tuple[int, int]  # of a number: vector and index
 
 
 def least(platform: str, mesh: bool) -> int | None:
-    """How many layers at least become a loop in programs for a platform, or a mesh there; None where none do."""
+    """The fewest layers that become a loop in programs for a platform, or a mesh there; None if none do."""
     setting = _config.XLA_ROLL_LAYERS.get()
     if setting is None:
         setting = int(platform in _BY_DEFAULT and not mesh)  # weights that are split are put together in each run
     return None if setting == 0 else _LEAST if setting == 1 else setting
 
 
-def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
+def with_loops(graph: Graph, platform: str, mesh: bool) -> Graph:
     """A graph with the runs of layers that become loops in its program: none where it has composites.
 
     `platform` is JAX's name of the kind of device that it is for; `mesh` says whether it is for a mesh of them.
@@ -56,18 +56,18 @@ def rolled(graph: Graph, platform: str, mesh: bool) -> Graph:
     return replace(graph, layers=layers.find(graph, fewest, excluded))
 
 
-def decide(cut: _bindings.Graph) -> Graph | None:
+def decide(cut_graph: _bindings.Graph) -> Graph | None:
     """Chooses the loops and the stacks of a graph whose program is about to be compiled, or loaded.
 
-    Sets `cut.stacks`, the tensors that travel as one array. Returns the graph's description with the runs of layers
-    that become loops, or None where programs for its device have no loops.
+    Sets `cut_graph.stacks`, the tensors that travel as one array. Returns the graph's description with the runs of
+    layers that become loops, or None where programs for its device have no loops.
     """
-    place = placement.of(cut.device)
+    place = placement.of(cut_graph.device)
     if least(place.platform, place.mesh) is None:
         return None
-    graph = rolled(describe(cut), place.platform, place.mesh)
-    cut.stacks = stacks.find(graph, cut.resident_stacks)
-    return replace(describe(cut), layers=graph.layers) if cut.stacks else graph
+    graph = with_loops(describe(cut_graph), place.platform, place.mesh)
+    cut_graph.stacks = stacks.find(graph, cut_graph.resident_stacks)
+    return replace(describe(cut_graph), layers=graph.layers) if cut_graph.stacks else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class _Column:
 class LoopPlan:
     """The runs of layers of a graph, and which results of each run are read outside of its loop.
 
-    `needed` are the nodes that are computed; `singles` are the wires that are read other than as their operands.
+    `live_nodes` are the nodes that are computed; `singles` are the edges that are read other than as their operands.
     """
 
-    def __init__(self, graph: Graph, needed: set[int], singles: set[Wire]) -> None:
+    def __init__(self, graph: Graph, live_nodes: set[int], singles: set[Edge]) -> None:
         runs, self.graph = graph.layers, graph
         self.owner = {slot: (run, *divmod(i, run.period)) for run in runs for i, slot in enumerate(run.slots)}
-        self._first: dict[tuple[Layers, Key], set[Wire]] = defaultdict(set)
+        self._first: dict[tuple[Layers, Key], set[Edge]] = defaultdict(set)
         for run in runs:
             for source in _sources(run, Carried):
                 self._first[run, (source.offset, source.result)].add(source.first)
@@ -110,89 +110,91 @@ class LoopPlan:
         self._before: set[tuple[Layers, Carried]] = set()
         in_columns: dict[Layers, set[Key]] = defaultdict(set)
         for run in runs:
-            for wires in _sources(run, tuple):
-                before, column = self.before(wires), self.column(wires)
+            for edges in _sources(run, tuple):
+                before, column = self.before(edges), self.column(edges)
                 if before is not None:
                     self._before.add(before[:2])
                 elif column is not None:
                     in_columns[column.run].add(column.key)
                 else:
-                    self._note(wires)
-            self._note(source.first for source in _sources(run, Carried))
-            self._note(_sources(run, Wire))
-        for slot in needed - self.owner.keys():
-            self._note(graph.nodes[slot].inputs)
-        self._note(singles)
+                    self._note_reads(edges)
+            self._note_reads(source.first for source in _sources(run, Carried))
+            self._note_reads(_sources(run, Edge))
+        for slot in live_nodes - self.owner.keys():
+            self._note_reads(graph.nodes[slot].inputs)
+        self._note_reads(singles)
         outputs = {(self.owner[w.slot][0], (self.owner[w.slot][2], w.result)) for w in singles if self._is_ours(w)}
-        self._again: set[tuple[Layers, Key]] = set()
+        self._recomputed: set[tuple[Layers, Key]] = set()
         for run in runs:
-            self._spare(run, in_columns[run], {key for of, key in outputs if of is run})
+            self._choose_recomputed(run, in_columns[run], {key for of, key in outputs if of is run})
 
-    def _note(self, wires: Iterable[Wire]) -> None:
-        for wire in wires:
-            if self._is_ours(wire):
-                run, layer, offset = self.owner[wire.slot]
-                self._layers[run, (offset, wire.result)].add(layer)
+    def _note_reads(self, edges: Iterable[Edge]) -> None:
+        for edge in edges:
+            if self._is_ours(edge):
+                run, layer, offset = self.owner[edge.slot]
+                self._layers[run, (offset, edge.result)].add(layer)
 
-    def _is_ours(self, wire: Wire) -> bool:
-        return not wire.leaf and wire.slot in self.owner
+    def _is_ours(self, edge: Edge) -> bool:
+        return not edge.leaf and edge.slot in self.owner
 
-    def column(self, wires: Wires) -> _Column | None:
-        """What these wires are together, if they are results of one run."""
-        if not all(map(self._is_ours, wires)):
+    def column(self, edges: Edges) -> _Column | None:
+        """The column that these edges are, if they are one result of a run's layers, a step apart."""
+        if not all(map(self._is_ours, edges)):
             return None
-        positions = [(*self.owner[wire.slot], wire.result) for wire in wires]
+        positions = [(*self.owner[edge.slot], edge.result) for edge in edges]
         run, start, offset, result = positions[0]
         steps = {b[1] - a[1] for a, b in zip(positions, positions[1:], strict=False)}
         if len(steps) != 1 or any((f[0], f[2], f[3]) != (run, offset, result) for f in positions):
             return None
         return _Column(run, (offset, result), start, steps.pop())
 
-    def before(self, wires: Wires) -> tuple[Layers, Carried, bool] | None:
-        """The carried value that the layers of a run take as these wires, and whether in reverse; None if none is."""
+    def before(self, edges: Edges) -> tuple[Layers, Carried, bool] | None:
+        """The carried value that the layers of a run take as these edges, and whether in reverse; None if none is."""
         for turned in (False, True):
-            first, *rest = reversed(wires) if turned else wires
+            first, *rest = reversed(edges) if turned else edges
             column = self.column(tuple(rest))
-            if column is None or (column.start, column.step) != (0, 1) or len(wires) != column.run.count:
+            if column is None or (column.start, column.step) != (0, 1) or len(edges) != column.run.count:
                 continue
             if first in self._first[column.run, column.key]:
                 return column.run, Carried(*column.key, first), turned
         return None
 
-    def _spare(self, run: Layers, keys: set[Key], given: set[Key]) -> None:
+    def _choose_recomputed(self, run: Layers, keys: set[Key], outputs: set[Key]) -> None:
         """Decides which of a run's results are not stored, because their readers recompute them from stored ones.
 
-        `keys` are the results that other runs read, `given` those that the program returns.
+        `keys` are the results that other runs read, `outputs` those that the program returns.
         """
         last = {run.count - 1}
         stored_keys = keys | {key for (of, key), indices in self._layers.items() if of is run and indices != last}
-        for key in sorted(keys - given, reverse=True):
-            if self._follows(run, key, stored_keys - {key}):
+        for key in sorted(keys - outputs, reverse=True):
+            if self._is_recomputable(run, key, stored_keys - {key}):
                 stored_keys.remove(key)
-                self._again.add((run, key))
+                self._recomputed.add((run, key))
                 self._layers.pop((run, key), None)
         for key in keys & stored_keys:
             self._layers[run, key].update(range(run.count))
 
-    def _follows(self, run: Layers, key: Key, kept: set[Key]) -> bool:
+    def _is_recomputable(self, run: Layers, key: Key, stored: set[Key]) -> bool:
         """Whether a result of a layer is computed cheaply from these, and from what the layer was given."""
         node = self.graph.nodes[run.slots[key[0]]]
-        return not node.seeded and cheap(node.op) and all(self._is_there(run, s, kept) for s in run.sources[key[0]])
+        return (
+            not node.seeded and cheap(node.op) and all(self._is_available(run, s, stored) for s in run.sources[key[0]])
+        )
 
-    def _is_there(self, run: Layers, source: Source, kept: set[Key]) -> bool:
+    def _is_available(self, run: Layers, source: Source, stored: set[Key]) -> bool:
         if isinstance(source, Inside):
             key = source.offset, source.result
-            return key in kept or self._follows(run, key, kept)
+            return key in stored or self._is_recomputable(run, key, stored)
         if isinstance(source, Carried):
             return (run, source) in self._before
         column = self.column(source) if isinstance(source, tuple) else None
-        return column is None or not self.again(column.run, column.key)
+        return column is None or not self.is_recomputed(column.run, column.key)
 
-    def again(self, run: Layers, key: Key) -> bool:
+    def is_recomputed(self, run: Layers, key: Key) -> bool:
         """Whether a result is computed again by those that read it."""
-        return (run, key) in self._again
+        return (run, key) in self._recomputed
 
-    def wanted(self, run: Layers) -> tuple[list[Key], list[Key], list[Carried]]:
+    def read_outside(self, run: Layers) -> tuple[list[Key], list[Key], list[Carried]]:
         """Results that are wanted of several layers, of the last alone, and carried values that are."""
         several: list[Key] = []
         last: list[Key] = []
@@ -215,39 +217,39 @@ def common(nodes: Sequence[Node]) -> Node:
 class Loops:
     """The loops of a program, as planned.
 
-    `places` has for each node where its numbers are in `vectors`. `stacks` maps each leaf that is in a stack to the
-    stack's array and the leaf's index there. `place` turns such an index into what is fastest on the platform (see
-    `Convention`). `value` returns the value of a wire, `apply` the results of a node for given tensors, numbers and
-    (seed, offset).
+    `number_indices` has for each node where its numbers are in `vectors`. `stacks` maps each leaf that is in a stack to
+    the stack's array and the leaf's index there. `place` makes of such an index what is fastest on the platform (see
+    `Convention.index_value`). `value` returns the value of an edge, `apply` the results of a node for given tensors,
+    numbers and (seed, offset).
     """
 
     def __init__(
         self,
         plan: LoopPlan,
-        places: Sequence[Sequence[Place]],
+        number_indices: Sequence[Sequence[NumberIndex]],
         vectors: Sequence[Any],
         stacks: Mapping[int, tuple[Any, int]],
         place: Callable[[int], Any],
-        value: Callable[[Wire], Any],
+        value: Callable[[Edge], Any],
         apply: Callable[[Node, list[Any], list[Any], Any], tuple[Any, ...]],
     ) -> None:
-        self._plan, self._places, self._vectors = plan, places, vectors
-        self._leaves, self._place, self._value, self._apply = stacks, place, value, apply
-        self._stacked: dict[Wires, Any] = {}
+        self._plan, self._indices, self._vectors = plan, number_indices, vectors
+        self._leaves, self._index_value, self._value, self._apply = stacks, place, value, apply
+        self._stacked: dict[Edges, Any] = {}
         self._results: dict[tuple[Layers, Key], Stack] = {}  # of all layers
         self._before: dict[tuple[Layers, Carried], Stack] = {}
         self._last: dict[tuple[Layers, Key], Any] = {}
-        self._given: dict[Layers, dict[Any, Any]] = {}  # what a run was given: of all layers, or of each
+        self._run_inputs: dict[Layers, dict[Any, Any]] = {}  # what a run was given: of all layers, or of each
 
     def run(self, run: Layers) -> dict[int, _Layer]:
         """Computes a run; gives the results of each of its nodes."""
         columns = _sources(run, tuple)
-        aligned = ((wires, self._plan.column(wires)) for wires in columns)
-        again = {wires: column for wires, column in aligned if column and self._plan.again(column.run, column.key)}
-        column_stacks = {wires: self.stack(wires) for wires in columns if wires not in again}
-        loop_inputs = self._given[run] = column_stacks | {wire: self._value(wire) for wire in _sources(run, Wire)}
+        aligned = ((edges, self._plan.column(edges)) for edges in columns)
+        to_recompute = {edges: c for edges, c in aligned if c and self._plan.is_recomputed(c.run, c.key)}
+        column_stacks = {edges: self.stack(edges) for edges in columns if edges not in to_recompute}
+        loop_inputs = self._run_inputs[run] = column_stacks | {edge: self._value(edge) for edge in _sources(run, Edge)}
         carried = sorted(_sources(run, Carried), key=_order)
-        several, last, before = self._plan.wanted(run)
+        several, last, before = self._plan.read_outside(run)
         last_alone = [key for key in last if key not in {(c.offset, c.result) for c in carried}]
         for offset in range(run.period):
             loop_inputs[offset] = self._numbers(run, offset)
@@ -256,10 +258,10 @@ class Loops:
             values = {source: _at(loop_inputs[source], i) for source in loop_inputs if not isinstance(source, int)}
             values |= zip(carried, state, strict=False)
             recomputed: dict[Any, Any] = {}
-            for wires, column in again.items():
+            for edges, column in to_recompute.items():
                 of_layer = recomputed.setdefault((column.run, column.start, column.step), {})
                 index = column.start + i * column.step
-                values[wires] = self._computed_again(column.run, column.key, index, of_layer)
+                values[edges] = self._recompute(column.run, column.key, index, of_layer)
             results: list[tuple[Any, ...]] = []
             for offset, sources in enumerate(run.sources):
                 tensors = [results[s.offset][s.result] if isinstance(s, Inside) else values[s] for s in sources]
@@ -283,57 +285,57 @@ class Loops:
 
     def _results_of(self, run: Layers, offset: int, tensors: list[Any], layer: Any) -> tuple[Any, ...]:
         node = common([self._plan.graph.nodes[slot] for slot in run.slots[offset :: run.period]])
-        numbers = [_at(number, layer) for number in self._given[run][offset]]
+        numbers = [_at(number, layer) for number in self._run_inputs[run][offset]]
         seed = (numbers.pop(-2), numbers.pop()) if node.seeded else None
         return self._apply(node, tensors, numbers, seed)
 
-    def _computed_again(self, run: Layers, key: Key, layer: Any, known: dict[int, Any]) -> Any:
+    def _recompute(self, run: Layers, key: Key, layer: Any, layer_results: dict[int, Any]) -> Any:
         """A result of an earlier run's layer, from those that it gave and what it was given."""
-        if key[0] not in known:
+        if key[0] not in layer_results:
             tensors = []
             for source in run.sources[key[0]]:
                 if isinstance(source, Inside):
                     inner = source.offset, source.result
                     there = self._results.get((run, inner))
-                    tensors.append(self._computed_again(run, inner, layer, known) if there is None else there[layer])
+                    tensors.append(self._recompute(run, inner, layer, layer_results) if there is None else there[layer])
                 elif isinstance(source, Carried):
                     tensors.append(self._before[run, source][layer])
                 else:
-                    tensors.append(_at(self._given[run][source], layer))
-            known[key[0]] = self._results_of(run, key[0], tensors, layer)
-        return known[key[0]][key[1]]
+                    tensors.append(_at(self._run_inputs[run][source], layer))
+            layer_results[key[0]] = self._results_of(run, key[0], tensors, layer)
+        return layer_results[key[0]][key[1]]
 
-    def stack(self, wires: Wires) -> Stack:
-        """These wires' values in one array."""
-        column, before = self._plan.column(wires), self._plan.before(wires)
+    def stack(self, edges: Edges) -> Stack:
+        """These edges' values in one array."""
+        column, before = self._plan.column(edges), self._plan.before(edges)
         if before is not None:
             run, source, turned = before
             return _part(self._before[run, source], *((run.count - 1, -1) if turned else (0, 1)))
         if column is not None:
             return _part(self._results[column.run, column.key], column.start, column.step)
-        locations = [self._leaves.get(wire.slot) if wire.leaf else None for wire in wires]
+        locations = [self._leaves.get(edge.slot) if edge.leaf else None for edge in edges]
         present = [place for place in locations if place is not None]
         steps = {b - a for (_, a), (_, b) in zip(present, present[1:], strict=False)}
-        if len(present) == len(wires) and len(steps) == 1 and all(array is present[0][0] for array, _ in present):
+        if len(present) == len(edges) and len(steps) == 1 and all(array is present[0][0] for array, _ in present):
             return Stack(present[0][0], present[0][1], steps.pop())
-        for ordered, start, step in ((wires, 0, 1), (wires[::-1], len(wires) - 1, -1)):
+        for ordered, start, step in ((edges, 0, 1), (edges[::-1], len(edges) - 1, -1)):
             if ordered in self._stacked:
                 return Stack(self._stacked[ordered], start, step)
-        array = self._stacked[wires] = jnp.stack([self._value(wire) for wire in wires])
+        array = self._stacked[edges] = jnp.stack([self._value(edge) for edge in edges])
         return Stack(array, 0, 1)
 
-    def flat(self, wires: Wires) -> list[Any]:
-        """The values of wires end to end, those of neighbouring layers as one."""
+    def flat(self, edges: Edges) -> list[Any]:
+        """The values of edges end to end, those of neighbouring layers as one."""
         parts = []
         start = 0
-        while start < len(wires):
+        while start < len(edges):
             end = start + 1
-            column = pair = self._plan.column(wires[start : start + 2])
+            column = pair = self._plan.column(edges[start : start + 2])
             while pair and column and abs(pair.step) == 1 and pair == replace(column, start=pair.start):
                 end += 1
-                pair = self._plan.column(wires[end - 1 : end + 1])
+                pair = self._plan.column(edges[end - 1 : end + 1])
             if end == start + 1:
-                parts.append(self._value(wires[start]).reshape(-1))
+                parts.append(self._value(edges[start]).reshape(-1))
             else:
                 assert column is not None
                 stack = _part(self._results[column.run, column.key], column.start, column.step)
@@ -347,18 +349,18 @@ class Loops:
         """A result of one layer."""
         if layer == run.count - 1 and (run, key) in self._last:
             return self._last[run, key]
-        if self._plan.again(run, key):
-            return self._computed_again(run, key, self._place(layer), {})
+        if self._plan.is_recomputed(run, key):
+            return self._recompute(run, key, self._index_value(layer), {})
         stack = self._results[run, key]
-        index = self._place(stack.start + layer * stack.step)
+        index = self._index_value(stack.start + layer * stack.step)
         return jax.lax.dynamic_index_in_dim(stack.array, index, keepdims=False, allow_negative_indices=False)
 
     def _numbers(self, run: Layers, offset: int) -> list[Any]:
         """The numbers of a node of all layers, where they differ one per layer."""
-        columns = zip(*(self._places[slot] for slot in run.slots[offset :: run.period]), strict=True)
+        columns = zip(*(self._indices[slot] for slot in run.slots[offset :: run.period]), strict=True)
         numbers: list[Any] = []
-        for places in columns:
-            vector, index = self._vectors[places[0][0]], np.array([index for _, index in places], np.int32)
+        for column in columns:
+            vector, index = self._vectors[column[0][0]], np.array([index for _, index in column], np.int32)
             same = (index == index[0]).all()
             one = functools.partial(jax.lax.index_in_dim, vector, int(index[0]), keepdims=False)
             numbers.append(one() if same else Stack(vector[index], 0, 1))
@@ -375,12 +377,12 @@ class _Layer:
 
     def __init__(self, loops: Loops, run: Layers, layer: int, offset: int) -> None:
         self._loops, self._run, self._layer, self._offset = loops, run, layer, offset
-        self._found: dict[int, Any] = {}
+        self._results: dict[int, Any] = {}
 
     def __getitem__(self, result: int) -> Any:
-        if result not in self._found:
-            self._found[result] = self._loops.result(self._run, self._layer, (self._offset, result))
-        return self._found[result]
+        if result not in self._results:
+            self._results[result] = self._loops.result(self._run, self._layer, (self._offset, result))
+        return self._results[result]
 
 
 @functools.cache
@@ -391,8 +393,8 @@ def cheap(op: str) -> bool:
     )
 
 
-def _at(given: Any, layer: Any) -> Any:
-    return given[layer] if isinstance(given, Stack) else given
+def _at(value: Any, layer: Any) -> Any:
+    return value[layer] if isinstance(value, Stack) else value
 
 
 def _part(stack: Stack, start: int, step: int) -> Stack:
@@ -400,7 +402,7 @@ def _part(stack: Stack, start: int, step: int) -> Stack:
 
 
 def _sources(run: Layers, kind: Any) -> list[Any]:
-    """Those sources of its inputs that are of a kind, each once."""
+    """The distinct sources of a kind among a run's inputs."""
     return list(dict.fromkeys(s for sources in run.sources for s in sources if isinstance(s, kind)))
 
 

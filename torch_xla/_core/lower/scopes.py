@@ -1,4 +1,4 @@
-"""``XLA_HLO_DEBUG=1``: the path of the module that records an operator, for the names in HLO and in profiles."""
+"""Names HLO operations by the module that recorded them, for dumps and profiles (``XLA_HLO_DEBUG=1``)."""
 
 from __future__ import annotations
 

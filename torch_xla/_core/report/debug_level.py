@@ -1,7 +1,4 @@
-"""What ``PT_XLA_DEBUG_LEVEL`` prints, in the layout that scripts parse.
-
-Compiles, executions, and at exit the metrics that stand out.
-"""
+"""Prints what ``PT_XLA_DEBUG_LEVEL`` asks for, as scripts parse it: compiles, executions, metrics at exit."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch_xla import _bindings, _config, _files, _metrics
 from torch_xla._core.device import memory_stats
-from torch_xla._core.graph.graph import Graph
+from torch_xla._core.graph.graph import Graph, describe
 from torch_xla._core.job import session
 
 if TYPE_CHECKING:
@@ -67,12 +64,10 @@ def before_compile(graph: Graph, cause: str, name: str | None) -> None:
         _graph("Compilation", graph, _COMPILING.get(cause, cause), name)
 
 
-def before_run(cut: _bindings.Graph, cause: str, name: str | None) -> None:
+def before_run(graph: _bindings.Graph, cause: str, name: str | None) -> None:
     """Tells what runs, and at whose request."""
     if level() > 1:
-        from torch_xla._core.graph import graph
-
-        _graph("Execution", graph.describe(cut), cause, name)
+        _graph("Execution", describe(graph), cause, name)
 
 
 def after_compile(executable: Executable) -> None:
@@ -100,7 +95,7 @@ def at_exit() -> None:
 
 
 def findings() -> list[str]:
-    """What the metrics of this process say of its speed, one line each."""
+    """Advice on speed from the metrics of this process, one line each."""
     steps = _metrics.counter("MarkStep") or 0
     lines = []
     for name, warm_up, remedy in _FREQUENT:

@@ -1,4 +1,4 @@
-"""HLO modules in the text and JSON forms of their protobuf messages, which some tools read; the main fields only."""
+"""Writes HLO modules in the text and JSON forms of their protobuf messages, which some tools read; main fields only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two habits of a loop that cost it every step: a value read half-way through the step, and tensors that pile up.
+"""Warns of two habits of a loop that cost it every step: a read in the middle of the step, and tensors that pile up.
 
 Each is told once per line, and only where it holds step after step: a wrong alarm is worse than none.
 """
@@ -44,7 +44,7 @@ def value_read(outputs: int, device: int) -> None:
 
 
 def step_done() -> None:
-    """Called after a barrier that ran something: what was read before it was read half-way."""
+    """Called after a barrier that ran something: what was read before it broke the graph of the step."""
     global _step
     _step += 1
     if _reads:
@@ -59,11 +59,12 @@ def _count_reads() -> None:
         count = count + 1 if latest == _step - 1 else 1
         _streaks[line] = (_step, count)
         if count == _IN_A_ROW:
-            _notices.tell(
+            _notices.notify(
                 "loop",
                 line,
-                f"a value is read half-way through the step at {line}, in {count} steps in a row: the graph is cut in "
-                "two there, and the host waits; read it after the barrier, less often, or in a step closure",
+                f"a value is read in the middle of the step at {line}, {count} steps in a row: the read breaks the "
+                "graph in two, and the host waits for the first; read it after the barrier, less often, or in a step "
+                "closure",
             )
     _reads.clear()
     if len(_streaks) > 1000:
@@ -84,11 +85,11 @@ def _look() -> None:
     _looks.append(look)
     del _looks[:-_LOOKS]
     if len(_looks) == _LOOKS:
-        growing = [line for line in look.lines if not _notices.was_told("loop", line) and _grows(line)]
+        growing = [line for line in look.lines if not _notices.was_sent("loop", line) and _grows(line)]
         if growing:
             line = max(growing, key=lambda line: look.lines[line][1])
             count, nbytes = look.lines[line]
-            _notices.tell(
+            _notices.notify(
                 "loop",
                 line,
                 f"tensors made at {line} pile up: {count} are alive, {memory_stats.in_bytes(nbytes)}, more with each "

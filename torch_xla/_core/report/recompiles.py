@@ -1,7 +1,7 @@
-"""Why a graph is compiled again: what differs first from the nearest graph that ran from the same line.
+"""Says why a graph is compiled again: what differs first from the nearest graph that ran from the same line.
 
-The barrier tells every graph that is not known here, before it is lowered. The first graph of a line is a warm-up and
-says nothing; each further one that resembles an earlier one is kept as a `Retrace` and told in a line.
+The barrier passes each new graph here, before it is lowered. The first graph of a line is a warm-up and says nothing;
+each further one that resembles an earlier one becomes a `Retrace`, such as ``input 0 is f32[8,4], was f32[7,4]``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Retrace:
 class _CallSite:
     graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_PER_LINE))
     count: int = 0
-    told: int = 0
+    reports: int = 0
     advised: bool = False  # that something of it grows
     uncompiled: Graph | None = None  # the latest that ran operator by operator, of the first three
 
@@ -131,13 +131,20 @@ def note_uncompiled(line: str | None, device: int, count: int, describe: Callabl
         _refuse(f"a graph at {line} is new: {reason}")
     history.uncompiled = graph
     if count == _CHANGING and not expected.get() and _config.XLA_RETRACE_REPORT.get():
-        text = f"graphs at {line} keep changing: {reason}; they run operator by operator until one repeats"
-        _notices.tell("retrace", None, text)
+        text = (
+            f"graphs at {line} keep changing: {reason}; each runs operator by operator, uncompiled, until one repeats"
+        )
+        _notices.notify("retrace", None, text)
 
 
 def _refuse(reason: str) -> None:
     raise GraphLimitError(
-        message("retrace", reason, expected=f"no new graph since {_guards[-1]}", do="keep shapes and constants equal")
+        message(
+            "retrace",
+            reason,
+            expected=f"no new graph since {_guards[-1]}",
+            do="keep shapes and constants the same, or pad them",
+        )
     )
 
 
@@ -177,19 +184,19 @@ def _forget() -> None:
         nodes -= sum(len(graph.nodes) for graph in dropped.graphs)
 
 
-def _tell(found: Retrace, line: _CallSite, nearest: Graph | None) -> None:
+def _tell(retrace: Retrace, line: _CallSite, nearest: Graph | None) -> None:
     if expected.get():
         return
-    line.told += 1
+    line.reports += 1
     # The first three of a line, then the tenth, the hundredth, …
-    is_due = line.told <= 3 or (line.told >= 10 and str(line.told).strip("0") == "1")
+    is_due = line.reports <= 3 or (line.reports >= 10 and str(line.reports).strip("0") == "1")
     if is_due and _config.XLA_RETRACE_REPORT.get():
-        more = "" if line.told < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
-        _notices.tell("retrace", None, f"{found}{_remedy(line, nearest)}{more}")
+        more = "" if line.reports < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
+        _notices.notify("retrace", None, f"{retrace}{_remedy(line, nearest)}{more}")
 
 
 def _remedy(line: _CallSite, nearest: Graph | None) -> str:
-    """What helps where the latest graph, and others, differ in one length of an input."""
+    """The remedy, if the latest graph and others differ in one length of an input."""
     graphs = line.graphs
     latest = graphs[-1]
     pairs = zip(latest.leaves, nearest.leaves if nearest is not None else [], strict=False)
@@ -219,7 +226,7 @@ def _remedy(line: _CallSite, nearest: Graph | None) -> str:
 
 
 def records() -> list[Retrace]:
-    """What was compiled again, oldest first; the latest 1,000."""
+    """The retraces so far, oldest first; the latest 1,000."""
     return list(_records)
 
 
@@ -239,26 +246,26 @@ def allow(line: str) -> None:
     _guards.remove(line)
 
 
-def nearest_of(graph: Graph, known: Sequence[Graph] | deque[Graph]) -> Graph | None:
+def nearest_of(graph: Graph, earlier: Sequence[Graph] | deque[Graph]) -> Graph | None:
     """The known graph with most in common, or None if none is similar."""
     best, score = None, 0.0
-    for other in reversed(known):
-        alike = _alike(graph, other)
-        if alike > score:
-            best, score = other, alike
+    for other in reversed(earlier):
+        similarity = _similarity(graph, other)
+        if similarity > score:
+            best, score = other, similarity
     return best if score >= _ALIKE else None
 
 
-def _alike(a: Graph, b: Graph) -> float:
-    """How much of the longer graph's operators both have; equal inputs decide between equals."""
+def _similarity(a: Graph, b: Graph) -> float:
+    """The share of the longer graph's operators that both have; equal inputs break ties."""
     longest = max(len(a.nodes), len(b.nodes), 1)
-    alike = sum(_common(a.nodes, b.nodes)) / longest
-    if alike < _ALIKE:
+    similarity = sum(_common(a.nodes, b.nodes)) / longest
+    if similarity < _ALIKE:
         shared = Counter(node.op for node in a.nodes) & Counter(node.op for node in b.nodes)
         anywhere = shared.total() / longest
-        alike = anywhere if anywhere >= _ALIKE_ANYWHERE else alike
+        similarity = anywhere if anywhere >= _ALIKE_ANYWHERE else similarity
     same_inputs = sum(x == y for x, y in zip(a.leaves, b.leaves, strict=False)) / max(len(a.leaves), len(b.leaves), 1)
-    return alike + same_inputs * 1e-3
+    return similarity + same_inputs * 1e-3
 
 
 def _common(a: Sequence[Node], b: Sequence[Node]) -> tuple[int, int]:
@@ -272,23 +279,23 @@ def _common(a: Sequence[Node], b: Sequence[Node]) -> tuple[int, int]:
     return start, end
 
 
-def compare(graph: Graph, known: Graph) -> list[Difference]:
-    """What differs between a graph and a known one, causes before their effects: at most eight differences."""
-    start, end = _common(graph.nodes, known.nodes)
-    if start + end < max(len(graph.nodes), len(known.nodes)):
-        return _operators(graph, known, start, end)[:_SHOWN]
+def compare(graph: Graph, earlier: Graph) -> list[Difference]:
+    """The differences of a graph from an earlier one, causes before effects, eight at most."""
+    start, end = _common(graph.nodes, earlier.nodes)
+    if start + end < max(len(graph.nodes), len(earlier.nodes)):
+        return _operators(graph, earlier, start, end)[:_SHOWN]
     differences = (
-        [*_inputs(graph, known), *_constants(graph, known)]
-        or [*_results(graph, known), *_wiring(graph, known)]
-        or _outputs(graph, known)
-        or _donation(graph, known)
-        or (_numbers(graph, known) if graph.numbers != known.numbers else [])
+        [*_inputs(graph, earlier), *_constants(graph, earlier)]
+        or [*_results(graph, earlier), *_edges(graph, earlier)]
+        or _outputs(graph, earlier)
+        or _donation(graph, earlier)
+        or (_numbers(graph, earlier) if graph.numbers != earlier.numbers else [])
     )
     return differences[:_SHOWN]
 
 
-def _operators(graph: Graph, known: Graph, start: int, end: int) -> list[Difference]:
-    new, old = graph.nodes[start : len(graph.nodes) - end], known.nodes[start : len(known.nodes) - end]
+def _operators(graph: Graph, earlier: Graph, start: int, end: int) -> list[Difference]:
+    new, old = graph.nodes[start : len(graph.nodes) - end], earlier.nodes[start : len(earlier.nodes) - end]
     if len(new) + len(old) > _ALIGNED:
         new, old = new[: _ALIGNED // 2], old[: _ALIGNED // 2]
     differences = []
@@ -322,29 +329,29 @@ def _show(meta: Meta | None) -> str:
     return "none" if meta is None else memory_stats.kind_of(meta.shape, meta.dtype)
 
 
-def _inputs(graph: Graph, known: Graph) -> list[Difference]:
+def _inputs(graph: Graph, earlier: Graph) -> list[Difference]:
     differences = []
-    for i, (new, old) in enumerate(zip(graph.leaves, known.leaves, strict=False)):
+    for i, (new, old) in enumerate(zip(graph.leaves, earlier.leaves, strict=False)):
         if new != old:
-            frame, before = _leaf_frame(graph, i), _leaf_frame(known, i)
+            frame, before = _leaf_frame(graph, i), _leaf_frame(earlier, i)
             user = next((n for n in graph.nodes if any(w.leaf and w.slot == i for w in n.inputs)), None)
             used = f", read by {_ops([user])}" if user is not None else ""
             origin = f" (made at {before})" if frame and before and frame != before else ""
             text = f"input {i} went from {_show(old)}{origin} to {_show(new)}{used}"
             differences.append(Difference("input", text, frame or (user.frame if user is not None else None)))
-    if not differences and len(graph.leaves) != len(known.leaves):
-        more = len(graph.leaves) > len(known.leaves)
+    if not differences and len(graph.leaves) != len(earlier.leaves):
+        more = len(graph.leaves) > len(earlier.leaves)
         change = (
             "what was one tensor in two places is two tensors now" if more else "two tensors are one and the same now"
         )
-        text = f"{len(graph.leaves)} inputs instead of {len(known.leaves)}: {change}"
+        text = f"{len(graph.leaves)} inputs instead of {len(earlier.leaves)}: {change}"
         differences.append(Difference("input", text))
     return differences
 
 
-def _constants(graph: Graph, known: Graph) -> list[Difference]:
+def _constants(graph: Graph, earlier: Graph) -> list[Difference]:
     differences = []
-    for new, old in zip(graph.nodes, known.nodes, strict=True):
+    for new, old in zip(graph.nodes, earlier.nodes, strict=True):
         for position, (a, b) in enumerate(zip(new.args, old.args, strict=False)):
             if _as_key(a) != _as_key(b):
                 kinds = _kinds(b, a)
@@ -355,7 +362,7 @@ def _constants(graph: Graph, known: Graph) -> list[Difference]:
 
 
 def _outlook(new: Any, old: Any) -> str:
-    """What to expect of a number that changed."""
+    """What a changed number means for later graphs, in words."""
     became_input = isinstance(new, Number) and not isinstance(old, Number)
     return "; it is an input of the program from now on" if became_input else ""
 
@@ -365,14 +372,14 @@ def _value(arg: Any) -> Any:
 
 
 def _kinds(*args: Any) -> list[str]:
-    """What to say of the types of numbers, which is nothing where they are the same."""
+    """The types of two numbers in words; empty if they are equal."""
     types = [type(_value(arg)) for arg in args]
     has_mixed_types = len(set(types)) > 1 and all(kind in (bool, int, float, complex) for kind in types)
     return [f" ({kind.__name__})" if has_mixed_types else "" for kind in types]
 
 
 def _as_key(arg: Any) -> str:
-    """What an argument contributes to a graph's structure; of a number that is an input its type only."""
+    """An argument's part of a graph's key: of a number that is an input only the type."""
     return type(arg.value).__name__ if isinstance(arg, Number) else _in_words(arg)
 
 
@@ -385,45 +392,45 @@ def _in_words(arg: Any) -> str:
     return str(arg).removeprefix("torch.") if isinstance(arg, torch.dtype) else repr(_value(arg))
 
 
-def _results(graph: Graph, known: Graph) -> list[Difference]:
+def _results(graph: Graph, earlier: Graph) -> list[Difference]:
     return [
         Difference(
             "result",
             f"{_ops([new])} gives {', '.join(map(_show, new.outs))} instead of {', '.join(map(_show, old.outs))}",
             new.frame,
         )
-        for new, old in zip(graph.nodes, known.nodes, strict=True)
+        for new, old in zip(graph.nodes, earlier.nodes, strict=True)
         if new.outs != old.outs
     ]
 
 
-def _wiring(graph: Graph, known: Graph) -> list[Difference]:
+def _edges(graph: Graph, earlier: Graph) -> list[Difference]:
     return [
         Difference("wiring", f"{_ops([new])} reads other tensors than before", new.frame)
-        for new, old in zip(graph.nodes, known.nodes, strict=True)
+        for new, old in zip(graph.nodes, earlier.nodes, strict=True)
         if new.inputs != old.inputs
     ]
 
 
-def _outputs(graph: Graph, known: Graph) -> list[Difference]:
-    new, old = set(graph.outputs), set(known.outputs)
+def _outputs(graph: Graph, earlier: Graph) -> list[Difference]:
+    new, old = set(graph.outputs), set(earlier.outputs)
     differences = []
     for slot, _ in sorted(new - old):
         text = f"the result of {_ops([graph.nodes[slot]])} is kept over the barrier"
         differences.append(Difference("outputs", f"{text}, before it was not", graph.nodes[slot].frame))
     for slot, _ in sorted(old - new):
-        text = f"the result of {_ops([known.nodes[slot]])} is no longer kept over the barrier"
-        differences.append(Difference("outputs", text, known.nodes[slot].frame))
-    if not differences and graph.outputs != known.outputs:
+        text = f"the result of {_ops([earlier.nodes[slot]])} is no longer kept over the barrier"
+        differences.append(Difference("outputs", text, earlier.nodes[slot].frame))
+    if not differences and graph.outputs != earlier.outputs:
         differences = [Difference("outputs", "results are needed in another order")]
     return differences
 
 
-def _numbers(graph: Graph, known: Graph) -> list[Difference]:
+def _numbers(graph: Graph, earlier: Graph) -> list[Difference]:
     """The first number that was one with others and is not equal to them any more."""
     owners = [(node, number) for node in graph.nodes for number in node.number_inputs()]
     first: dict[tuple[type, int], tuple[int, Number]] = {}
-    for (node, number), new, old in zip(owners, graph.numbers, known.numbers, strict=True):
+    for (node, number), new, old in zip(owners, graph.numbers, earlier.numbers, strict=True):
         if number is None:
             continue
         place, other = first.setdefault((type(number.value), old), (new, number))
@@ -433,9 +440,9 @@ def _numbers(graph: Graph, known: Graph) -> list[Difference]:
     return []
 
 
-def _donation(graph: Graph, known: Graph) -> list[Difference]:
-    retained = sorted(set(known.donated) - set(graph.donated))
-    freed = sorted(set(graph.donated) - set(known.donated))
+def _donation(graph: Graph, earlier: Graph) -> list[Difference]:
+    retained = sorted(set(earlier.donated) - set(graph.donated))
+    freed = sorted(set(graph.donated) - set(earlier.donated))
     if not retained and not freed:
         return []
     leaf = (retained or freed)[0]

@@ -1,4 +1,4 @@
-"""A graph in the forms in which people look at it: text, a drawing, HLO, StableHLO."""
+"""Renders a graph for people: text, a drawing, HLO, StableHLO."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> 
     if form == "text":
         if client.client_started():
             place = placement.of(described.device)
-            described = rolling.rolled(described, place.platform, place.mesh)
+            described = rolling.with_loops(described, place.platform, place.mesh)
         return graph_text.text(described, computed)
     if form == "dot":
         return graph_text.dot(described)

@@ -1,8 +1,7 @@
-"""``xla`` as the accelerator of the process, which `torch.accelerator` and PyTorch's defaults are about.
+"""Makes ``xla`` the accelerator of the process, for `torch.accelerator` and PyTorch's defaults.
 
-PyTorch finds its accelerator in C++, where ``xla`` cannot be registered as one. What Python asks of it goes through
-functions of `torch._C`, which therefore are replaced, and only where a program asks for that. What C++ asks itself, as
-``torch.device(0)`` does, finds no accelerator all the same.
+PyTorch finds its accelerator in C++, where ``xla`` cannot be registered as one. So functions of `torch._C` that Python
+calls are replaced, if a program asks for it. C++ itself, as in ``torch.device(0)``, finds no accelerator all the same.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tens
 
 
 def know_pinning() -> None:
-    """Has memory of the host pinned for xla, where there is no other accelerator that it could be pinned for."""
+    """Makes `pin_memory` pin for xla, if there is no other accelerator."""
     if not _registered and torch.accelerator.current_accelerator() in (None, _current()):
         library = torch.library.Library("aten", "IMPL", "CPU")
         library.impl("_pin_memory", _pin)

@@ -1,8 +1,7 @@
-"""Functions of PyTorch's compiler that go by lists of devices, without a registration for others.
+"""Adds ``xla`` to lists of devices in PyTorch's compiler, which has no registration for others.
 
-`torch.compile` without a backend gives graphs of tensors on ``xla`` to ``openxla``: one can set the default backend,
-and register code generators of Inductor's by device, but only after the compiler is imported, which takes longer than
-all else that `import torch_xla` does. `flex_attention` is made of operators that every device has.
+`torch.compile` without a backend gives graphs of tensors on ``xla`` to ``openxla``: a default can be registered, but
+only after the compiler is imported, which takes longer than all else that `import torch_xla` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Device ``xla`` without an index in PyTorch's fake tensors, with which `torch.compile` and `torch.export` trace.
+"""Gives fake tensors on ``xla`` the current device's index, with which `torch.compile` and `torch.export` trace.
 
-For CUDA and a few other types PyTorch gives the tensors that a call makes there the current device's index. The list of
-these types is its own; an implementation of the calls that take a device is what can be registered.
+PyTorch does so for the types in a list of its own, and lets only an implementation of the calls be registered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets the recorder up, once, at import: nothing here starts a client, a thread or JAX."""
+"""Sets the recorder up, once, at import, without a client, a thread or JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
 from torch_xla._core.torch import device_lists, fake_devices, stand_ins
 from torch_xla._torch_internals import has_kernel
-from torch_xla.ops import whole
+from torch_xla.ops import undecomposed
 
 _STACK = 8  # frames that XLA_IR_DEBUG keeps of every operator
 _registered: list[torch.library.Library] = []
@@ -55,18 +55,18 @@ def _like(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [t.new_empty(t.shape) for t in tensors]
 
 
-def _promise_shapes() -> None:
-    """Meta kernels for operators that PyTorch has none for; without them they would run on the host."""
+def _register_meta_kernels() -> None:
+    """Registers Meta kernels for operators that PyTorch has none for; without one they would run on the host."""
     library = torch.library.Library("aten", "IMPL", "Meta")
 
-    def promise(name: str, kernel: Callable[..., Any]) -> None:
+    def register(name: str, kernel: Callable[..., Any]) -> None:
         if not has_kernel(f"aten::{name}", "Meta"):
             library.impl(name, kernel)
 
-    for name, place in whole.SHAPED_LIKE.items():
-        promise(name, functools.partial(_contiguous_like, place))
-    for name, places in whole.EACH_LIKE.items():
-        promise(name, functools.partial(_each_like, places))
+    for name, place in undecomposed.SHAPED_LIKE.items():
+        register(name, functools.partial(_contiguous_like, place))
+    for name, places in undecomposed.EACH_LIKE.items():
+        register(name, functools.partial(_each_like, places))
     layers = torch.library.Library("torch_xla", "IMPL", "Meta")
     layers.impl("rnn", _rnn)
     layers.impl("rnn_backward", lambda grads, x, state, weights, *rest: _like(x, *state, *weights))
@@ -88,12 +88,12 @@ def install() -> None:
     ctc_operator.install()
     fake_devices.install()
     device_lists.install()
-    _promise_shapes()
-    _bindings.record_undecomposed(whole.names())
-    _bindings.keep_on_host([f"aten::{name}" for name in whole.READS_MEMORY + whole.ASSERTS])
-    _bindings.check_errors({f"aten::{op}": name for op, name in whole.CHECKED.items()})
-    _bindings.refuse_packing([f"aten::{name}" for name in whole.PACKS])
-    for operator, place in whole.CONSTANTS.items():
+    _register_meta_kernels()
+    _bindings.record_undecomposed(undecomposed.names())
+    _bindings.keep_on_host([f"aten::{name}" for name in undecomposed.READS_MEMORY + undecomposed.ASSERTS])
+    _bindings.check_errors({f"aten::{op}": name for op, name in undecomposed.CHECKED.items()})
+    _bindings.refuse_packing([f"aten::{name}" for name in undecomposed.PACKS])
+    for operator, place in undecomposed.CONSTANTS.items():
         name, _, overload = operator.partition(".")
         _bindings.specialize_numbers(f"aten::{name}", overload, [place])
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())

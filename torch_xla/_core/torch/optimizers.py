@@ -1,6 +1,6 @@
-"""Optimizers on ``xla``, and what clips gradients, take tensors by lists, as on GPUs; a first step is like others.
+"""Makes optimizers and gradient clipping on ``xla`` take tensors by lists (foreach), as on GPUs.
 
-A list is updated by a few calls in place of some for each parameter, and with ``fused=True`` by one.
+A list is updated by a few calls in place of some per parameter, and with ``fused=True`` by one.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def _fill_momentum(optimizer: torch.optim.SGD) -> None:
 
 
 def _split_loaded(optimizer: Optimizer) -> None:
-    """Has a state that was loaded split as its parameters are; one that steps make is so already."""
+    """Shards a loaded optimizer state as its parameters; state that a step made is sharded already."""
     for param, state in optimizer.state.items():
         if not isinstance(param, torch.Tensor) or param.device.type != "xla":
             continue
         number = parts.number_of(param)
-        if number <= shardings.PARTS:
+        if number <= shardings.MANUAL:
             continue
         for value in state.values():
-            alike = isinstance(value, torch.Tensor) and value.device.type == "xla" and value.shape == param.shape
-            if alike and parts.number_of(value) <= shardings.KNOWN_WHOLE:
+            same_type = isinstance(value, torch.Tensor) and value.device.type == "xla" and value.shape == param.shape
+            if same_type and parts.number_of(value) <= shardings.EXPLICITLY_REPLICATED:
                 parts.place(value, number, recorded=True)
 
 

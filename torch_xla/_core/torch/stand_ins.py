@@ -1,10 +1,10 @@
-"""Spares programs PyTorch's compiler and symbolic sizes, which take longer to import than JAX takes to start.
+"""Spares programs the import of PyTorch's compiler and of SymPy, which take longer than JAX takes to start.
 
-Shape functions and optimizers import them when they are called: to keep the compiler out of a function, and to ask of
-a plain ``bool`` whether it is true. While nobody else has imported them, no function is traced and no size is symbolic,
-and such an import statement gets a stand-in that knows as much. It is not entered in ``sys.modules``: all others, and
-whoever asks it for more, import the module, which is loaded into the stand-in, so that both are one. An optimizer
-imports in each step, which an import hook would make 20 µs longer: the statement itself is asked.
+Shape functions and optimizers import them at a call: to keep the compiler out of a function, or to ask of a plain
+``bool`` whether it is true. While nobody else has imported them, no function is traced and no size is symbolic, so
+such an import statement gets a stand-in that can answer. It is not in ``sys.modules``: others, and whoever asks it for
+more, import the module, which is loaded into the stand-in, so that both are one. An optimizer imports in each step,
+which an import hook would make 20 µs longer: so the statement itself is replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch_xla._core.execute.untraced import skip
 
 
 class _StandIn(ModuleType):
-    def __init__(self, name: str, **known: object) -> None:
+    def __init__(self, name: str, **attributes: object) -> None:
         super().__init__(name)
         for attribute in ("__loader__", "__package__", "__spec__"):  # the module's, which are not known
             del self.__dict__[attribute]
-        self.__dict__.update(known)
+        self.__dict__.update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -39,24 +39,24 @@ class _StandIn(ModuleType):
 class _Loader(SourceFileLoader):
     """Loads a module into its stand-in."""
 
-    _known: dict[str, object] | None = None
+    _attributes: dict[str, object] | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        made = _STAND_INS[spec.name]
-        self._known = dict(made.__dict__)
-        object.__setattr__(made, "__class__", ModuleType)
-        made.__dict__.clear()
-        ModuleType.__init__(made, spec.name)
-        return made
+        stand_in = _STAND_INS[spec.name]
+        self._attributes = dict(stand_in.__dict__)
+        object.__setattr__(stand_in, "__class__", ModuleType)
+        stand_in.__dict__.clear()
+        ModuleType.__init__(stand_in, spec.name)
+        return stand_in
 
     def exec_module(self, module: ModuleType) -> None:
-        known, self._known = self._known, None
+        attributes, self._attributes = self._attributes, None
         try:
             super().exec_module(module)
         except BaseException:
-            if known is not None:  # it is not reloaded
+            if attributes is not None:  # it is not reloaded
                 module.__dict__.clear()
-                module.__dict__.update(known)
+                module.__dict__.update(attributes)
                 object.__setattr__(module, "__class__", _StandIn)
             raise
 

@@ -17,7 +17,7 @@ __all__ = ["SGD", "Adam", "AdamW"]
 
 
 class _Skipping:
-    """What the optimizers here have in common; it stands before PyTorch's class among the bases."""
+    """The common base of the optimizers here; it comes before PyTorch's class."""
 
     param_groups: list[dict[str, Any]]
 

@@ -119,7 +119,7 @@ class _Account:
         self.modules = [s for s in spans if s.stage == "module"]
         self.aside = [s for s in spans if not self._is_main(s.thread)]
         self.asks = sorted((s for s in self.main if s.stage in ("barrier", "read")), key=lambda s: s.start)
-        self.asked = [s.start for s in self.asks]
+        self.ask_starts = [s.start for s in self.asks]
         self.runs = self._runs()
         self.why = {id(s): self._why(s) for s in self.asks}
         self.host = self._host()
@@ -172,7 +172,7 @@ class _Account:
 
     def _ask_at(self, time: float, thread: int) -> Span | None:
         """The barrier or read of a thread that was running at a moment."""
-        at = bisect_right(self.asked, time)
+        at = bisect_right(self.ask_starts, time)
         return next((s for s in reversed(self.asks[max(at - 8, 0) : at]) if s.thread == thread and time <= s.end), None)
 
     def _why(self, span: Span) -> tuple[str | None, str]:
@@ -357,7 +357,7 @@ class _Account:
 
     def _after(self, time: float) -> str:
         """Why the host was not ahead when a device ran out of work: it had just waited for that device."""
-        at = bisect_right(self.asked, time + self.zero)
+        at = bisect_right(self.ask_starts, time + self.zero)
         for span in reversed(self.asks[max(at - 3, 0) : at]):
             if span.end >= time + self.zero - _LATE and span.stage == "read":
                 line, why = self.why[id(span)]
@@ -429,7 +429,7 @@ class _Account:
         return tuple(compiles)
 
     def _stood(self, line: str | None, why: str) -> float:
-        """How long the host stood at a line for a reason, compiling not counted."""
+        """The seconds that the host stood at a line for a reason, without compiling."""
         return self.stood.get((line, why), 0.0)
 
     def _fallbacks(self) -> tuple[data.Fallback, ...]:

@@ -165,7 +165,7 @@ class Collector(_events.Sink):
             self._looking.release()
 
     def wait_if_silent(self) -> None:
-        """Has a thread wait for what runs, where no thread has looked for long.
+        """Starts a wait for what runs in another thread, if nobody has looked for long.
 
         A thread that always did would take the interpreter from a short step twice, which costs it 0.1 ms.
         """

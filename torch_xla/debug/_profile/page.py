@@ -119,19 +119,19 @@ class _Texts:
 
 
 def _data(report: Report) -> dict[str, Any]:
-    """What the script draws; times in microseconds."""
+    """The data that the page's script draws; times in microseconds."""
     texts = _Texts()
     stages = {stage: i for i, stage in enumerate(STAGES)}
 
-    def segments(found: Iterable[Segment]) -> list[list[Any]]:
-        return [[_us(s.start), _us(s.seconds), stages[s.stage], texts(s.line), texts(s.why)] for s in _longest(found)]
+    def segments(items: Iterable[Segment]) -> list[list[Any]]:
+        return [[_us(s.start), _us(s.seconds), stages[s.stage], texts(s.line), texts(s.why)] for s in _longest(items)]
 
     devices = sorted({run.device for run in report.runs})
     rows: dict[str, Any] = {
         "length": _us(report.seconds),
         "stages": STAGES,
         "host": segments(report.host),
-        "others": [[name, segments(found)] for name, found in report.others.items()],
+        "others": [[name, segments(items)] for name, items in report.others.items()],
         "devices": [
             [
                 device,
@@ -164,8 +164,8 @@ def _data(report: Report) -> dict[str, Any]:
     return rows
 
 
-def _longest(found: Iterable[T]) -> list[T]:
-    rows: list[Any] = list(found)
+def _longest(items: Iterable[T]) -> list[T]:
+    rows: list[Any] = list(items)
     if len(rows) > _MOST:
         least = sorted((row.seconds for row in rows), reverse=True)[_MOST]
         rows = [row for row in rows if row.seconds > least]
@@ -186,11 +186,11 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     for name, number in place.items():
         names += [_name("thread_name", number, name=name), _name("thread_sort_index", number, sort_index=number)]
 
-    def put(row: str, name: str, start: float, seconds: float, **known: Any) -> None:
+    def put(row: str, name: str, start: float, seconds: float, **args: Any) -> None:
         # In whole nanoseconds from end to end, so that what is nested stays nested.
         begin, end = round(start * 1e9), round((start + seconds) * 1e9)
         event = {"ph": "X", "pid": 1, "tid": place[row], "name": name, "ts": begin / 1e3, "dur": (end - begin) / 1e3}
-        events.append(event | {"args": {key: value for key, value in known.items() if value is not None}})
+        events.append(event | {"args": {key: value for key, value in args.items() if value is not None}})
 
     for step in report.steps:
         put("steps", f"step {step.number}" if step.ended else "rest", step.start, step.seconds, compiles=step.compiles)
@@ -212,5 +212,5 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": names + events}
 
 
-def _name(kind: str, row: int, **known: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": 1, "tid": row, "name": kind, "args": known}
+def _name(kind: str, row: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": row, "name": kind, "args": args}

@@ -1,4 +1,4 @@
-"""What a profile found, as data. Times are in seconds; a moment counts from the start of the profiled block.
+"""Holds a profile's results. Times are in seconds; a moment counts from the start of the profiled block.
 
 Lines of the user's program are texts as everywhere in this package: ``file:line in function``.
 """
@@ -36,7 +36,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment(_Span):
-    """What the host's thread did over a stretch of time; segments do not overlap, and leave nothing out."""
+    """A span of time of the host's thread, with what it did; segments do not overlap, and leave no gap."""
 
     stage: str  # one of `STAGES`
     start: float
@@ -184,7 +184,7 @@ class ModuleCall(_Span):
 
 @dataclass(frozen=True)
 class Report:
-    """What a profile found."""
+    """The results of a profile."""
 
     program: str  # name of the script
     began: float  # seconds since the epoch

@@ -1,4 +1,4 @@
-"""How times, sizes and lines are written, and the few sentences that come first."""
+"""Formats times, sizes and lines, and writes the sentences that come first."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def waits(report: Report, spans: Sequence[tuple[float, float]]) -> list[tuple[st
 
 
 def mostly(report: Report, name: str) -> str:
-    """Where the host was for most of the gaps of a name, unless the name tells."""
+    """The line where the host was in most of the gaps of a name, unless the name says it."""
     lines: dict[str, float] = {}
     for gap in report.gaps:
         if gap.name == name and gap.line is not None and gap.line not in name:

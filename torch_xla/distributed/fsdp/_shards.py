@@ -28,7 +28,7 @@ SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters are split."""
+    """The sharding of parameters."""
 
     groups: Sequence[Sequence[int]]  # ordinals that share parameters, of all processes
     rank: int  # place of this process in its group
@@ -38,17 +38,17 @@ class Layout:
     dtype: torch.dtype  # in which parameters are gathered
     reduce_dtype: torch.dtype | None  # in which gradients are reduced; that of the gradient by default
 
-    def split(self, whole: torch.Tensor) -> torch.Tensor:
+    def split(self, full: torch.Tensor) -> torch.Tensor:
         """The shard of this process, as torch_xla 2 splits."""
-        if self.by_rows and whole.dim() > 0:
-            rows = -(-whole.size(0) // self.size)
-            padded = F.pad(whole, [0, 0] * (whole.dim() - 1) + [0, rows * self.size - whole.size(0)])
+        if self.by_rows and full.dim() > 0:
+            rows = -(-full.size(0) // self.size)
+            padded = F.pad(full, [0, 0] * (full.dim() - 1) + [0, rows * self.size - full.size(0)])
             return padded.narrow(0, rows * self.rank, rows).clone()
-        unit = -(-whole.numel() // (self.size * self.multiple)) * self.multiple
-        return F.pad(whole.flatten(), [0, unit * self.size - whole.numel()]).narrow(0, unit * self.rank, unit).clone()
+        unit = -(-full.numel() // (self.size * self.multiple)) * self.multiple
+        return F.pad(full.flatten(), [0, unit * self.size - full.numel()]).narrow(0, unit * self.rank, unit).clone()
 
     def join(self, gathered: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """What `split` got, from the shards one after the other in a first dimension."""
+        """Undoes `split`: the tensor of its shards, which are stacked in a first dimension."""
         if self.by_rows and shape:
             return gathered.flatten(0, 1).narrow(0, 0, shape[0])
         return gathered.flatten().narrow(0, 0, shape.numel()).view(shape)
@@ -64,7 +64,7 @@ class Piece:
 
 
 class Ending:
-    """What is done when a backward pass over all shards of a model is over; with `syncs` there is a barrier."""
+    """Ends a backward pass over all shards of a model; with `syncs` with a barrier."""
 
     def __init__(self, shards: list[Shard], syncs: bool) -> None:
         self._shards, self._syncs, self._task = shards, syncs, -1
@@ -92,17 +92,17 @@ class Shard:
     """
 
     def __init__(
-        self, name: str, pieces: list[Piece], whole: torch.Tensor, layout: Layout, device: torch.device, flat: bool
+        self, name: str, pieces: list[Piece], full: torch.Tensor, layout: Layout, device: torch.device, flat: bool
     ) -> None:
-        self.name, self.pieces, self.shape, self.flat = name, pieces, whole.shape, flat
+        self.name, self.pieces, self.shape, self.flat = name, pieces, full.shape, flat
         self.layout = layout
-        self.param = nn.Parameter(layout.split(whole.detach()).to(device), requires_grad=whole.requires_grad)
+        self.param = nn.Parameter(layout.split(full.detach()).to(device), requires_grad=full.requires_grad)
         self.reduces = True
         self.keeps = False
         self.after: torch.Tensor | None = None
         self.ending: Ending | None = None
         self._added: torch.Tensor | None = None
-        self._whole: torch.Tensor | None = None
+        self._full_value: torch.Tensor | None = None
 
     @property
     def registered_name(self) -> str:
@@ -119,29 +119,29 @@ class Shard:
             local_shard, _ = torch.ops.xla.optimization_barrier([local_shard, self.after])
         return collectives.record("all_gather", [local_shard], self.layout.groups)[0]
 
-    def whole(self) -> torch.Tensor:
+    def full_tensor(self) -> torch.Tensor:
         """The value, gathered unless it is here."""
-        if self._whole is not None:
-            return self._whole
+        if self._full_value is not None:
+            return self._full_value
         joined = self.layout.join(_Gather.apply(self.param, self), self.shape)
         if self.keeps or backward_pass() != -1:
-            self._whole = joined
+            self._full_value = joined
         return joined
 
     def piece(self, number: int) -> torch.Tensor:
         """A parameter."""
         if not self.flat:
-            return self.whole()
+            return self.full_tensor()
         sizes = [piece.shape.numel() for piece in self.pieces]
-        return self.whole().narrow(0, sum(sizes[:number]), sizes[number]).view(self.pieces[number].shape)
+        return self.full_tensor().narrow(0, sum(sizes[:number]), sizes[number]).view(self.pieces[number].shape)
 
     def drop(self) -> None:
         """Forgets the value, which its readers may still have."""
-        self._whole = None
+        self._full_value = None
 
     def again(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
-        """What makes a tensor that is a part of the value anew; None for other tensors."""
-        full_value = self._whole
+        """A function that recomputes a tensor that is part of the value; None for other tensors."""
+        full_value = self._full_value
         if (
             full_value is None
             or tensor.dtype != full_value.dtype
@@ -199,8 +199,8 @@ class _Gather(torch.autograd.Function):
 class _Parameters(dict[str, Any]):
     """Parameters of a module, of which some are shards elsewhere: found by name, and not listed."""
 
-    def __init__(self, own: dict[str, Any]) -> None:
-        super().__init__(own)
+    def __init__(self, state: dict[str, Any]) -> None:
+        super().__init__(state)
         self.split: dict[str, tuple[Shard, int]] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -252,7 +252,7 @@ def parameters_of(owners: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Para
 
 
 def make_shards(
-    found: list[tuple[nn.Parameter, Piece]], layout: Layout, device: torch.device, flat_name: str | None
+    pieces_of_params: list[tuple[nn.Parameter, Piece]], layout: Layout, device: torch.device, flat_name: str | None
 ) -> list[Shard]:
     """Splits parameters, which are then gathered where they are read.
 
@@ -260,12 +260,12 @@ def make_shards(
     """
     shards = []
     if flat_name is None:
-        for param, piece in found:
+        for param, piece in pieces_of_params:
             shards.append(Shard(piece.name, [piece], param, layout, device, False))
             _take_over(shards[-1], [param])
     else:
         kinds: dict[tuple[torch.dtype, bool], list[tuple[nn.Parameter, Piece]]] = {}
-        for param, piece in found:
+        for param, piece in pieces_of_params:
             kinds.setdefault((param.dtype, param.requires_grad), []).append((param, piece))
         for number, ((_, trains), members) in enumerate(kinds.items()):
             flat_param = torch.cat([param.detach().flatten() for param, _ in members]).requires_grad_(trains)

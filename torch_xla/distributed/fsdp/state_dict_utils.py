@@ -30,7 +30,7 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def _whole(name: str, shards: list[State], shard_info: dict[str, Any]) -> tuple[str, torch.Tensor]:
+def _consolidated(name: str, shards: list[State], shard_info: dict[str, Any]) -> tuple[str, torch.Tensor]:
     """Name and value of one parameter, from its shards."""
     parts = name.split(".")
     split = next((k for k, part in enumerate(parts) if part.startswith(_SHARD)), None)
@@ -65,7 +65,7 @@ def consolidate_sharded_state_dicts(state_dict_list: list[State], shard_metadata
     dtypes = shard_metadata.get("buffer_info", {})
     full: State = {}
     for name in state_dict_list[0]:
-        full_name, value = _whole(name, state_dict_list, shard_metadata["shard_info"])
+        full_name, value = _consolidated(name, state_dict_list, shard_metadata["shard_info"])
         pieces = _unflatten(full_name, value, shard_metadata["flatten_info"]) if _FLAT in full_name else None
         full.update(pieces or {full_name: value.to(dtypes[name]["_orig_dtype"]) if name in dtypes else value})
     return {without_wrappers(name): value for name, value in full.items()}

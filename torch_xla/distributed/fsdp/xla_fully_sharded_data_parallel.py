@@ -267,7 +267,7 @@ class XlaFullyShardedDataParallel(wrap.Wrapping):
                 shard.reduces = reduces
 
     def get_shard_metadata(self) -> dict[str, Any]:
-        """What `torch_xla.distributed.fsdp.consolidate_sharded_state_dicts` needs beside the state."""
+        """The metadata that `torch_xla.distributed.fsdp.consolidate_sharded_state_dicts` needs beside the state."""
         buffer_dtypes = {name: getattr(buffer, "_orig_dtype", None) for name, buffer in self.named_buffers()}
         shard_info: dict[str, dict[str, Any]] = {}
         flatten_info: dict[str, Any] = {}

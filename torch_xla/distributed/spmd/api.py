@@ -1,4 +1,4 @@
-"""What `torch.distributed.tensor` calls for meshes of device type ``xla``."""
+"""Has the functions that `torch.distributed.tensor` calls for meshes of device type ``xla``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def xla_distribute_tensor(
     if device_mesh.device_type != "xla":
         raise AssertionError(message("spmd", f"got a mesh of {device_mesh.device_type}", expected="device type xla"))
     if type(tensor).__name__ == "DTensor":
-        raise ValueError(message("spmd", "got a DTensor", expected="a tensor that is not split yet"))
+        raise ValueError(message("spmd", "got a DTensor", expected="a plain tensor", do="call redistribute on it"))
     if placements is not None and len(placements) != device_mesh.ndim:
         raise AssertionError(
             message("spmd", f"got {len(placements)} placements", expected=f"{device_mesh.ndim}, one per mesh axis")

@@ -35,7 +35,9 @@ def visualize_sharding(
         import rich.style
         import rich.table
     except ImportError as error:
-        raise ValueError(message("spmd", "`visualize_sharding` requires `rich` to be installed")) from error
+        raise ValueError(
+            message("spmd", "`visualize_sharding` requires `rich` to be installed", do="pip install rich")
+        ) from error
     print(f"Visualizing {sharding} (showing up to the first two dimensions)")
     console = rich.console.Console(width=max_width)
     plain = not (use_color and console.color_system is not None)
@@ -61,7 +63,7 @@ def _cells(sharding: str) -> list[list[str]]:
         return [[str(list(range(runtime.global_runtime_device_count())))]]
     match = re.fullmatch(r"\{devices=\[([\d,]+)\]([\d,]+)( last_tile_dim_replicate)?\}", sharding)
     if match is None:
-        raise ValueError(message("spmd", f"got {sharding!r}", expected="a split such as '{devices=[2,2]0,1,2,3}'"))
+        raise ValueError(message("spmd", f"got {sharding!r}", expected="a sharding such as '{devices=[2,2]0,1,2,3}'"))
     dims = [int(n) for n in match[1].split(",")]
     devices = [int(n) for n in match[2].split(",")]
     copies = dims.pop() if match[3] else 1
@@ -73,7 +75,7 @@ def _cells(sharding: str) -> list[list[str]]:
 
 
 def construct_v1_sharding_str(t: torch.Tensor) -> str:
-    """How a tensor is split, with the devices one by one."""
+    """A tensor's sharding as text, device by device."""
     return XLAShardedTensor(t).sharding_spec
 
 

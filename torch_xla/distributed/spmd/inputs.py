@@ -16,7 +16,7 @@ from torch_xla.distributed.spmd.mesh import Mesh, PartitionSpec
 
 @dataclass
 class ShardingSpec:
-    """How tensors are split on their way to the device.
+    """The sharding of tensors on their way to the device.
 
     Attributes:
         mesh: The devices.
@@ -56,29 +56,29 @@ class ShardingSpec:
         return _send_rows(t, self.mesh.split(self.partition_spec), device)
 
 
-def _send_rows(t: torch.Tensor, wanted: shardings.Split, device: torch.device) -> torch.Tensor:
+def _send_rows(t: torch.Tensor, tiling: shardings.TileAssignment, device: torch.device) -> torch.Tensor:
     """Sends a batch of which each process has those rows that its devices have, in their order."""
     place = placement.of(device.index or 0)
     local = {place.devices.index(member) for member in place.local}
-    below = math.prod(wanted.tiles[1:]) * wanted.copies  # devices of one tile of rows
-    local_tiles = sorted({at // below for at, member in enumerate(wanted.order) if member in local})
-    rest = all(size % tiles == 0 for size, tiles in zip(t.shape[1:], wanted.tiles[1:], strict=True))
+    below = math.prod(tiling.tiles[1:]) * tiling.copies  # devices of one tile of rows
+    local_tiles = sorted({at // below for at, member in enumerate(tiling.order) if member in local})
+    rest = all(size % tiles == 0 for size, tiles in zip(t.shape[1:], tiling.tiles[1:], strict=True))
     if t.shape[0] % len(local_tiles) or not rest:
         raise RuntimeError(
             message(
                 "spmd",
                 "When minibatch is configured, the per-host batch size must be divisible by local runtime device "
-                f"count. Per host input data shape {tuple(t.shape)} is split into {len(local_tiles)} of {wanted.tiles}",
+                f"count. Per host input data shape {tuple(t.shape)} is split into {len(local_tiles)} of {tiling.tiles}",
             )
         )
     rows = t.shape[0] // len(local_tiles)
-    shape = (rows * wanted.tiles[0], *t.shape[1:])
+    shape = (rows * tiling.tiles[0], *t.shape[1:])
     values = transfer.own_values(t)
     parts = []
-    for member, where, _ in wanted.indices(shape):
+    for member, where, _ in tiling.indices(shape):
         if member in local:
             start = local_tiles.index(where[0].start // rows) * rows
             parts.append(values[(slice(start, start + rows), *where[1:])])
-    number = shardings.number_of(wanted)
+    number = shardings.number_of(tiling)
     buffer = transfer.put_parts(parts, shape, device.index or 0, number)
     return _bindings.tensor_of(buffer, list(shape), t.dtype, device.index or 0, number)

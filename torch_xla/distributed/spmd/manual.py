@@ -27,7 +27,9 @@ def given_or_global(mesh: Mesh | None) -> Mesh:
 def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
     global_tensor = unwrapped(t)
     if _bindings.location_of(global_tensor.detach()) is not None:
-        raise RuntimeError(message("spmd", "got a tensor that has its values", expected="one that is to be computed"))
+        raise RuntimeError(
+            message("spmd", "got a computed tensor", expected="a pending one", do="call it before the barrier")
+        )
     global_tensor.__dict__["_manual"] = True
     return XLAShardedTensor(global_tensor)
 
@@ -58,12 +60,12 @@ def enable_manual_sharding(
 def full_to_shard(t: torch.Tensor) -> torch.Tensor:
     """The part of a split tensor that each device has; RuntimeError where it is not split, or does not divide."""
     number = parts.number_of(t.detach())
-    if number in (shardings.WHOLE, shardings.ANYWHERE):
-        raise RuntimeError(message("spmd", "got a tensor without a split", do="call mark_sharding first"))
+    if number in (shardings.REPLICATED, shardings.UNSPECIFIED):
+        raise RuntimeError(message("spmd", "got a tensor without a sharding", do="call mark_sharding first"))
     split = shardings.by_number(number)
     if split is not None and not split.fits(t.shape):
         got = f"got a tensor of shape {tuple(t.shape)} for manual sharding as {split.tiles}"
-        raise RuntimeError(message("spmd", got, expected="sizes that divide"))
+        raise RuntimeError(message("spmd", got, expected="sizes that the tiles divide", do="pad it"))
     part = torch.ops.xla.full_to_shard(t, number)
     part.__dict__["_manual"] = True
     return part
@@ -89,7 +91,7 @@ def disable_manual_sharding(
     shape = OpSharding.of(shardings.number_of(split)).shape_of(t.shape)
     if len(partition_spec) != t.dim() or tuple(full_shape) != shape:
         raise MeshError(
-            message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{shape}, of parts {tuple(t.shape)}")
+            message("spmd", f"full_shape={tuple(full_shape)}", expected=f"{shape}, of shards {tuple(t.shape)}")
         )
     if active_mesh.size() == 1:
         return mark_sharding(t, active_mesh, partition_spec)
@@ -103,7 +105,7 @@ def shard_to_full(t: torch.Tensor, sharding: OpSharding, size: Sequence[int], dt
     RuntimeError where `t` is no part.
     """
     if not getattr(t, "_manual", False):
-        raise RuntimeError(message("spmd", "got a tensor that is no part", do="call enable_manual_sharding first"))
+        raise RuntimeError(message("spmd", "got a tensor that is no shard", do="call enable_manual_sharding first"))
     return torch.ops.xla.shard_to_full(t, sharding.number, list(size))
 
 
@@ -119,6 +121,6 @@ def reduce_scatter(
     """Parts added up over groups of `count` devices, of which each keeps its share of `dim`, inside manual sharding."""
     if t.shape[dim] % count:
         got = f"got {t.shape[dim]} rows to scatter over {count} devices"
-        raise RuntimeError(message("spmd", got, expected="a multiple of their number"))
+        raise RuntimeError(message("spmd", got, expected="a multiple of that", do="pad the rows"))
     flat = [device for group in groups for device in group]
     return torch.ops.xla.spmd_reduce_scatter(t, reduction, float(scale), dim, flat, count)

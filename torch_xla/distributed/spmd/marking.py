@@ -49,7 +49,7 @@ def checked(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> int:
 
 
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) -> XLAShardedTensor:
-    """Has a tensor split over a mesh, from now on: its values, what is written to it, and its gradients.
+    """Shards a tensor over a mesh from now on: its values, what is written to it, and its gradients.
 
     Args:
         t: The tensor.
@@ -68,7 +68,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: PartitionSpec) ->
 
 
 def mark(t: torch.Tensor, number: int) -> None:
-    """Has a tensor, and its gradients, in the place with a number from now on.
+    """Sets the placement number of a tensor and its gradients from now on.
 
     RuntimeError if split otherwise already.
     """
@@ -78,9 +78,9 @@ def mark(t: torch.Tensor, number: int) -> None:
         raise RuntimeError(
             message(
                 "spmd",
-                f"got a tensor that is split as {shardings.text_of(current)}, "
-                f"to be split as {shardings.text_of(number)}",
-                expected="one that is not split otherwise",
+                f"got a tensor that is sharded as {shardings.text_of(current)}, "
+                f"to be sharded as {shardings.text_of(number)}",
+                expected="one without another sharding",
                 do="call clear_sharding first, or annotate_custom_sharding",
             )
         )
@@ -93,7 +93,7 @@ def _mark_gradients(t: torch.Tensor, number: int) -> None:
     old = t.__dict__.pop("_split_gradients", None)
     if old is not None:
         old.remove()
-    if t.is_leaf and t.requires_grad and number > shardings.KNOWN_WHOLE:
+    if t.is_leaf and t.requires_grad and number > shardings.EXPLICITLY_REPLICATED:
         t.__dict__["_split_gradients"] = t.register_hook(_gradient_marker(number))
 
 
@@ -120,11 +120,11 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Partit
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """Has each device keep the whole of a tensor again; gives the tensor."""
+    """Replicates a tensor again; returns it."""
     global_tensor = unwrapped(t)
     if global_tensor.device.type == "xla":
-        parts.place(global_tensor.detach(), shardings.WHOLE)
-    _mark_gradients(t, shardings.WHOLE)
+        parts.place(global_tensor.detach(), shardings.REPLICATED)
+    _mark_gradients(t, shardings.REPLICATED)
     return global_tensor
 
 

@@ -103,7 +103,7 @@ class Mesh:
         return jax.sharding.Mesh(devices.reshape(self.mesh_shape), names)
 
     def get_op_sharding(self, partition_spec: PartitionSpec) -> OpSharding:
-        """How a partition spec splits a tensor, as XLA tells it.
+        """The sharding that a partition spec gives a tensor, as an `OpSharding`.
 
         Args:
             partition_spec: One entry per dimension: an axis, several axes, or None.
@@ -111,14 +111,14 @@ class Mesh:
         return OpSharding.of(shardings.number_of(self.split(partition_spec)))
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few meshes, which live as long as the process
-    def split(self, partition_spec: PartitionSpec) -> shardings.Split:
-        """How a partition spec splits a tensor."""
+    def split(self, partition_spec: PartitionSpec) -> shardings.TileAssignment:
+        """The sharding that a partition spec gives a tensor."""
         _metrics.count("CreateOpSharding")
         axes = self.axes_of(partition_spec)
         used = [axis for group in axes for axis in group]
         order = used + [axis for axis in range(len(self.mesh_shape)) if axis not in used]
         tiles = [math.prod(self.mesh_shape[axis] for axis in group) for group in axes]
-        return shardings.split(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
+        return shardings.tile_assignment(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
         """The indices of mesh axes over which each dimension is split.
@@ -211,7 +211,9 @@ class HybridMesh(Mesh):
 def _within_slice(attributes: list[dict[str, Any]], ids: list[int], shape: tuple[int, ...]) -> np.ndarray:
     """The devices of a slice: neighbours in the last axis are neighbours in the torus."""
     if math.prod(shape) != len(ids):
-        raise ValueError(message("mesh", f"got ici_mesh_shape={shape} for slices of {len(ids)} devices"))
+        raise ValueError(
+            message("mesh", f"got ici_mesh_shape={shape}", expected=f"a product of {len(ids)}, the devices of a slice")
+        )
     if all("coords" in device for device in attributes):
         places = [(*reversed(device["coords"]), device.get("core_on_chip", 0)) for device in attributes]
         ids = [ids[i] for i in sorted(range(len(ids)), key=lambda i: places[i])]

@@ -26,7 +26,7 @@ class ShardingType(IntEnum):
 
 
 class OpSharding:
-    """How a tensor is split, in XLA's terms.
+    """A tensor's sharding, in XLA's terms.
 
     Args:
         tile_assignment: The devices in the shape of the tiles; for partial replication any shape.
@@ -43,17 +43,17 @@ class OpSharding:
         sharding_type: int,
     ) -> None:
         self.type = ShardingType(sharding_type)
-        self.split: shardings.Split | None = None
+        self.split: shardings.TileAssignment | None = None
         if self.type == ShardingType.TILED:
             tiles = np.array(tile_assignment)
-            self.split = shardings.split(tiles.shape, tiles.reshape(-1).tolist())
+            self.split = shardings.tile_assignment(tiles.shape, tiles.reshape(-1).tolist())
         elif self.type == ShardingType.PARTIAL:
             groups = np.array(group_assignment)
             members = np.array(replication_groups)[groups.reshape(-1)]
-            self.split = shardings.split(groups.shape, members.reshape(-1).tolist())
+            self.split = shardings.tile_assignment(groups.shape, members.reshape(-1).tolist())
         elif self.type not in (ShardingType.REPLICATED, ShardingType.MAXIMAL, ShardingType.MANUAL):
             raise ValueError(message("spmd", f"got sharding type {self.type.name}", expected="one of a single tensor"))
-        if self.split is not None and self.split.whole:
+        if self.split is not None and self.split.is_replicated:
             self.type, self.split = ShardingType.REPLICATED, None
 
     @classmethod
@@ -68,7 +68,7 @@ class OpSharding:
     @property
     def number(self) -> int:
         """Its placement number."""
-        return shardings.KNOWN_WHOLE if self.split is None else shardings.number_of(self.split)
+        return shardings.EXPLICITLY_REPLICATED if self.split is None else shardings.number_of(self.split)
 
     def shape_of(self, part: Sequence[int]) -> tuple[int, ...]:
         """Shape of the whole of equal parts."""

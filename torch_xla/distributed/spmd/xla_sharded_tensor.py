@@ -106,7 +106,7 @@ class XLAShardedTensor(torch.Tensor):
 
     @property
     def sharding_type(self) -> ShardingType:
-        """How it is split."""
+        """The kind of its sharding."""
         if self._manual:
             return ShardingType.MANUAL
         return OpSharding.of(parts.number_of(self.global_tensor)).type
@@ -141,7 +141,7 @@ class XLAShardedTensor(torch.Tensor):
 
     @property
     def placements(self) -> tuple[Any, ...]:
-        """What each axis of the mesh splits.
+        """The placement of each mesh axis, as in `DTensor`.
 
         Raises:
             ValueError: It is not known.
@@ -172,7 +172,7 @@ class XLAShardedTensor(torch.Tensor):
 
     def full_tensor(self) -> torch.Tensor:
         """The whole, on every device."""
-        return torch.ops.xla.place(self.global_tensor, shardings.KNOWN_WHOLE)
+        return torch.ops.xla.place(self.global_tensor, shardings.EXPLICITLY_REPLICATED)
 
     def to_local(self) -> torch.Tensor:
         """The whole as a plain tensor: with SPMD a process sees one device that has all of it."""
@@ -221,13 +221,15 @@ def load_parts(tensor: torch.Tensor, values: Sequence[torch.Tensor], devices: Se
 
     split = shardings.by_number(parts.number_of(tensor))
     if split is None:
-        raise RuntimeError(message("spmd", "got parts for a tensor that is not split", expected="a split tensor"))
+        raise RuntimeError(message("spmd", "got shards for a tensor without a sharding", do="call mark_sharding first"))
     local = {f"{client.device_type()}:{part.device}": part.values.shape for part in parts.of_tensor(tensor)}
     if sorted(devices) != sorted(local):
-        raise RuntimeError(message("spmd", f"got parts of {sorted(devices)}", expected=f"one of each of {list(local)}"))
+        raise RuntimeError(
+            message("spmd", f"got shards of {sorted(devices)}", expected=f"one of each of {list(local)}")
+        )
     for value, device in zip(values, devices, strict=True):
         if value.shape != local[device] or value.device.type != "cpu":
-            got = f"got a part of shape {tuple(value.shape)} on {value.device} for {device}"
+            got = f"got a shard of shape {tuple(value.shape)} on {value.device} for {device}"
             raise RuntimeError(message("spmd", got, expected=f"{tuple(local[device])} on the host"))
     values_by_device = dict(zip(devices, values, strict=True))
     ordered = [values_by_device[device].to(tensor.dtype) for device in local]

@@ -78,7 +78,7 @@ def wrap_if_sharded(x: Any) -> Any:
 
 
 def shard_as(a: A, b: B) -> tuple[A, B]:
-    """Has the tensors in two containers of one structure split alike, in a way that XLA chooses.
+    """Gives the tensors in two containers of one structure the same shardings, which XLA chooses.
 
     Args:
         a: Any nesting of containers.
@@ -107,7 +107,7 @@ def _shard_as(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:
-    """Has XLA not merge a module's backward pass with those of others: one that is merged gathers all at once.
+    """Keeps XLA from merging a module's backward pass with others': merged ones gather all at once.
 
     Args:
         m: The module.

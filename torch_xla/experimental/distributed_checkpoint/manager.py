@@ -30,7 +30,7 @@ _FILE = ".manager_metadata"  # in each checkpoint's folder: it is complete
 @dataclass(frozen=True)
 class _Checkpoint:
     step: int
-    taken: float  # seconds since 1970
+    saved_at: float  # seconds since 1970
 
 
 class CheckpointManager:
@@ -100,8 +100,10 @@ class CheckpointManager:
             except (OSError, ValueError, TypeError):
                 invalid.append(folder)
         if invalid:
-            logging.warning(message("checkpoint", f"ignores {invalid}, which are not complete"))
-        return sorted(checkpoints, key=lambda checkpoint: checkpoint.taken)
+            logging.warning(
+                message("checkpoint", f"got incomplete checkpoints {invalid}, which are ignored", do="delete them")
+            )
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.saved_at)
 
     def _folder(self, step: int) -> str:
         return os.path.join(self.base_path, str(step))

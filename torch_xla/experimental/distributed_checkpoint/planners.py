@@ -1,4 +1,4 @@
-"""What PyTorch's distributed checkpoints write of split tensors, and read into them."""
+"""Plans what PyTorch's distributed checkpoints write of sharded tensors, and read into them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         self.state_dict = self.unsharded_state_dict
 
     def create_local_plan(self) -> SavePlan:
-        """What this process writes."""
+        """The plan of what this process writes."""
         plan = super().create_local_plan()
         items = [item for name, value in self.sharded_state_dict.items() for item in self._items(name, value)]
         return dataclasses.replace(plan, items=[*plan.items, *_different(items)])
@@ -102,7 +102,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
 
 def _different(items: list[WriteItem]) -> list[WriteItem]:
-    """Of the copies of a part the first; parts without elements are left out."""
+    """The first copy of each shard; shards without elements are left out."""
     unique_items: dict[Any, WriteItem] = {}
     for item in items:
         if item.tensor_data is not None and item.tensor_data.chunk.sizes.numel():
@@ -129,7 +129,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         self.state_dict = self.unsharded_state_dict
 
     def create_local_plan(self) -> LoadPlan:
-        """What this process reads."""
+        """The plan of what this process reads."""
         assert self.metadata is not None
         plan = create_default_local_load_plan(self.unsharded_state_dict, self.metadata)
         items: list[ReadItem] = []

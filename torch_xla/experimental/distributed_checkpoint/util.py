@@ -12,7 +12,7 @@ from torch_xla.distributed.spmd import marking
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Has an optimizer make its state, split as its parameters, by a step with gradients of zero.
+    """Makes an optimizer's state, sharded as its parameters, by a step with gradients of zero.
 
     That step may change the parameters, so it is for those that are read from a checkpoint next.
 
