@@ -54,7 +54,7 @@ class _Bytes(torch.UntypedStorage):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the tensor made from it shall be."""
+        """The device for the tensor that is made from it."""
         return self.target
 
 

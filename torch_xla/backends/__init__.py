@@ -41,5 +41,5 @@ def set_mat_mul_precision(precision: str) -> None:
 
 
 def get_mat_mul_precision() -> str:
-    """What `set_mat_mul_precision` set; ``"default"`` where it was not called."""
+    """The precision that `set_mat_mul_precision` set; ``"default"`` if it was not called."""
     return _precision.chosen() or "default"

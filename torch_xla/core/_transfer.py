@@ -25,7 +25,7 @@ class ToXlaTensorArena:
         self._select_fn = select_fn
 
     def transform(self, inputs: Any) -> Any:
-        """The same nesting with replacements; ``inputs`` itself if nothing in it is selected."""
+        """A copy of the nesting with replacements; ``inputs`` itself if nothing in it is selected."""
         selected: list[Any] = []
         xu.for_each_instance(inputs, self._select_fn, selected.append)
         if not selected:

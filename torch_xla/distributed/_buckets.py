@@ -169,5 +169,5 @@ class Padded(Wrapper):
 
 
 def buckets_of(pad_to: Any) -> Buckets:
-    """What `pad_to` of a loader means: `Buckets`, or their sizes alone."""
+    """The `Buckets` of a loader's `pad_to`, which may be their sizes alone."""
     return pad_to if isinstance(pad_to, Buckets) else Buckets(pad_to)

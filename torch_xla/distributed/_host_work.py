@@ -101,7 +101,7 @@ class HostWork(Work):
         return True
 
     def _in_thread(self) -> Callable[[], bool]:
-        """The same for a message: the group closes a connection over which one does not come in time."""
+        """Waits for a message in a thread: the group closes a connection over which it does not come in time."""
         done = threading.Event()
         failed: list[RuntimeError] = []
 

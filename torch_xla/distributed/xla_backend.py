@@ -139,7 +139,7 @@ class ProcessGroupXla(ProcessGroup):
         return [torch.device("xla"), torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> ProcessGroupXla:
-        """What works on tensors of a device: the group itself, which is no backend of PyTorch's own."""
+        """The backend for tensors of a device: the group itself, which is no backend of PyTorch's own."""
         if device.type not in ("xla", "cpu"):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return self

@@ -358,7 +358,7 @@ def _adaptive_max(n: int, ctx: Context, x: jax.Array, size: Sequence[int]) -> tu
 
 
 def _position(windows: jax.Array, axis: int) -> jax.Array:
-    """Where the maxima along a dimension are, as `greater` says."""
+    """The positions of the maxima along a dimension, by `greater`."""
     first = jnp.argmax(windows, axis=axis, keepdims=True)
     if not jnp.issubdtype(windows.dtype, jnp.floating):
         return first

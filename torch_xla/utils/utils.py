@@ -169,7 +169,7 @@ def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -> Any:
-    """The same nesting with each selected object replaced by ``fn`` of it.
+    """A copy of the nesting with each selected object replaced by ``fn`` of it.
 
     Containers keep their type and sharing, and the originals are not changed. A selected object met twice is converted
     once.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the buffers of an xla device are."""
+    """The devices and the sharding of an xla device's buffers."""
 
     devices: tuple[jax.Device, ...]  # those that a program spans, in the order of its replicas and partitions
     local: tuple[jax.Device, ...]  # those of them that belong to this process; a buffer has one part on each

@@ -75,7 +75,7 @@ class _Loop:
         return source[0] == "input" and source[1] >= self.carried + self.sliced
 
     def sources(self) -> list[tuple[str, int]]:
-        """Where the loop's saved values come from."""
+        """The sources of the loop's saved values."""
         places = []
         for kind, i in self.halves.saved:
             if kind == "input" and i < self.carried:

@@ -201,7 +201,7 @@ def _return(module: torch.fx.GraphModule, values: Sequence[Any]) -> None:
 
 
 def _saved(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count: int) -> list[tuple[str, int]]:
-    """Where the saved values come from; views of inputs are not saved, but taken once more by the backward graph."""
+    """The sources of the saved values; views of inputs are not saved, but computed again in the backward graph."""
     inputs = placeholders(forward)
     flat = results(forward)
     extra: list[torch.fx.Node] = []

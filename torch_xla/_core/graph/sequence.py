@@ -65,16 +65,16 @@ def numbers(graph: Graph, rank: int) -> dict[tuple[int, ...], list[int]]:
 
 
 def part_of(graph: Graph, rank: int) -> str:
-    """What a process does in the collectives of a graph; the programs of those that do the same are the same."""
+    """A process's role in the collectives of a graph; processes with equal roles have equal programs."""
     return str([(len(group), group_numbers) for group, group_numbers in numbers(graph, rank).items()])
 
 
 def meaning(number: int) -> Entry:
-    """What a number stands for."""
+    """The collective that a number stands for, with where it was recorded."""
     return _meanings.get(number, ("a collective that this process does not know", "recorded at an unknown line"))
 
 
 def difference(*sides: tuple[int, Sequence[str]]) -> str:
-    """What processes differ in, in words, by their ranks and entries."""
+    """The difference between processes in words, from their ranks and entries."""
     runs = ", ".join(f"rank {rank} runs {what} ({where})" for rank, (what, where) in sorted(sides))
     return f"[job] the processes differ in what they do together: {runs}"

@@ -168,7 +168,7 @@ class Session:
     # What the others see of this process, and it of them.
 
     def publish(self, name: str, make: Callable[[], str]) -> None:
-        """Has the others read something of this process, where it is new."""
+        """Publishes a value of this process for the others, if it changed."""
         with self._publishing:
             text = make()
             if text != self._published.get(name):
@@ -198,7 +198,7 @@ class Session:
         return self._pid == os.getpid()
 
     def read(self, key: str) -> str | None:
-        """What the store has under a key, if it has something."""
+        """The value under a key of the store; None if there is none."""
         return store.read(self.store, key)
 
     def has_left(self, rank: int) -> str | None:
@@ -211,7 +211,7 @@ class Session:
         return None
 
     def end_of(self, rank: int) -> str | None:
-        """That a process has ended, and why, in words; None while it runs, as far as is known."""
+        """Why a process has ended, in words; None while it runs, as far as is known."""
         why = self.has_left(rank)
         return None if why is None else f"[job] rank {rank} has ended ({why or 'its program was over'})"
 

@@ -1,4 +1,4 @@
-"""What the failure of a collective comes from, as far as the others tell."""
+"""Explains a failure of a collective by what the other processes report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_xla._core.job.waits import line, soon
 
 
 def explain(session: Session, error: str) -> str | None:
-    """What a failure comes from, which stops the job; None where it was no collective whose run raised the error."""
+    """Explains a failure, and stops the job; None if the error is not a collective's."""
     failed = program_starts.take_failure()
     if failed is None and "[collective]" not in error and "[job]" not in error:
         return None

@@ -93,7 +93,7 @@ def announce(program: _bindings.Program, graph: Graph) -> None:
 
 
 def _counting(ranks: Ranks, text: str, identity: str | None = None, where: str | None = None) -> Any:
-    """What counts the starts of a program by these processes; by default its text is its `identity`."""
+    """Makes the function that counts a program's starts by these processes; its text is its `identity` by default."""
     return functools.partial(_meet, ranks, sequence.number_of(identity or text), text, where, [])
 
 

@@ -106,7 +106,7 @@ def _typed(meta: Meta) -> str:
 
 
 def _origin() -> str:
-    """Where what is run comes from, in words, if it is not known where it was recorded."""
+    """The origin of what is run, in words, if the line that recorded it is unknown."""
     return f"run at {_bindings.user_frame()}; XLA_IR_DEBUG=1 tells lines"
 
 

@@ -86,7 +86,7 @@ def _show_where_ended() -> None:
 
 
 def _meeting_of_clients() -> client.Meeting | None:
-    """Where the clients of all processes meet: at rank 0."""
+    """The address where the clients of all processes meet: at rank 0."""
     connection = session()
     if connection is None:
         return None

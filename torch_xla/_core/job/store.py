@@ -48,7 +48,7 @@ def prefixed(store: Any) -> Any:
 
 
 def read(store: Any, key: str) -> str | None:
-    """What a store has under a key, if it has something."""
+    """The value under a key of a store; None if there is none."""
     return str(store.get(key).decode()) if store.check([key]) else None
 
 

@@ -36,7 +36,7 @@ class Wait:
         return time.monotonic() - self.since
 
     def text(self) -> str:
-        """What the others read of it."""
+        """The text of it that the other processes read."""
         return json.dumps([self.ranks, self.what, self.count, self.place, self.started])
 
     def has_come(self, other: Wait | None) -> bool:
@@ -46,7 +46,7 @@ class Wait:
 
 
 def parse(text: str | None) -> Wait | None:
-    """What `Wait.text` gave; None of nothing."""
+    """Parses the result of `Wait.text`; None if it is empty."""
     if not text:
         return None
     ranks, *others = json.loads(text)

@@ -170,7 +170,7 @@ class _Watch:
         return parse(self._session.read(f"wait/{rank}"))
 
     def _missing(self, wait: Wait | None, waits: dict[int, Wait | None]) -> list[int]:
-        """Who has not come to what somebody waits for; fills in what they wait for instead."""
+        """The ranks that have not come to what a process waits for; fills in what they wait for instead."""
         ranks = wait.ranks if wait is not None else ()
         waits.update({rank: self._wait_of(rank) for rank in ranks if rank not in waits})
         return [rank for rank in ranks if wait is not None and not wait.has_come(waits[rank])]
@@ -217,7 +217,7 @@ class _Watch:
         )
 
     def _line(self, rank: int) -> str | None:
-        """Where a process is now; None if it does not answer."""
+        """The line where a process is now; None if it does not answer."""
         if rank == self._rank:
             return line()
         request_number = self._store.add("news", 1)

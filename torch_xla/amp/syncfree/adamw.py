@@ -1,3 +1,3 @@
-"""Where torch_xla 2 has `AdamW`."""
+"""Has `AdamW` under torch_xla 2's path."""
 
 from torch_xla.amp.syncfree import AdamW as AdamW

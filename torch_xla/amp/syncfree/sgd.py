@@ -1,3 +1,3 @@
-"""Where torch_xla 2 has `SGD`."""
+"""Has `SGD` under torch_xla 2's path."""
 
 from torch_xla.amp.syncfree import SGD as SGD

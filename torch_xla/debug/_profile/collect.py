@@ -70,7 +70,7 @@ class Finished(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Where the profiled thread was: the user's innermost line, and whether PyTorch's DataLoader called it."""
+    """A sample of the profiled thread: the user's innermost line, and whether PyTorch's DataLoader called it."""
 
     time: float
     line: str | None

@@ -47,7 +47,7 @@ class Segment(_Span):
 
 @dataclass(frozen=True, slots=True)
 class StepProfile(_Span):
-    """What lies between two barriers that ran something, or two ends of a `StepTrace`."""
+    """A step: the time between two barriers that ran something, or two ends of a `StepTrace`."""
 
     number: int  # counted from 0
     start: float
@@ -209,7 +209,7 @@ class Report:
     dropped: int = 0  # how many events came after the profile was full
 
     def waits(self) -> list[tuple[str, int, float]]:
-        """What the devices waited for: (name of the gap, how many, seconds), the most first."""
+        """The waits of the devices: (name of the gap, how many, seconds), the longest first."""
         totals: dict[str, tuple[int, float]] = {}
         for gap in self.gaps:
             count, seconds = totals.get(gap.name, (0, 0.0))

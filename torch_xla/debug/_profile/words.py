@@ -48,7 +48,7 @@ def busy(report: Report) -> tuple[float, float]:
 
 
 def waits(report: Report, spans: Sequence[tuple[float, float]]) -> list[tuple[str, str, float]]:
-    """What the devices waited for within spans of time, which are in order: (name, stage, seconds), the most first."""
+    """The waits of the devices within spans of time, in order: (name, stage, seconds), the longest first."""
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
     durations: dict[tuple[str, str], float] = {}
     for gap in report.gaps:
@@ -74,7 +74,7 @@ def step_seconds(report: Report) -> float | None:
 
 
 def findings(report: Report) -> list[tuple[str, str]]:
-    """What to look at first, the most expensive first: (kind, sentence)."""
+    """The findings, most expensive first: (kind, sentence)."""
     entries: list[tuple[float, str, str]] = []
     total = report.seconds or 1.0
     again = [c for c in report.compiles if c.again]

@@ -36,7 +36,7 @@ from torch_xla.experimental.distributed_checkpoint._helpers import _CpuShards, _
 
 
 def _apart(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is split of a flat state dict, and what is not."""
+    """The sharded entries of a flat state dict, and the others."""
     leaves = {name: wrap_if_sharded(value) for name, value in flat.items()}
     split = {name: x for name, x in leaves.items() if _is_sharded_tensor(x) or isinstance(x, _CpuShards)}
     return split, {name: _plain(x) for name, x in leaves.items() if name not in split}
@@ -143,7 +143,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         return dataclasses.replace(plan, items=[*plan.items, *items])
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Where a part is to be read to."""
+        """The tensor that a shard is read into."""
         if index.fqn not in self.sharded_state_dict:
             return super().lookup_tensor(index)
         if index.fqn not in self._parts:
