@@ -90,58 +90,7 @@ def _huber_backward(
     return _spread(grad, size, reduction) * jnp.clip(x - target, -delta, delta)
 
 
-@lowers("aten.soft_margin_loss.default")
-def _soft_margin(ctx: Context, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
-    x, target = dtypes.promote(x, target)
-    return _reduce(lax.log1p(lax.exp(-x * target)), reduction)
-
-
-@lowers("aten.soft_margin_loss_backward.default")
-def _soft_margin_backward(ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
-    size = x.size
-    grad, x, target = dtypes.promote(grad, x, target)
-    return -target * _spread(grad, size, reduction) * lax.logistic(-x * target)
-
-
 # Cross entropies.
-
-
-@lowers("aten.binary_cross_entropy.default")
-def _binary_cross_entropy(
-    ctx: Context, x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int
-) -> jax.Array:
-    x, target = dtypes.promote(x, target)
-    # PyTorch cuts the logarithms off at -100, so that the loss stays finite.
-    loss = (target - 1) * jnp.maximum(lax.log1p(-x), -100) - target * jnp.maximum(lax.log(x), -100)
-    return _reduce(loss if weight is None else loss * dtypes.widen(weight), reduction)
-
-
-@lowers("aten.binary_cross_entropy_backward.default")
-def _binary_cross_entropy_backward(
-    ctx: Context, grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int
-) -> jax.Array:
-    size = x.size
-    grad, x, target = dtypes.promote(grad, x, target)
-    slope = _spread(grad, size, reduction) * (x - target) / jnp.maximum((1 - x) * x, 1e-12)
-    return slope if weight is None else slope * dtypes.widen(weight)
-
-
-@lowers("aten.binary_cross_entropy_with_logits.default")
-def _binary_cross_entropy_with_logits(
-    ctx: Context,
-    x: jax.Array,
-    target: jax.Array,
-    weight: jax.Array | None,
-    pos_weight: jax.Array | None,
-    reduction: int,
-) -> jax.Array:
-    x, target = dtypes.promote(x, target)
-    log_sigmoid = jnp.minimum(x, 0) - lax.log1p(lax.exp(-lax.abs(x)))
-    if pos_weight is None:
-        loss = (1 - target) * x - log_sigmoid
-    else:
-        loss = (1 - target) * x - ((dtypes.widen(pos_weight) - 1) * target + 1) * log_sigmoid
-    return _reduce(loss if weight is None else loss * dtypes.widen(weight), reduction)
 
 
 def _class_weights(
@@ -155,40 +104,6 @@ def _class_weights(
     return place, jnp.where(is_valid, dtypes.cast(weight, dtypes.dtype_of(x))[place], jnp.zeros((), x.dtype))
 
 
-def _nll(
-    x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int, dim: int
-) -> tuple[jax.Array, jax.Array]:
-    x = dtypes.widen(x)
-    place, weights = _class_weights(x, target, weight, ignore_index)
-    picked = jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(place, dim), axis=dim), dim)
-    # Ignored targets give 0 whatever the input holds there.
-    loss = jnp.where(target != ignore_index, -picked * weights, jnp.zeros_like(picked))
-    if reduction == _NONE and x.ndim > 1:
-        return loss, jnp.zeros((), x.dtype)
-    total, total_weight = jnp.sum(loss), jnp.sum(weights)
-    return total / total_weight if reduction == _MEAN else total, total_weight
-
-
-def _nll_slope(
-    grad: jax.Array,
-    x: jax.Array,
-    target: jax.Array,
-    weight: jax.Array | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: jax.Array,
-    dim: int,
-) -> jax.Array:
-    x, grad = dtypes.widen(x), dtypes.widen(grad)
-    place, weights = _class_weights(x, target, weight, ignore_index)
-    slope = -grad * weights / (dtypes.widen(total_weight) if reduction == _MEAN else 1)
-    # With no target left both weights are 0, and nothing flows back.
-    slope = jnp.where(weights == 0, jnp.zeros_like(slope), slope)
-    classes = lax.broadcasted_iota(target.dtype, x.shape, dim)
-    hit = classes == jnp.expand_dims(place, dim)
-    return jnp.where(hit, jnp.expand_dims(slope, dim), jnp.zeros((), x.dtype))
-
-
 def _classes(target: jax.Array) -> jax.Array:
     """Class numbers in a type that also holds the ignored one, which may be negative, and any number of classes."""
     return target.astype(jnp.int32) if target.dtype == jnp.uint8 else target
@@ -198,7 +113,15 @@ def _classes(target: jax.Array) -> jax.Array:
 def _nll_forward(
     ctx: Context, x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
-    return _nll(x, _classes(target), weight, reduction, ignore_index, 0 if x.ndim == 1 else 1)
+    x, target, dim = dtypes.widen(x), _classes(target), min(x.ndim - 1, 1)
+    place, weights = _class_weights(x, target, weight, ignore_index)
+    picked = jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(place, dim), axis=dim), dim)
+    # Ignored targets give 0 whatever the input holds there.
+    loss = jnp.where(target != ignore_index, -picked * weights, jnp.zeros_like(picked))
+    if reduction == _NONE and x.ndim > 1:
+        return loss, jnp.zeros((), x.dtype)
+    total, total_weight = jnp.sum(loss), jnp.sum(weights)
+    return total / total_weight if reduction == _MEAN else total, total_weight
 
 
 @lowers("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
@@ -212,8 +135,14 @@ def _nll_backward(
     ignore_index: int,
     total_weight: jax.Array,
 ) -> jax.Array:
-    dim = 0 if x.ndim == 1 else 1
-    return _nll_slope(grad, x, _classes(target), weight, reduction, ignore_index, total_weight, dim)
+    x, grad, target, dim = dtypes.widen(x), dtypes.widen(grad), _classes(target), min(x.ndim - 1, 1)
+    place, weights = _class_weights(x, target, weight, ignore_index)
+    slope = -grad * weights / (dtypes.widen(total_weight) if reduction == _MEAN else 1)
+    # With no target left both weights are 0, and nothing flows back.
+    slope = jnp.where(weights == 0, jnp.zeros_like(slope), slope)
+    classes = lax.broadcasted_iota(target.dtype, x.shape, dim)
+    hit = classes == jnp.expand_dims(place, dim)
+    return jnp.where(hit, jnp.expand_dims(slope, dim), jnp.zeros((), x.dtype))
 
 
 # Margin losses over classes.
@@ -231,15 +160,6 @@ def _margins(
     gap = jnp.where(hit, jnp.zeros_like(gap), jnp.maximum(gap, 0))
     rows = jnp.ones(target.shape, x.dtype) if weight is None else dtypes.cast(weight, dtypes.dtype_of(x))[target]
     return gap, hit, (rows / x.shape[1])[:, None]
-
-
-@lowers("aten.multi_margin_loss.default")
-def _multi_margin(
-    ctx: Context, x: jax.Array, target: jax.Array, p: Any, margin: Any, weight: jax.Array | None, reduction: int
-) -> jax.Array:
-    gap, _, rows = _margins(x, target, margin, weight)
-    loss = jnp.sum(rows * (gap if ctx.constant(p) == 1 else gap * gap), axis=1)
-    return _reduce(loss.reshape(target.shape), reduction)
 
 
 @lowers("aten.multi_margin_loss_backward.default")
