@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.linalg import expm, polar
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.args import axis
+from torch_xla.ops.reduction import vector_norm
 from torch_xla.ops.registry import Context, lowers
 
 Arrays = tuple[jax.Array, ...]
@@ -281,35 +281,8 @@ def _matrix_exp(ctx: Context, x: jax.Array) -> jax.Array:
     return expm(dtypes.widen(x)) if x.size else x
 
 
-@lowers("aten.linalg_cross.default")
-def _cross(ctx: Context, a: jax.Array, b: jax.Array, *, dim: int) -> jax.Array:
-    a, b = (dtypes.cast(x, ctx.meta.dtype) for x in (a, b))
-    a, b = jnp.broadcast_arrays(a, b)
-    d = axis(dim, a.ndim)
-    return jnp.roll(a, -1, d) * jnp.roll(b, -2, d) - jnp.roll(a, -2, d) * jnp.roll(b, -1, d)
-
-
-@lowers("aten.trace.default")
-def _trace(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.trace(dtypes.cast(x, dtypes.opmath(ctx.meta.dtype)))
-
-
-def _distance(difference: jax.Array, p: float) -> jax.Array:
-    """The p-norm over the last dimension."""
-    magnitude = jnp.abs(difference)
-    if p == 0:
-        return jnp.sum((difference != 0).astype(magnitude.dtype), axis=-1)
-    if p == 1:
-        return jnp.sum(magnitude, axis=-1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(magnitude), axis=-1))
-    if math.isinf(p):
-        return jnp.max(magnitude, axis=-1, initial=0)
-    return jnp.sum(magnitude**p, axis=-1) ** (1 / p)
-
-
 def _distance_grad(difference: jax.Array, distance: jax.Array, p: float) -> jax.Array:
-    """Gradient of `_distance` by the difference, with PyTorch's zero at distance zero."""
+    """Gradient of the norm over the last dimension, with PyTorch's zero at distance zero."""
     distance = distance[..., None]
     sign, magnitude = jnp.sign(difference), jnp.abs(difference)
     safe = jnp.where(distance == 0, 1, distance)
@@ -336,12 +309,7 @@ def _cdist(ctx: Context, a: jax.Array, b: jax.Array, p: float, compute_mode: int
     longest = max(a.shape[-2], b.shape[-2])
     if p == 2 and (compute_mode == 1 or (compute_mode in (None, 0) and longest > 25)):
         return _euclidean(a, b)
-    return _distance(_pairs(a, b), p)
-
-
-@lowers("aten._euclidean_dist.default")
-def _euclidean_dist(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    return _euclidean(a, b)
+    return vector_norm(_pairs(a, b), p, -1, False)
 
 
 def _euclidean(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -365,7 +333,7 @@ def _upper_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
 @lowers("aten._pdist_forward.default")
 def _pdist(ctx: Context, x: jax.Array, p: float) -> jax.Array:
     rows, columns = _upper_pairs(x.shape[0])
-    return _distance(x[rows] - x[columns], p)
+    return vector_norm(x[rows] - x[columns], p, -1, False)
 
 
 @lowers("aten._pdist_backward.default")

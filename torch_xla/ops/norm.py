@@ -13,6 +13,7 @@ from jax import lax
 from torch_xla.ops import division, dtypes
 from torch_xla.ops.args import along, axis
 from torch_xla.ops.arithmetic import add, multiply, subtract, total
+from torch_xla.ops.reduction import vector_norm
 from torch_xla.ops.registry import Context, NumberInput, array_of, lowers
 
 MaybeArray = jax.Array | None
@@ -227,7 +228,7 @@ def _batch_norm_no_update(ctx: Context, *args: Any) -> tuple[MaybeArray, ...]:
     return *_batch_norm_no_training(ctx, *args), jnp.zeros((0,), jnp.uint8)
 
 
-@lowers("aten.native_batch_norm_backward.default")
+@lowers("aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default")
 def _batch_norm_backward(
     ctx: Context,
     grad: jax.Array,
@@ -240,6 +241,7 @@ def _batch_norm_backward(
     training: bool,
     eps: float,
     output_mask: Sequence[bool],
+    reserve: MaybeArray = None,
 ) -> Three:
     grad, x = dtypes.widen(grad), dtypes.widen(x)
     dims = (0, *range(2, x.ndim))
@@ -262,38 +264,6 @@ def _batch_norm_backward(
     )
 
 
-@lowers("aten.batch_norm_backward.default")
-def _batch_norm_backward_reserve(
-    ctx: Context,
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
-    running_mean: MaybeArray,
-    running_var: MaybeArray,
-    save_mean: MaybeArray,
-    save_rstd: MaybeArray,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: jax.Array,
-) -> Three:
-    return _batch_norm_backward(
-        ctx, grad, x, weight, running_mean, running_var, save_mean, save_rstd, update, eps, output_mask
-    )
-
-
-def _norm_except(v: jax.Array, dim: int) -> jax.Array:
-    dims = tuple(d for d in range(v.ndim) if d != axis(dim, v.ndim))
-    return jnp.sqrt(jnp.sum(jnp.square(v), axis=dims, keepdims=True))
-
-
-@lowers("aten._weight_norm_interface.default")
-def _weight_norm(ctx: Context, v: jax.Array, g: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-    v = dtypes.widen(v)
-    norm = _norm_except(v, dim)
-    return v * (dtypes.widen(g) / norm), norm
-
-
 @lowers("aten._weight_norm_interface_backward.default")
 def _weight_norm_backward(
     ctx: Context, grad: jax.Array, v: jax.Array, g: jax.Array, norms: jax.Array, dim: int
@@ -304,39 +274,11 @@ def _weight_norm_backward(
     return (g / norms) * (grad - v * (dot / jnp.square(norms))), dot / norms
 
 
-@lowers("aten.renorm.default")
-def _renorm(ctx: Context, x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
-    dims = tuple(d for d in range(x.ndim) if d != axis(dim, x.ndim))
-    x = dtypes.widen(x)
-    return x * _shrink(vector_norm(x, float(ctx.constant(p)), dims), maxnorm).astype(x.dtype)
-
-
-def _shrink(norm: jax.Array, maxnorm: Any) -> jax.Array:
-    """The factor that brings vectors of a larger norm down to `maxnorm`."""
-    limit = dtypes.cast(maxnorm, dtypes.dtype_of(norm))
-    return jnp.where(norm > limit, limit / (norm + 1e-7), jnp.ones((), norm.dtype))
-
-
-def vector_norm(x: jax.Array, p: float, dims: Sequence[int]) -> jax.Array:
-    """The p-norm over `dims`, kept as dimensions of size 1."""
-    magnitude = jnp.abs(x)
-    dims = tuple(dims)
-    if p == 0:
-        return jnp.sum((x != 0).astype(magnitude.dtype), axis=dims, keepdims=True)
-    if p == 1:
-        return jnp.sum(magnitude, axis=dims, keepdims=True)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(magnitude), axis=dims, keepdims=True))
-    if math.isinf(p):
-        reduce = jnp.max if p > 0 else jnp.min
-        return reduce(magnitude, axis=dims, keepdims=True)
-    return jnp.sum(magnitude**p, axis=dims, keepdims=True) ** (1.0 / p)
-
-
 @lowers("aten.embedding_renorm.default")
 def _embedding_renorm(
     ctx: Context, weight: jax.Array, indices: jax.Array, max_norm: float, norm_type: float
 ) -> jax.Array:
     used = jnp.zeros((weight.shape[0], 1), bool).at[jnp.reshape(indices, (-1,))].set(True)
-    norm = vector_norm(dtypes.widen(weight), norm_type, tuple(range(1, weight.ndim)))
-    return jnp.where(used, weight * _shrink(norm, max_norm).astype(weight.dtype), weight)
+    norm = vector_norm(dtypes.widen(weight, floating=True), norm_type, 1, True)
+    factor = jnp.where(norm > max_norm, max_norm / (norm + 1e-7), jnp.ones((), norm.dtype))
+    return jnp.where(used, weight * factor.astype(weight.dtype), weight)

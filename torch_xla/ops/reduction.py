@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,96 +39,43 @@ def _to_accumulate(ctx: Context, x: jax.Array) -> jax.Array:
 # Sums and products.
 
 
-@lowers("aten.sum.dim_IntList")
-def _sum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
+@lowers("aten.sum.dim_IntList", "aten.sum.default")
+def _sum(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any) -> jax.Array:
     x = _to_accumulate(ctx, x)
     if x.dtype == jnp.bool_:
         return jnp.any(x, axis=axes(x, dim), keepdims=keepdim)
     return total(x, axes(x, dim), keepdim)
 
 
-@lowers("aten.sum.default")
-def _sum_all(ctx: Context, x: jax.Array, *, dtype: Any) -> jax.Array:
-    return _sum(ctx, x, None, False, dtype=dtype)
-
-
-@lowers("aten.nansum.default")
-def _nansum(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
-    return _sum(ctx, jnp.where(x != x, jnp.zeros_like(x), x), dim, keepdim, dtype=dtype)
-
-
-@lowers("aten.mean.dim")
-def _mean(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
+@lowers("aten.mean.dim", "aten.mean.default")
+def _mean(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any) -> jax.Array:
     dims = axes(x, dim)
     total = _sum(ctx, x, dims if x.ndim else None, keepdim, dtype=dtype)
     return division.divide(total, _to_accumulate(ctx, jnp.asarray(_size(x, dims))))
 
 
-@lowers("aten.mean.default")
-def _mean_all(ctx: Context, x: jax.Array, *, dtype: Any) -> jax.Array:
-    return _mean(ctx, x, None, False, dtype=dtype)
-
-
-@lowers("aten.prod.dim_int")
-def _prod(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool, *, dtype: Any) -> jax.Array:
+@lowers("aten.prod.dim_int", "aten.prod.default")
+def _prod(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any) -> jax.Array:
     x = _to_accumulate(ctx, x)
     if x.dtype == jnp.bool_:
         return jnp.all(x, axis=axes(x, dim), keepdims=keepdim)
     return jnp.prod(x, axis=axes(x, dim), keepdims=keepdim, dtype=x.dtype)
 
 
-@lowers("aten.prod.default")
-def _prod_all(ctx: Context, x: jax.Array, *, dtype: Any) -> jax.Array:
-    return _prod(ctx, x, None, False, dtype=dtype)
-
-
-@lowers("aten.count_nonzero.dim_IntList", "aten.count_nonzero.default")
-def _count_nonzero(ctx: Context, x: jax.Array, dim: Dims) -> jax.Array:
-    return jnp.sum(x != 0, axis=axes(x, dim), dtype=jnp.int64)
-
-
-@lowers("aten.logsumexp.default")
-def _logsumexp(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool) -> jax.Array:
-    x = dtypes.widen(x, floating=True)
-    return jax.scipy.special.logsumexp(x, axis=axes(x, dim), keepdims=keepdim)
-
-
 # Truth.
 
 
-@lowers("aten.any.dim", "aten.any.dims")
-def _any(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool) -> jax.Array:
+@lowers("aten.any.dim", "aten.any.dims", "aten.any.default", "aten._is_any_true.default")
+def _any(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.any(x != 0, axis=axes(x, dim), keepdims=keepdim)
 
 
-@lowers("aten.any.default")
-def _any_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.any(x != 0)
-
-
-@lowers("aten.all.dim", "aten.all.dims")
-def _all(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool) -> jax.Array:
+@lowers("aten.all.dim", "aten.all.dims", "aten.all.default", "aten._is_all_true.default")
+def _all(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.all(x != 0, axis=axes(x, dim), keepdims=keepdim)
 
 
-@lowers("aten.all.default")
-def _all_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.all(x != 0)
-
-
-@lowers("aten._is_all_true.default")
-def _is_all_true(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.all(x)
-
-
-@lowers("aten._is_any_true.default")
-def _is_any_true(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.any(x)
-
-
 # Extremes. NaN wins, and of equal values the first.
-
-_Reduce = Callable[..., jax.Array]
 
 
 def _order(x: jax.Array) -> jax.Array:
@@ -158,24 +105,14 @@ def _argmin(ctx: Context, x: jax.Array, dim: int | None, keepdim: bool) -> jax.A
     return _place(x, dim, keepdim, largest=False)
 
 
-@lowers("aten.amax.default")
-def _amax(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool) -> jax.Array:
+@lowers("aten.amax.default", "aten.max.default")
+def _amax(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.max(x, axis=axes(x, dim), keepdims=keepdim)
 
 
-@lowers("aten.amin.default")
-def _amin(ctx: Context, x: jax.Array, dim: Dims, keepdim: bool) -> jax.Array:
+@lowers("aten.amin.default", "aten.min.default")
+def _amin(ctx: Context, x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.min(x, axis=axes(x, dim), keepdims=keepdim)
-
-
-@lowers("aten.max.default")
-def _max_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.max(x)
-
-
-@lowers("aten.min.default")
-def _min_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return jnp.min(x)
 
 
 @lowers("aten.max.dim")
@@ -197,15 +134,8 @@ def _nothing(ctx: Context) -> tuple[jax.Array, jax.Array]:
     return jnp.zeros(ctx.meta.shape, dtypes.numpy_dtype(ctx.meta.dtype)), jnp.zeros(ctx.meta.shape, jnp.int64)
 
 
-@lowers("aten.aminmax.default")
-def _aminmax(ctx: Context, x: jax.Array, *, dim: int | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    return _amin(ctx, x, dim, keepdim), _amax(ctx, x, dim, keepdim)
-
-
-@lowers("aten._aminmax.default", "aten._aminmax.dim")
-def _aminmax_dim(
-    ctx: Context, x: jax.Array, dim: int | None = None, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
+@lowers("aten.aminmax.default", "aten._aminmax.default", "aten._aminmax.dim")
+def _aminmax(ctx: Context, x: jax.Array, dim: int | None = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     return _amin(ctx, x, dim, keepdim), _amax(ctx, x, dim, keepdim)
 
 
@@ -232,32 +162,22 @@ def _var(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: boo
     return _moments(x, dim, correction, keepdim)[0]
 
 
-@lowers("aten.std.correction")
-def _std(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool) -> jax.Array:
-    return lax.sqrt(_moments(x, dim, correction, keepdim)[0])
-
-
 @lowers("aten.var_mean.correction")
 def _var_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     return _moments(x, dim, correction, keepdim)
 
 
-@lowers("aten.std_mean.correction")
-def _std_mean(ctx: Context, x: jax.Array, dim: Dims, *, correction: Any, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    variance, mean = _moments(x, dim, correction, keepdim)
-    return lax.sqrt(variance), mean
-
-
 # Norms.
 
 
-def _vector_norm(x: jax.Array, order: float | NumberInput, dim: Dims, keepdim: bool) -> jax.Array:
+def vector_norm(x: jax.Array, order: float | NumberInput, dim: Dims, keepdim: bool) -> jax.Array:
+    """The norm of an order over dimensions; that of nothing is 0."""
     dims = axes(x, dim)
     size = lax.abs(x)
     if isinstance(order, NumberInput):
         return _norm_of_any_order(size, order.as_type(size), dims, keepdim)
     if order == math.inf:
-        return jnp.max(size, axis=dims, keepdims=keepdim)
+        return jnp.max(size, axis=dims, keepdims=keepdim, initial=0)
     if order == -math.inf:
         return jnp.min(size, axis=dims, keepdims=keepdim)
     if order == 0:
@@ -288,7 +208,7 @@ def _linalg_vector_norm(ctx: Context, x: jax.Array, order: Any, dim: Dims, keepd
         x = dtypes.cast(x, compute_dtype.to_complex() if jnp.iscomplexobj(x) else compute_dtype)
     else:
         x = dtypes.widen(x)
-    return _vector_norm(x, order, dim, keepdim)
+    return vector_norm(x, order, dim, keepdim)
 
 
 @lowers(
@@ -306,4 +226,4 @@ def _norm(
 @lowers("aten.dist.default")
 def _dist(ctx: Context, x: jax.Array, y: jax.Array, order: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
-    return _vector_norm(x - y, order, None, False)
+    return vector_norm(x - y, order, None, False)
