@@ -38,41 +38,18 @@ def _ones(ctx: Context, *_: Any, **__: Any) -> jax.Array:
     return _filled(ctx, 1)
 
 
-@lowers("aten.full.default", "aten.full_like.default")
-def _full(ctx: Context, _: Any, value: Any, **__: Any) -> jax.Array:
-    return _filled(ctx, value)
+@lowers("aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.scalar_tensor.default")
+def _full(ctx: Context, *args: Any, **_: Any) -> jax.Array:
+    return _filled(ctx, args[-1])
 
 
-@lowers("aten.new_full.default")
-def _new_full(ctx: Context, x: jax.Array, size: Any, value: Any, **_: Any) -> jax.Array:
-    return _filled(ctx, value)
-
-
-@lowers("aten.scalar_tensor.default")
-def _scalar_tensor(ctx: Context, value: Any, **_: Any) -> jax.Array:
-    return _filled(ctx, value)
-
-
-def _range(ctx: Context, start: Any, step: Any) -> jax.Array:
-    """``start + i * step``; the length is the Meta kernel's, so both numbers may be program inputs."""
+@lowers("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+def _arange(ctx: Context, start: Any, end: Any = None, step: Any = 1, **_: Any) -> jax.Array:
+    """``start + i * step``; the length is the promised one, so both numbers may be program inputs."""
     wide = torch.float64 if ctx.meta.dtype.is_floating_point else torch.int64
+    start = 0 if end is None else start
     index = lax.iota(dtypes.numpy_dtype(wide), ctx.meta.shape[0])
     return dtypes.cast(start, wide) + index * dtypes.cast(step, wide)
-
-
-@lowers("aten.arange.default")
-def _arange(ctx: Context, end: Any, **_: Any) -> jax.Array:
-    return _range(ctx, 0, 1)
-
-
-@lowers("aten.arange.start")
-def _arange_start(ctx: Context, start: Any, end: Any, **_: Any) -> jax.Array:
-    return _range(ctx, start, 1)
-
-
-@lowers("aten.arange.start_step")
-def _arange_step(ctx: Context, start: Any, end: Any, step: Any, **_: Any) -> jax.Array:
-    return _range(ctx, start, step)
 
 
 def _between(ctx: Context, start: Any, end: Any, steps: int) -> jax.Array:
@@ -107,16 +84,6 @@ def _linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> jax.A
 )
 def _logspace(ctx: Context, start: Any, end: Any, steps: int, base: float, **_: Any) -> jax.Array:
     return jnp.power(base, _between(ctx, start, end, steps))
-
-
-@lowers("aten.eye.default")
-def _eye(ctx: Context, n: int, **_: Any) -> jax.Array:
-    return jnp.eye(n, dtype=dtypes.numpy_dtype(ctx.meta.dtype))
-
-
-@lowers("aten.eye.m")
-def _eye_m(ctx: Context, n: int, m: int, **_: Any) -> jax.Array:
-    return jnp.eye(n, m, dtype=dtypes.numpy_dtype(ctx.meta.dtype))
 
 
 @lowers("aten.kaiser_window.default", "aten.kaiser_window.periodic", "aten.kaiser_window.beta")

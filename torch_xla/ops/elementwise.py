@@ -31,8 +31,8 @@ def binary(fn: Binary, floating: bool = False) -> Rule:
 # Addition and division.
 
 
-@lowers("aten.add.Tensor")
-def _add(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
+@lowers("aten.add.Tensor", "aten.add.Scalar")
+def _add(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
     return add(x, scale(y, alpha))
 
@@ -42,29 +42,14 @@ def _add_relu(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
     return jax.nn.relu(_add(ctx, x, y, alpha=alpha))
 
 
-@lowers("aten.sub.Tensor")
-def _sub(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
+@lowers("aten.sub.Tensor", "aten.sub.Scalar")
+def _sub(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
     x, y = dtypes.promote(x, y)
     return subtract(x, scale(y, alpha))
 
 
-@lowers("aten.rsub.Tensor")
-def _rsub(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
-    return _sub(ctx, y, x, alpha=alpha)
-
-
-@lowers("aten.add.Scalar")
-def _add_scalar(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
-    return _add(ctx, x, y, alpha=alpha)
-
-
-@lowers("aten.sub.Scalar")
-def _sub_scalar(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
-    return _sub(ctx, x, y, alpha=alpha)
-
-
-@lowers("aten.rsub.Scalar")
-def _rsub_scalar(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
+@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
+def _rsub(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
     return _sub(ctx, y, x, alpha=alpha)
 
 
@@ -169,10 +154,6 @@ def _fmin(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(x != x, y, jnp.where(y != y, x, lax.min(x, y)))
 
 
-def _heaviside(x: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
-
-
 def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros_like(x), x * lax.log(y)))
 
@@ -181,17 +162,9 @@ def _xlog1py(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y != y, y, jnp.where(x == 0, jnp.zeros_like(x), x * lax.log1p(y)))
 
 
-def _left_shift(x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.shift_left(x, y)
-
-
 def _right_shift(x: jax.Array, y: jax.Array) -> jax.Array:
     signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
     return lax.shift_right_arithmetic(x, y) if signed else lax.shift_right_logical(x, y)
-
-
-def _arctan2(x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.atan2(x, y)
 
 
 def logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -211,10 +184,10 @@ _DEFAULT = ("default",)
 
 # Name, overloads, function: the operands arrive promoted.
 _PROMOTED: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
-    ("__lshift__", _TENSOR_SCALAR, _left_shift),
+    ("__lshift__", _TENSOR_SCALAR, lax.shift_left),
     ("__rshift__", _TENSOR_SCALAR, _right_shift),
     ("bitwise_and", _BITWISE, lax.bitwise_and),
-    ("bitwise_left_shift", _SHIFT, _left_shift),
+    ("bitwise_left_shift", _SHIFT, lax.shift_left),
     ("bitwise_or", _BITWISE, lax.bitwise_or),
     ("bitwise_right_shift", _SHIFT, _right_shift),
     ("bitwise_xor", _BITWISE, lax.bitwise_xor),
@@ -228,7 +201,6 @@ _PROMOTED: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("gcd", _DEFAULT, jnp.gcd),
     ("ge", _TENSOR_SCALAR, lax.ge),
     ("gt", _TENSOR_SCALAR, lax.gt),
-    ("heaviside", _DEFAULT, _heaviside),
     ("lcm", _DEFAULT, jnp.lcm),
     ("le", _TENSOR_SCALAR, lax.le),
     ("logical_and", _DEFAULT, lambda x, y: _truth(x) & _truth(y)),
@@ -247,7 +219,7 @@ for _name, _overloads, _fn in _PROMOTED:
 
 # The same for operators that promote integers to the default float type.
 _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
-    ("atan2", _DEFAULT, _arctan2),
+    ("atan2", _DEFAULT, lax.atan2),
     ("copysign", _TENSOR_SCALAR, jnp.copysign),
     ("hypot", _DEFAULT, jnp.hypot),
     ("ldexp", ("Tensor",), lambda x, y: x * lax.exp2(y)),

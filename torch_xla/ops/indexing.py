@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.args import along, axis, is_constant, scale
+from torch_xla.ops.args import along, axis
 from torch_xla.ops.registry import Context, lowers
 
 Indices = Sequence[jax.Array | None]
@@ -63,7 +63,10 @@ def _index(ctx: Context, x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[_subscript(indices)].get(mode="clip")
 
 
-def _index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
+@lowers("aten.index_put.default", "aten._unsafe_index_put.default", "aten._index_put_impl.default")
+def _index_put(
+    ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool, unsafe: bool = False
+) -> jax.Array:
     values = dtypes.cast(values, dtypes.torch_dtype(x.dtype))
     indexed_dims = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not any(_is_mask(i) for _, i in indexed_dims):
@@ -98,40 +101,10 @@ def _add(x: jax.Array, y: jax.Array) -> jax.Array:
     return x | y if x.dtype == np.bool_ else x + y
 
 
-@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
-def _index_put_rule(ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
-    return _index_put(x, indices, values, accumulate)
-
-
-@lowers("aten._index_put_impl.default")
-def _index_put_impl(
-    ctx: Context, x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool, unsafe: bool
-) -> jax.Array:
-    return _index_put(x, indices, values, accumulate)
-
-
 @lowers("aten._unsafe_masked_index.default")
 def _masked_index(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, fill: Any) -> jax.Array:
     value = x.at[_subscript(indices)].get(mode="clip")
     return jnp.where(mask, value, dtypes.cast(fill, ctx.meta.dtype))
-
-
-@lowers("aten._unsafe_masked_index_put_accumulate.default")
-def _masked_index_put(ctx: Context, x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array) -> jax.Array:
-    values = jnp.where(mask, values, jnp.zeros((), values.dtype)).astype(x.dtype)
-    # Masked positions may lie outside: they add zero somewhere inside.
-    inside: list[jax.Array | None] = []
-    for d, index in enumerate(indices):
-        inside.append(None if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1))
-    return _write(x, _subscript(inside), values, accumulate=True)
-
-
-@lowers("aten.index_select.default")
-def _index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
-    index = jnp.reshape(index, (-1,))
-    if x.ndim == 0:
-        return x
-    return jnp.take(x, index, axis=axis(dim, x.ndim), mode="clip")
 
 
 @lowers("aten.gather.default")
@@ -176,26 +149,16 @@ def _scatter_few(x: jax.Array, dim: int, index: jax.Array, update: jax.Array, re
     return x
 
 
-@lowers("aten.scatter.src")
-def _scatter_src(ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    return _scatter(x, dim, index, src, None, "set")
-
-
-@lowers("aten.scatter.value")
-def _scatter_value(ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
-    return _scatter(x, dim, index, None, dtypes.cast(value, ctx.meta.dtype), "set")
-
-
-@lowers("aten.scatter.reduce")
-def _scatter_src_reduce(
-    ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str
+@lowers("aten.scatter.src", "aten.scatter.reduce")
+def _scatter_src(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str = "set"
 ) -> jax.Array:
     return _scatter(x, dim, index, src, None, reduce)
 
 
-@lowers("aten.scatter.value_reduce")
-def _scatter_value_reduce(
-    ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any, *, reduce: str
+@lowers("aten.scatter.value", "aten.scatter.value_reduce")
+def _scatter_value(
+    ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any, *, reduce: str = "set"
 ) -> jax.Array:
     return _scatter(x, dim, index, None, dtypes.cast(value, ctx.meta.dtype), reduce)
 
@@ -256,31 +219,6 @@ def _rows(x: jax.Array, dim: int, index: jax.Array) -> tuple[tuple[Any, ...], tu
     index = jnp.reshape(index, (-1,))
     subscript = (slice(None),) * dim + (index.astype(np.int64),)
     return subscript, (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
-
-
-@lowers("aten.index_add.default")
-def _index_add(ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any) -> jax.Array:
-    if x.dtype == np.bool_:
-        source = source if is_constant(alpha, 1) else source & dtypes.cast(alpha, ctx.meta.dtype)
-    else:
-        source = scale(source.astype(x.dtype), alpha)
-    flat = jnp.atleast_1d(x)
-    subscript, shape = _rows(flat, axis(dim, flat.ndim), index)
-    return jnp.reshape(_write(flat, subscript, jnp.reshape(source, shape), accumulate=True), x.shape)
-
-
-@lowers("aten.index_copy.default")
-def _index_copy(ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
-    flat = jnp.atleast_1d(x)
-    subscript, shape = _rows(flat, axis(dim, flat.ndim), index)
-    return jnp.reshape(flat.at[subscript].set(jnp.reshape(source, shape), mode="drop"), x.shape)
-
-
-@lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
-def _index_fill(ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
-    flat = jnp.atleast_1d(x)
-    subscript, _ = _rows(flat, axis(dim, flat.ndim), index)
-    return jnp.reshape(flat.at[subscript].set(dtypes.cast(value, ctx.meta.dtype), mode="drop"), x.shape)
 
 
 @lowers("aten.index_reduce.default")

@@ -81,34 +81,16 @@ def _accumulate(ctx: Context, x: jax.Array, product: jax.Array, beta: Any, alpha
     return add(x, product)
 
 
-@lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default")
-def _mm(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
+@lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.mm.dtype", "aten.bmm.dtype")
+def _mm(ctx: Context, a: jax.Array, b: jax.Array, out_dtype: torch.dtype | None = None) -> jax.Array:
     return _matmul(a, b, ctx.meta.dtype)
 
 
-@lowers("aten.mm.dtype", "aten.bmm.dtype")
-def _mm_dtype(ctx: Context, a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
-    return _matmul(a, b, out_dtype)
-
-
-@lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
-def _addmm(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any) -> jax.Array:
-    return _accumulate(ctx, x, _matmul(a, b), beta, alpha)
-
-
-@lowers("aten.addmm.dtype", "aten.baddbmm.dtype")
-def _addmm_dtype(
-    ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, *, beta: Any, alpha: Any
+@lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default", "aten.addmm.dtype", "aten.baddbmm.dtype")
+def _addmm(
+    ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, out_dtype: Any = None, *, beta: Any, alpha: Any
 ) -> jax.Array:
     return _accumulate(ctx, x, _matmul(a, b), beta, alpha)
-
-
-@lowers("aten._addmm_activation.default")
-def _addmm_activation(
-    ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, alpha: Any, use_gelu: bool
-) -> jax.Array:
-    value = _accumulate(ctx, x, _matmul(a, b), beta, alpha)
-    return jax.nn.gelu(value, approximate=False) if use_gelu else jnp.maximum(value, 0)
 
 
 @lowers("aten.addbmm.default")
@@ -123,11 +105,6 @@ def _addr(ctx: Context, x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any, 
         return (x & dtypes.cast(beta, torch.bool)) | product
     wide = dtypes.opmath(ctx.meta.dtype)
     return _accumulate(ctx, x, dtypes.cast(a, wide)[:, None] * dtypes.cast(b, wide)[None, :], beta, alpha)
-
-
-@lowers("aten.ger.default", "aten.outer.default")
-def _outer(ctx: Context, a: jax.Array, b: jax.Array) -> jax.Array:
-    return dtypes.cast(a, ctx.meta.dtype)[:, None] * dtypes.cast(b, ctx.meta.dtype)[None, :]
 
 
 @lowers("aten.dot.default")

@@ -104,13 +104,6 @@ def _reach(count: int, step: int) -> int:
     return max((count - 1) * step + 1, 0)
 
 
-@lowers("aten.narrow_copy.default")
-def _narrow(ctx: Context, x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
-    dim = axis(dim, x.ndim)
-    start = start + x.shape[dim] if start < 0 else start
-    return lax.slice_in_dim(x, start, start + length, 1, dim)
-
-
 def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> Arrays:
     bounds = np.cumsum([0, *sizes]).tolist()
     return tuple(lax.slice_in_dim(x, a, b, 1, dim) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
@@ -135,10 +128,6 @@ def _unbind(ctx: Context, x: jax.Array, dim: int) -> Arrays:
 
 @lowers("aten.diagonal.default", "aten.diagonal_copy.default")
 def _diagonal(ctx: Context, x: jax.Array, offset: int, dim1: int, dim2: int) -> jax.Array:
-    return _diagonal_of(x, offset, dim1, dim2)
-
-
-def _diagonal_of(x: jax.Array, offset: int, dim1: int, dim2: int) -> jax.Array:
     x = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     rows, columns = _diagonal_index(x.shape, offset)
     return x[..., rows, columns]
@@ -152,10 +141,6 @@ def _diagonal_index(shape: Sequence[int], offset: int) -> tuple[np.ndarray, np.n
 
 @lowers("aten.unfold.default", "aten.unfold_copy.default")
 def _unfold(ctx: Context, x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
-    return _windows(x, dim, size, step)
-
-
-def _windows(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
     if x.ndim == 0:
         return jnp.reshape(x, (1,))[:size]
     dim = axis(dim, x.ndim)
@@ -167,14 +152,6 @@ def _windows(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
         index = np.arange(count)[:, None] * step + np.arange(size)
         x = jnp.take(x, index, axis=dim)
     return jnp.moveaxis(x, dim + 1, -1)
-
-
-@lowers("aten.unfold_backward.default")
-def _unfold_backward(
-    ctx: Context, grad: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int
-) -> jax.Array:
-    zeros = jnp.zeros(tuple(input_sizes), grad.dtype)
-    return jax.vjp(lambda x: _windows(x, dim, size, step), zeros)[1](grad)[0]
 
 
 def _strided_index(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
@@ -340,30 +317,18 @@ def _select_backward(
     return _spread(jnp.expand_dims(grad, dim), dim, index % sizes[dim], 1, sizes[dim])
 
 
-@lowers("aten.diagonal_backward.default")
-def _diagonal_backward(
-    ctx: Context, grad: jax.Array, sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> jax.Array:
-    return _diagonal_scatter(ctx, jnp.zeros(tuple(sizes), grad.dtype), grad, offset, dim1, dim2)
-
-
-@lowers("aten.diag_embed.default")
-def _diag_embed(ctx: Context, x: jax.Array, offset: int, dim1: int, dim2: int) -> jax.Array:
-    return _diagonal_scatter(ctx, jnp.zeros(ctx.meta.shape, x.dtype), x, offset, dim1, dim2)
-
-
 @lowers("aten.view.dtype", "aten.view_copy.dtype")
 def _view_dtype(ctx: Context, x: jax.Array, dtype: torch.dtype) -> jax.Array:
     if x.dtype == np.bool_:
         x = x.astype(np.uint8)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = _as_real(x)
+        x = _view_as_real(ctx, x)
         x = jnp.reshape(x, (*x.shape[:-2], -1)) if x.ndim > 1 else x
     target = dtypes.numpy_dtype(dtype)
     if jnp.issubdtype(target, jnp.complexfloating):
         part = dtypes.numpy_dtype(torch.float32 if dtype == torch.complex64 else torch.float64)
         x = _bitcast(x, part)
-        return _as_complex(jnp.reshape(x, (*x.shape[:-1], -1, 2)))
+        return _view_as_complex(ctx, jnp.reshape(x, (*x.shape[:-1], -1, 2)))
     if target == np.bool_:
         return _bitcast(x, np.dtype(np.uint8)) != 0
     return _bitcast(x, target)
@@ -379,30 +344,12 @@ def _bitcast(x: jax.Array, target: np.dtype) -> jax.Array:
 
 @lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")
 def _view_as_real(ctx: Context, x: jax.Array) -> jax.Array:
-    return _as_real(x)
-
-
-def _as_real(x: jax.Array) -> jax.Array:
     return jnp.stack([x.real, x.imag], axis=-1)
 
 
 @lowers("aten.view_as_complex.default", "aten.view_as_complex_copy.default")
 def _view_as_complex(ctx: Context, x: jax.Array) -> jax.Array:
-    return _as_complex(x)
-
-
-def _as_complex(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
-
-
-@lowers("aten.real.default")
-def _real(ctx: Context, x: jax.Array) -> jax.Array:
-    return x.real
-
-
-@lowers("aten.imag.default")
-def _imag(ctx: Context, x: jax.Array) -> jax.Array:
-    return x.imag
 
 
 @lowers("aten._conj.default", "aten._conj_copy.default", "aten._conj_physical.default", "aten.conj_physical.default")
@@ -450,11 +397,6 @@ def _roll(ctx: Context, x: jax.Array, shifts: Sequence[int], dims: Sequence[int]
     return x
 
 
-@lowers("aten.rot90.default")
-def _rot90(ctx: Context, x: jax.Array, k: int, dims: Sequence[int]) -> jax.Array:
-    return jnp.rot90(x, k, (dims[0], dims[1]))
-
-
 def _triangle(x: jax.Array, diagonal: int | NumberInput, lower: bool) -> jax.Array:
     rows = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 0)
     columns = lax.broadcasted_iota(jnp.int32, x.shape[-2:], 1)
@@ -473,39 +415,6 @@ def _tril(ctx: Context, x: jax.Array, diagonal: int | NumberInput) -> jax.Array:
 @lowers("aten.triu.default")
 def _triu(ctx: Context, x: jax.Array, diagonal: int | NumberInput) -> jax.Array:
     return _triangle(x, diagonal, lower=False)
-
-
-@lowers("aten.pixel_shuffle.default")
-def _pixel_shuffle(ctx: Context, x: jax.Array, factor: int) -> jax.Array:
-    *batch, c, h, w = x.shape
-    n = len(batch)
-    x = jnp.reshape(x, (*batch, c // factor**2, factor, factor, h, w))
-    x = jnp.transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
-    return jnp.reshape(x, ctx.meta.shape)
-
-
-@lowers("aten.pixel_unshuffle.default")
-def _pixel_unshuffle(ctx: Context, x: jax.Array, factor: int) -> jax.Array:
-    *batch, c, h, w = x.shape
-    n = len(batch)
-    x = jnp.reshape(x, (*batch, c, h // factor, factor, w // factor, factor))
-    x = jnp.transpose(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
-    return jnp.reshape(x, ctx.meta.shape)
-
-
-@lowers("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
-def _channel_shuffle(ctx: Context, x: jax.Array, groups: int) -> jax.Array:
-    grouped = jnp.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
-    return jnp.reshape(jnp.swapaxes(grouped, 1, 2), x.shape)
-
-
-@lowers("aten.repeat_interleave.self_int")
-def _repeat_interleave(
-    ctx: Context, x: jax.Array, repeats: int, dim: int | None, *, output_size: int | None
-) -> jax.Array:
-    if dim is None:
-        x, dim = jnp.reshape(x, (-1,)), 0
-    return jnp.repeat(x, repeats, axis=axis(dim, x.ndim))
 
 
 @lowers("aten.repeat_interleave.Tensor")
