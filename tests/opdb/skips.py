@@ -138,11 +138,6 @@ DIFFERENCES = (
         " 4 to 9 of 9 elements by up to 1.3)",
     ),
     Difference(
-        r"aten\.isin\..*",
-        r"not equal",
-        "`assume_unique` of elements that are not: 7 of 128, of which the CPU finds no twin",
-    ),
-    Difference(
         r"aten\.(native_channel_shuffle|dequantize|_foobar|_test_.*|_saturate_weight_to_fp16|_reshape_from_tensor|_nested_compute_contiguous_strides_offsets)\..*",
         r"share memory|derivative",
         "of some calls the CPU gives an argument itself, where the schema says a new tensor, or the other way round"

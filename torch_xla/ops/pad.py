@@ -47,16 +47,6 @@ def _pad(x: jax.Array, pad: Sequence[int], reflect: bool) -> jax.Array:
     return x
 
 
-@lowers("aten.reflection_pad1d.default", "aten.reflection_pad2d.default", "aten.reflection_pad3d.default")
-def _reflection_pad(ctx: Context, x: jax.Array, pad: Sequence[int]) -> jax.Array:
-    return _pad(x, pad, reflect=True)
-
-
-@lowers("aten.replication_pad1d.default", "aten.replication_pad2d.default", "aten.replication_pad3d.default")
-def _replication_pad(ctx: Context, x: jax.Array, pad: Sequence[int]) -> jax.Array:
-    return _pad(x, pad, reflect=False)
-
-
 def transpose_of(linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Applies the transpose of a linear map from arrays of `shape`; half types accumulate in float32."""
     grad = dtypes.widen(grad)
@@ -65,22 +55,18 @@ def transpose_of(linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shap
     return jax.vjp(linear, jnp.zeros(tuple(shape), grad.dtype))[1](grad)[0]
 
 
-@lowers(
-    "aten.reflection_pad1d_backward.default",
-    "aten.reflection_pad2d_backward.default",
-    "aten.reflection_pad3d_backward.default",
-)
-def _reflection_pad_backward(ctx: Context, grad: jax.Array, x: jax.Array, pad: Sequence[int]) -> jax.Array:
-    return transpose_of(lambda v: _pad(v, pad, reflect=True), grad, x.shape)
+def _register(kind: str, reflect: bool) -> None:
+    @lowers(*(f"aten.{kind}_pad{n}d.default" for n in (1, 2, 3)))
+    def forward(ctx: Context, x: jax.Array, pad: Sequence[int]) -> jax.Array:
+        return _pad(x, pad, reflect)
+
+    @lowers(*(f"aten.{kind}_pad{n}d_backward.default" for n in (1, 2, 3)))
+    def backward(ctx: Context, grad: jax.Array, x: jax.Array, pad: Sequence[int]) -> jax.Array:
+        return transpose_of(lambda v: _pad(v, pad, reflect), grad, x.shape)
 
 
-@lowers(
-    "aten.replication_pad1d_backward.default",
-    "aten.replication_pad2d_backward.default",
-    "aten.replication_pad3d_backward.default",
-)
-def _replication_pad_backward(ctx: Context, grad: jax.Array, x: jax.Array, pad: Sequence[int]) -> jax.Array:
-    return transpose_of(lambda v: _pad(v, pad, reflect=False), grad, x.shape)
+_register("reflection", reflect=True)
+_register("replication", reflect=False)
 
 
 def _patches(

@@ -383,29 +383,3 @@ _register("aten.avg_pool{}d_backward.default", _avg_pool_backward, (2, 3))
 _register("aten._adaptive_avg_pool{}d_backward.default", _adaptive_avg_backward, (2, 3))
 _register("aten.adaptive_max_pool{}d.default", _adaptive_max, (1, 2, 3))
 _register("aten.adaptive_max_pool{}d_backward.default", _adaptive_max_backward, (2, 3))
-
-
-@lowers("aten.max_unpool2d.default")
-def _max_unpool2d(ctx: Context, x: jax.Array, indices: jax.Array, output_size: Sequence[int]) -> jax.Array:
-    return _place(x, indices, tuple(output_size))
-
-
-@lowers("aten.max_unpool3d.default")
-def _max_unpool3d(
-    ctx: Context,
-    x: jax.Array,
-    indices: jax.Array,
-    output_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> jax.Array:
-    return _place(x, indices, tuple(output_size))
-
-
-def _place(x: jax.Array, indices: jax.Array, size: tuple[int, ...]) -> jax.Array:
-    n = len(size)
-    rows = math.prod(x.shape[:-n])
-    at = jnp.reshape(indices, (rows, math.prod(x.shape[-n:])))
-    flat = jnp.zeros((rows, math.prod(size)), x.dtype)
-    flat = flat.at[jnp.arange(rows)[:, None], at].set(jnp.reshape(x, at.shape), mode="drop")
-    return jnp.reshape(flat, (*x.shape[:-n], *size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -81,13 +80,8 @@ def _normal_functional(ctx: Context, x: jax.Array, mean: Any, std: Any, *, gener
     return dtypes.cast(mean, dtype) + dtypes.cast(std, dtype) * drawn
 
 
-@lowers("aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor")
-def _normal_of(ctx: Context, mean: Any, std: Any, *, generator: Any) -> jax.Array:
-    return _normal_functional(ctx, ctx, mean, std, generator=generator)
-
-
-@lowers("aten.normal.float_float")
-def _normal_sized(ctx: Context, mean: Any, std: Any, size: Sequence[int], *, generator: Any, **_: Any) -> jax.Array:
+@lowers("aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor", "aten.normal.float_float")
+def _normal_of(ctx: Context, mean: Any, std: Any, size: Any = None, *, generator: Any, **_: Any) -> jax.Array:
     return _normal_functional(ctx, ctx, mean, std, generator=generator)
 
 
@@ -99,19 +93,15 @@ def _log_normal(ctx: Context, x: jax.Array, mean: Any, std: Any, *, generator: A
 # Integers.
 
 
-def _integers(ctx: Context, low: Any, high: Any) -> jax.Array:
-    low, high = dtypes.cast(low, torch.int64), dtypes.cast(high, torch.int64)
+def _integers(ctx: Context, *bounds: Any) -> jax.Array:
+    """From the first bound, or 0 where there is but one, to the last, which is excluded."""
+    low, high = (dtypes.cast(bound, torch.int64) for bound in (0, *bounds)[-2:])
     return jax.random.randint(ctx.key(), ctx.meta.shape, low, high, dtype=jnp.int64)
 
 
-@lowers("aten.randint.default", "aten.randint.generator")
-def _randint(ctx: Context, high: int, size: Sequence[int], **_: Any) -> jax.Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers("aten.randint.low", "aten.randint.low_generator")
-def _randint_between(ctx: Context, low: int, high: int, size: Sequence[int], **_: Any) -> jax.Array:
-    return _integers(ctx, low, high)
+@lowers("aten.randint.default", "aten.randint.generator", "aten.randint.low", "aten.randint.low_generator")
+def _randint(ctx: Context, *bounds_and_size: Any, **_: Any) -> jax.Array:
+    return _integers(ctx, *bounds_and_size[:-1])
 
 
 @lowers(
@@ -119,28 +109,16 @@ def _randint_between(ctx: Context, low: int, high: int, size: Sequence[int], **_
     "aten.randint_like.generator",
     "aten.randint_like.Tensor",
     "aten.randint_like.Tensor_generator",
+    "aten.randint_like.low_dtype",
+    "aten.randint_like.low_generator_dtype",
+    "aten.random.to",
 )
-def _randint_like(ctx: Context, x: jax.Array, high: Any, **_: Any) -> jax.Array:
-    return _integers(ctx, 0, high)
+def _randint_like(ctx: Context, x: jax.Array, *bounds: Any, **_: Any) -> jax.Array:
+    return _integers(ctx, *bounds)
 
 
-@lowers("aten.randint_like.low_dtype", "aten.randint_like.low_generator_dtype")
-def _randint_like_between(ctx: Context, x: jax.Array, low: int, high: int, **_: Any) -> jax.Array:
-    return _integers(ctx, low, high)
-
-
-@lowers("aten.random.default")
-def _random(ctx: Context, x: jax.Array, *, generator: Any) -> jax.Array:
-    return _integers(ctx, 0, _end_of(ctx.meta.dtype))
-
-
-@lowers("aten.random.to")
-def _random_to(ctx: Context, x: jax.Array, end: int, *, generator: Any) -> jax.Array:
-    return _integers(ctx, 0, end)
-
-
-@lowers("aten.random.from")
-def _random_from(ctx: Context, x: jax.Array, start: int, end: int | None, *, generator: Any) -> jax.Array:
+@lowers("aten.random.default", "aten.random.from")
+def _random(ctx: Context, x: jax.Array, start: int = 0, end: int | None = None, *, generator: Any) -> jax.Array:
     return _integers(ctx, start, _end_of(ctx.meta.dtype) if end is None else end)
 
 

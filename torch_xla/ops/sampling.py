@@ -162,15 +162,8 @@ def _fractional_pool(
     return _fractional_max_pool(x, ints(kernel, n), ints(out, n), samples)
 
 
-@lowers("aten.fractional_max_pool2d_backward.default")
-def _fractional_pool2d_backward(
+@lowers("aten.fractional_max_pool2d_backward.default", "aten.fractional_max_pool3d_backward.default")
+def _fractional_pool_backward(
     ctx: Context, grad: jax.Array, x: jax.Array, kernel: Sequence[int], out: Sequence[int], indices: jax.Array
 ) -> jax.Array:
-    return unpool(grad, indices, x.shape[-2:])
-
-
-@lowers("aten.fractional_max_pool3d_backward.default")
-def _fractional_pool3d_backward(
-    ctx: Context, grad: jax.Array, x: jax.Array, kernel: Sequence[int], out: Sequence[int], indices: jax.Array
-) -> jax.Array:
-    return unpool(grad, indices, x.shape[-3:])
+    return unpool(grad, indices, x.shape[-3 if "3d" in ctx.op else -2 :])

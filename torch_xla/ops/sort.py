@@ -12,7 +12,10 @@ from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, array_of, lowers
 
 
-def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
+@lowers("aten.sort.default", "aten.sort.stable")
+def _sort(
+    ctx: Context, x: jax.Array, dim: int, descending: bool, stable: bool | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Stable sort with the places the values came from; NaN counts as the largest value."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
@@ -28,18 +31,6 @@ def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Ar
     return keys.astype(x.dtype), places
 
 
-@lowers("aten.sort.default")
-def _sort(ctx: Context, x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
-    return _sorted(x, dim, descending)
-
-
-@lowers("aten.sort.stable")
-def _sort_stable(
-    ctx: Context, x: jax.Array, *, stable: bool | None, dim: int, descending: bool
-) -> tuple[jax.Array, jax.Array]:
-    return _sorted(x, dim, descending)
-
-
 @lowers("aten.topk.default")
 def _topk(ctx: Context, x: jax.Array, k: int, dim: int, largest: bool, sorted: bool) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
@@ -48,7 +39,7 @@ def _topk(ctx: Context, x: jax.Array, k: int, dim: int, largest: bool, sorted: b
     if largest and x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) and 0 < k < x.shape[dim]:
         values, places = lax.top_k(jnp.moveaxis(x, dim, -1), k)
         return jnp.moveaxis(values, -1, dim), jnp.moveaxis(places, -1, dim)
-    values, places = _sorted(x, dim, largest)
+    values, places = _sort(ctx, x, dim, largest)
     return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(places, 0, k, axis=dim)
 
 
@@ -60,9 +51,9 @@ def _at(x: jax.Array, places: jax.Array, dim: int, keepdim: bool) -> jax.Array:
     return selected if keepdim else jnp.squeeze(selected, dim)
 
 
-def _ranked(x: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+def _ranked(ctx: Context, x: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     """Value and place at a rank, which has size 1 in `dim`."""
-    values, places = _sorted(x, dim, False)
+    values, places = _sort(ctx, x, dim, False)
     return _at(values, rank, dim, keepdim), _at(places, rank, dim, keepdim)
 
 
@@ -75,47 +66,29 @@ def _kthvalue(ctx: Context, x: jax.Array, k: int, dim: int, keepdim: bool) -> tu
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim
-    return _ranked(x, jnp.full(_row_shape(x, dim), array_of(k - 1), jnp.int64), dim, keepdim)
+    return _ranked(ctx, x, jnp.full(_row_shape(x, dim), array_of(k - 1), jnp.int64), dim, keepdim)
 
 
-def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.Array, jax.Array]:
+@lowers("aten.median.dim", "aten.nanmedian.dim")
+def _median(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     """The lower median. NaN sorts last: skipped ones shorten the row, others are the answer."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim
     numbers = jnp.sum(x == x, axis=dim, keepdims=True, dtype=jnp.int64)
     middle = lax.max((numbers - 1) // 2, jnp.zeros_like(numbers))
-    if not skip_nan:
+    if not ctx.op.startswith("aten.nanmedian"):
         is_nan_free = numbers == x.shape[dim]
         middle = jnp.where(is_nan_free, middle, numbers)
-    return _ranked(x, middle, dim, keepdim)
+    return _ranked(ctx, x, middle, dim, keepdim)
 
 
-@lowers("aten.median.dim")
-def _median_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    return _median(x, dim, keepdim, skip_nan=False)
-
-
-@lowers("aten.nanmedian.dim")
-def _nanmedian_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    return _median(x, dim, keepdim, skip_nan=True)
-
-
-def _median_of_all(x: jax.Array, skip_nan: bool) -> jax.Array:
+@lowers("aten.median.default", "aten.nanmedian.default")
+def _median_of_all(ctx: Context, x: jax.Array) -> jax.Array:
     if x.size == 0:
         empty = jnp.nan if dtypes.is_floating(x) else jnp.iinfo(x.dtype).min
         return jnp.asarray(empty, x.dtype)
-    return _median(x.reshape(-1), 0, False, skip_nan)[0]
-
-
-@lowers("aten.median.default")
-def _median_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return _median_of_all(x, skip_nan=False)
-
-
-@lowers("aten.nanmedian.default")
-def _nanmedian_all(ctx: Context, x: jax.Array) -> jax.Array:
-    return _median_of_all(x, skip_nan=True)
+    return _median(ctx, x.reshape(-1), 0, False)[0]
 
 
 @lowers("aten.mode.default")
@@ -123,7 +96,7 @@ def _mode(ctx: Context, x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Arra
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim
-    values, places = _sorted(x, dim, False)
+    values, places = _sort(ctx, x, dim, False)
     ranks = lax.broadcasted_iota(jnp.int64, x.shape, dim)
     previous = jnp.roll(values, 1, axis=dim)
     starts = jnp.where((values != previous) | (ranks == 0), ranks, jnp.zeros_like(ranks))
@@ -172,13 +145,6 @@ def _searchsorted(
 @lowers("aten.bucketize.Tensor", "aten.bucketize.Scalar")
 def _bucketize(ctx: Context, values: Any, boundaries: jax.Array, *, out_int32: bool, right: bool) -> jax.Array:
     return _searchsorted(ctx, boundaries, values, out_int32=out_int32, right=right, side=None, sorter=None)
-
-
-@lowers("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor")
-def _isin(ctx: Context, elements: Any, candidates: Any, *, assume_unique: bool, invert: bool) -> jax.Array:
-    dtype = dtypes.result_type(elements, candidates)
-    elements, candidates = dtypes.cast(elements, dtype), dtypes.cast(candidates, dtype)
-    return jnp.isin(elements, candidates, invert=invert)
 
 
 @lowers("aten.histc.default")
