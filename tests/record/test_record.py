@@ -15,6 +15,9 @@ from probes import here
 
 import torch_xla  # noqa: F401
 from torch_xla import _bindings
+from torch_xla._torch_internals import decomposition_table
+from torch_xla.ops import call, undecomposed
+from torch_xla.ops.registry import rule_for
 
 
 def arange(n: int = 6, **kwargs: object) -> torch.Tensor:
@@ -67,6 +70,15 @@ def test_zero_and_one_as_integers_are_constants() -> None:
 def test_exponents_are_constants() -> None:
     x = arange()
     assert key(x**2) != key(x**3)
+
+
+def test_all_scalars_of_operators_without_a_rule_are_constants() -> None:
+    call.load_rules()
+    without = [op for op in decomposition_table if op.namespace == "aten" and rule_for(str(op)) is None]
+    schemas = {str(op): str(op._schema) for op in without if not op._schema.is_mutable and "where" not in str(op)}
+    apart = [name for name, text in schemas.items() if re.search(r"[( ]Scalar\?? ", text) and "Tensor " in text]
+    names = sorted(name.removeprefix("aten.").removesuffix(".default") for name in apart)
+    assert names == undecomposed.TAKEN_APART  # `where` of numbers is never recorded
 
 
 def test_shapes_are_inferred_once_per_signature() -> None:

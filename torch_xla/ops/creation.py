@@ -45,7 +45,7 @@ def _full(ctx: Context, *args: Any, **_: Any) -> jax.Array:
 
 @lowers("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def _arange(ctx: Context, start: Any, end: Any = None, step: Any = 1, **_: Any) -> jax.Array:
-    """``start + i * step``; the length is the promised one, so both numbers may be program inputs."""
+    """``start + i * step``; the length is the Meta kernel's, so both numbers may be program inputs."""
     wide = torch.float64 if ctx.meta.dtype.is_floating_point else torch.int64
     start = 0 if end is None else start
     index = lax.iota(dtypes.numpy_dtype(wide), ctx.meta.shape[0])

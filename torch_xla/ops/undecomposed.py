@@ -54,15 +54,20 @@ fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_
 CONSTANTS = {
     "dist": 2,
     "linalg_vector_norm": 1,
-    "multi_margin_loss": 2,
     "multi_margin_loss_backward": 3,
     "norm.Scalar": 1,
     "norm.ScalarOpt_dim": 1,
     "norm.ScalarOpt_dim_dtype": 1,
     "norm.ScalarOpt_dtype": 1,
     "pow.Tensor_Scalar": 1,
-    "renorm": 1,
 }
+
+# Operators with Scalars that have no rule: PyTorch takes them apart, and has to know all their numbers.
+TAKEN_APART = """
+_addmm_activation celu elu elu_backward hardshrink index_add index_fill.int_Scalar isin.Scalar_Tensor isin.Tensor_Scalar
+multi_margin_loss renorm rrelu_with_noise_backward softplus softplus_backward softshrink std.correction
+std_mean.correction threshold
+""".split()
 
 # Operators that PyTorch has no Meta kernel for: the result is contiguous, with shape and type of this argument.
 SHAPED_LIKE = {

@@ -93,9 +93,11 @@ def install() -> None:
     _bindings.keep_on_host([f"aten::{name}" for name in undecomposed.READS_MEMORY + undecomposed.ASSERTS])
     _bindings.check_errors({f"aten::{op}": name for op, name in undecomposed.CHECKED.items()})
     _bindings.refuse_packing([f"aten::{name}" for name in undecomposed.PACKS])
-    for operator, place in undecomposed.CONSTANTS.items():
+    every = range(8)  # or as many as an operator has
+    constants = {name: range(place, place + 1) for name, place in undecomposed.CONSTANTS.items()}
+    for operator, places in (constants | dict.fromkeys(undecomposed.TAKEN_APART, every)).items():
         name, _, overload = operator.partition(".")
-        _bindings.specialize_numbers(f"aten::{name}", overload, [place])
+        _bindings.specialize_numbers(f"aten::{name}", overload, places)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(
         _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
