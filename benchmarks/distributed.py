@@ -96,12 +96,12 @@ def in_job(rank: int, folder: str) -> None:
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
-    from torch_xla._core.job import session
+    from torch_xla._core.job import session, store
 
     connection = session.session()
     assert connection is not None
     world = xr.world_size()
-    plain = session.host_group(connection.new_store(), rank, world, None)
+    plain = store.host_group(connection.new_store(), rank, world, None)
 
     def reduce_here(x: torch.Tensor) -> None:
         result = xm.all_reduce(xm.REDUCE_SUM, x)
