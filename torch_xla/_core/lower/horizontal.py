@@ -94,6 +94,8 @@ class HorizontalPlan:
             if isinstance(piece, _Slice):
                 return jax.lax.slice(flats[piece.flat], (piece.start,), (piece.start + piece.size,))
             tensors = [value(o) if isinstance(o, Edge) else flats[o] for o in piece.operands]
+            if all(isinstance(o, Edge) for o in piece.operands):  # every member is the same scalar
+                tensors = [jnp.broadcast_to(x, (sum(piece.sizes),)) for x in tensors]
             numbers = [_spread([number(place) for place in column], piece.sizes) for column in piece.numbers]
             return apply(piece.node, tensors, numbers)[0]
 
