@@ -63,6 +63,9 @@ def test_into_another_mesh_with_the_optimizer(tmp_path, group):
     assert spec_of(target.weight).startswith("{devices=[1,4,2]")
     for mine, theirs in zip(other.state.values(), optimizer.state.values(), strict=True):
         assert mine["exp_avg"].cpu().equal(theirs["exp_avg"].cpu())
+    other_size = {"model": {"weight": xs.mark_sharding(torch.zeros(8, 4).to("xla"), GRID, ("a", "b"))}}
+    with pytest.raises(dcp.api.CheckpointException, match=r"got model.weight of size \[8, 4\]"):
+        dcp.load(other_size, storage_reader=dcp.FileSystemReader(tmp_path), planner=SPMDLoadPlanner())
     plain = {"model": torch.nn.Linear(18, 16).state_dict()}
     dcp.load(plain, storage_reader=dcp.FileSystemReader(tmp_path))
     assert plain["model"]["weight"].equal(source.weight.cpu())

@@ -137,6 +137,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             stored = self.metadata.state_dict_metadata.get(name)
             if not isinstance(stored, TensorStorageMetadata):
                 raise RuntimeError(message("checkpoint", f"got no tensor {name} in the checkpoint"))
+            if stored.size != value.shape:
+                had = f"size {list(stored.size)}, that of the checkpoint"
+                raise ValueError(message("checkpoint", f"got {name} of size {list(value.shape)}", expected=had))
             items += create_read_items_for_chunk_list(
                 name, stored, [_chunk(shard.indices) for shard in value.local_shards]
             )
