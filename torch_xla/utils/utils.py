@@ -60,10 +60,13 @@ class TmpFolder:
 
 
 class _Steps:
-    """Yields what a function gives a number of times, and as often again in each loop."""
+    """Yields what `_make` returns a number of times, and as often again in each loop."""
 
-    def __init__(self, make: Callable[[], Any], count: int) -> None:
-        self._make, self._count, self._emitted = make, count, 0
+    def __init__(self, count: int) -> None:
+        self._count, self._emitted = count, 0
+
+    def _make(self) -> Any:
+        raise NotImplementedError
 
     def __iter__(self) -> Any:
         again = copy.copy(self)
@@ -93,7 +96,11 @@ class SampleGenerator(_Steps):
     """
 
     def __init__(self, data: Any, sample_count: int) -> None:
-        super().__init__(lambda: data, sample_count)
+        super().__init__(sample_count)
+        self._data = data
+
+    def _make(self) -> Any:
+        return self._data
 
 
 class FnDataGenerator(_Steps):
@@ -107,13 +114,12 @@ class FnDataGenerator(_Steps):
         dims: Iterable[int] | None = None,
         count: int = 1,
     ) -> None:
-        sizes = list(dims) if dims else [1]
+        super().__init__(count)
+        self._func, self._gen_tensor, self._sizes = func, gen_tensor, [batch_size, *(dims or [1])]
 
-        def make() -> tuple[Any, Any]:
-            data = gen_tensor(batch_size, *sizes)
-            return data, func(data)
-
-        super().__init__(make, count)
+    def _make(self) -> tuple[Any, Any]:
+        data = self._gen_tensor(*self._sizes)
+        return data, self._func(data)
 
 
 class DataWrapper:
