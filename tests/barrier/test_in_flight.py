@@ -315,5 +315,6 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-    done = python("-c", program, imported=True, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
+    settings = {"XLA_COMPILE_WHEN_HOT": "1", "XLA_HOST_COMPUTE": "1", "XLA_CPU_KEEP_MEMORY": "0"}
+    done = python("-c", program, imported=True, **settings)
     assert done.stdout.strip() == "told"
