@@ -315,6 +315,5 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-    settings = {"XLA_COMPILE_WHEN_HOT": "1", "XLA_HOST_COMPUTE": "1", "XLA_CPU_KEEP_MEMORY": "0"}
-    done = python("-c", program, imported=True, **settings)
-    assert done.stdout.strip() == "told"
+    env = {"XLA_COMPILE_WHEN_HOT": "1", "XLA_HOST_COMPUTE": "1", "XLA_CPU_KEEP_MEMORY": "0"}
+    assert python("-c", program, imported=True, **env).stdout.strip() == "told"
