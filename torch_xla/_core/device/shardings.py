@@ -91,16 +91,15 @@ def tile_assignment(tiles: Sequence[int], order: Sequence[int]) -> TileAssignmen
 
 
 @functools.lru_cache(maxsize=4096)
-def _without_dims(is_replicated: TileAssignment, keep: tuple[bool, ...]) -> TileAssignment:
+def _without_dims(sharded: TileAssignment, keep: tuple[bool, ...]) -> TileAssignment:
     import numpy as np
 
-    devices = np.array(is_replicated.order).reshape(*is_replicated.tiles, is_replicated.copies)
-    kept_dims = [i for i, kept_dims in enumerate(keep) if kept_dims]
-    dropped = [i for i, kept_dims in enumerate(keep) if not kept_dims]
+    devices = np.array(sharded.order).reshape(*sharded.tiles, sharded.copies)
+    kept_dims = [i for i, keeps in enumerate(keep) if keeps]
+    dropped = [i for i, keeps in enumerate(keep) if not keeps]
     moved = devices.transpose(*kept_dims, *dropped, len(keep)).reshape(-1)
-    return tile_assignment(
-        [tiles if kept_dims else 1 for tiles, kept_dims in zip(is_replicated.tiles, keep, strict=True)], moved.tolist()
-    )
+    tiles = [count if keeps else 1 for count, keeps in zip(sharded.tiles, keep, strict=True)]
+    return tile_assignment(tiles, moved.tolist())
 
 
 _by_number: dict[int, TileAssignment] = {}

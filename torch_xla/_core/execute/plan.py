@@ -21,7 +21,7 @@ class Way(enum.Enum):
     """How a graph runs.
 
     PLANNED is as `steps` says of it; HOST with PyTorch's CPU kernels, now, where it is small enough, else as a PROGRAM;
-    PROGRAM by its program, without one operator by operator, until `hotness` says that it is compiled.
+    PROGRAM by its program; if it has none, operator by operator until `hotness` says that it is compiled.
     """
 
     PLANNED = enum.auto()

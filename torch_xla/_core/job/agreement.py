@@ -1,7 +1,7 @@
 """Agreement: the processes of a group run the same collectives in the same order, or learn which one differs first.
 
-Where programs span the devices of a job, the collectives of a program are compared here, before its first run, which
-XLA's own do not do. Elsewhere `csrc/run/collective_kernel.cpp` does it as each collective starts, by hashes of their
+Where programs span the devices of a job, XLA does not compare their collectives, so they are compared here before a
+program's first run. Elsewhere `csrc/run/collective_kernel.cpp` does it as each collective starts, by hashes of their
 descriptions (`graph/sequence.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Counts the starts of programs that span a job's devices, for processes to compare.
+"""Counts and hashes the starts of programs that span a job's devices, for processes to compare.
 
 A running program cannot be asked anything, and XLA's collectives neither check that the other processes run the same
 program nor say which process they wait for.

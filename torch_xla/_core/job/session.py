@@ -1,4 +1,4 @@
-"""The one connection of this process to its job, made where it is first needed."""
+"""Holds the one `connection.Session` of this process, made where it is first needed."""
 
 from __future__ import annotations
 

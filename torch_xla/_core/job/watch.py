@@ -1,4 +1,7 @@
-"""The watch: a thread of each process that sees whether those it waits for can come, and says so where they cannot."""
+"""The watch: a thread of each process that finds out why a wait cannot end, and ends it with the reason.
+
+It sees processes that are gone, that wait for each other, that run another program, or that are late.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from torch_xla._core.job.waits import Ranks, Wait, line, parse, soon
 from torch_xla._errors import JobError
 
 _TICK = 0.25  # seconds
-_ASKED_TICK, _ASKED_FOR = 0.01, 5.0  # seconds, where somebody asked so lately: who reads by itself waits for an answer
+_ASKED_TICK, _ASKED_FOR = 0.01, 5.0  # seconds after a request, because a reader waits for the answer
 _PUBLISHED_AFTER = 1.0  # seconds of a wait
 _COMPARED_EVERY = 1.0  # seconds
 _LEAVES_WITHIN = 5.0  # seconds from the end of the job to that of a process that is stuck in a program with others

@@ -1,4 +1,4 @@
-"""Decides which numbers are inputs of a program and which are constants, as lowering and compiling find out.
+"""Cuts a graph again when lowering finds that a number, an input of its program so far, must be a constant.
 
 In `x * 0.1` the number is an input: another one takes no compile. In `x.sum(1)` it is a constant. The recorder decides
 at the cut, by the `NumberPolicy` of each argument. Two findings change a policy: a rule cannot do without a constant

@@ -1,8 +1,8 @@
 """Chooses the stacks of a graph: tensors that are one array, because a loop reads or writes one of them per layer.
 
 The weights that one operator reads in all layers are a stack, and so are tensors that the same operator computes from
-its members: an optimizer's moments, gradients, an average of the weights. Stacks that leaves are in already come first,
-so that an evaluation reads the arrays that training left.
+its members: an optimizer's moments, gradients, an average of the weights. Arrays that exist already are kept before
+others are chosen, so that an evaluation reads those that training left.
 """
 
 from __future__ import annotations

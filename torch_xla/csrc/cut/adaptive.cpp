@@ -22,7 +22,7 @@ std::unordered_map<Hash, History, HashHasher>& histories() {
   return *graphs;
 }
 
-// Of other numbers of the same graph, which policies have changed to or from constants since.
+// The history carried over to other positions, after policies changed to or from constants.
 History moved_history(const History& before, const Vector<uint64_t>& positions, const Vector<uint64_t>& numbers,
                       const Vector<bool>& vary) {
   History history{positions, numbers, vary};

@@ -36,8 +36,8 @@ void fill_to_leaf(Storage& s) {
   s.initial_fill = {};
 }
 
-// What else of a graph is still alive (saved activations, parameters), or what stays pending needs: the next graph
-// would compute it again, and where each turn of a loop reads, such graphs would grow with each turn. A graph that the
+// Adds as outputs other values that are alive (saved activations, parameters) or that pending nodes need: else the next
+// graph computes them again, and where each turn of a loop reads, graphs would grow with each turn. A graph that the
 // host may compute is too small for the latter to matter, and what is pending keeps its key.
 void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   const auto needed = reach(roots);
@@ -67,7 +67,7 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   next_epoch();
 }
 
-// Puts what was recorded before `until`, and something recorded later needs, in the place of the latter.
+// Replaces roots that were recorded at `until` or later by the earlier values that they need.
 void go_back(uint64_t until, Vector<Value>& roots) {
   const auto later = [&](const Value& v) { return v.node->sequence >= until; };
   Vector<Value> crossing;

@@ -53,7 +53,7 @@ void Graph::check() {
 
 const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {
   if (scalar_layout_ == nullptr) {
-    // Two settings of an optimizer that are equal by chance are given to other operators, or what these make is.
+    // Settings that are equal by chance mostly go to other operators, or the results do: the roles tell them apart.
     scalar_layout_ = std::make_shared<const ScalarLayout>(numbers, roles());
   }
   return scalar_layout_;

@@ -118,11 +118,11 @@ Vector<Value> device_results(const Graph& graph, const std::vector<Part>& parts)
   return results;
 }
 
-// What the rest needs of the first part, and what of that anybody else needs: a counter that was advanced since would
-// otherwise be counted from the start again, in a graph that grows.
+// The results of the first host part that the device's part, or something outside of the graph, still needs: else a
+// counter would be counted from the start again, in a graph that grows.
 Vector<Value> results_before(const Graph& graph, const std::vector<Part>& parts) {
   const auto count = parts.size();
-  std::vector<size_t> references(count, 1);  // references
+  std::vector<size_t> references(count, 1);
   for (const auto& output : graph.outputs) {
     ++references[output.node->slot];
   }

@@ -58,7 +58,7 @@ struct Constants {
   }
 };
 
-// The hash of all else of a graph: what is not among its form, and no such constant.
+// The hash of a graph without its form and without the constants that may vary.
 Hash hash_without_constants(const Graph& graph, Constants& constants) {
   auto rest = graph.topology;
   for (const auto& node : graph.nodes) {
