@@ -21,7 +21,7 @@ ASKED_BY = (_config.XLA_MEMORY_LIMIT_MB,)  # without it `before_run` does nothin
 
 _MIB = 1 << 20
 _SHOWN = 5
-_SAID = ("resource_exhausted", "out of memory", "can't allocate memory")  # by XLA, and by PyTorch's allocator
+_SAID = ("resource_exhausted", "out of memory", "can't allocate memory", "cannot allocate memory")  # XLA, PyTorch, OS
 _WAYS_OUT = (
     "a smaller batch; torch.utils.checkpoint for the largest layers; torch.autocast('xla', torch.bfloat16); "
     "zero_grad(set_to_none=True) and `del` for what is not needed; loss.item() or .detach() in place of kept losses"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ class _MemoryScope:
             raise memory_stats.explain_host(error, *self._about) from error
 
 
-_ALIGNED = 64  # bytes; the client copies what begins elsewhere
+_UNTOUCHED = 1 << 20  # bytes from which zeros are pages of their own
 
 
 def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
@@ -135,13 +136,13 @@ def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
     from torch_xla.ops.fallback import to_numpy
 
     one = to_numpy(torch.full((), number, dtype=dtype))
-    if any(one.tobytes()):
+    size = math.prod(shape) * one.itemsize
+    if size < _UNTOUCHED or any(one.tobytes()):
         return to_numpy(torch.full(shape, number, dtype=dtype))
     # An optimizer's state is as large as its model: pages of zeros that no one touches take neither time nor memory.
-    size = math.prod(shape) * one.itemsize
-    memory = np.zeros(size + _ALIGNED, np.uint8)
-    start = -memory.ctypes.data % _ALIGNED
-    return memory[start : start + size].view(one.dtype).reshape(shape)
+    # They are the kernel's, as the C library would clear what it keeps.
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, one.dtype).reshape(shape)
 
 
 def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
