@@ -15,7 +15,7 @@ _HUGE_PAGE = 1 << 21  # bytes
 
 
 def keep_freed() -> None:
-    """Lets memory be used again that is freed, up to 1 GiB of it, before there is a CPU client.
+    """Lets memory be used again that is freed, some 1 GiB of it, before there is a CPU client.
 
     A program's intermediate results are one block. The C library asks the kernel for such a one anew in each run, which
     clears its pages: a fifth of a training step. The memory is in huge pages where the kernel has them, which saves
@@ -31,11 +31,10 @@ def keep_freed() -> None:
         return  # another C library
     mallopt(_ARENAS, 1)  # others hold no block of this size
     mallopt(_MAPPINGS, 0)
-    mallopt(_TRIM_THRESHOLD, 2 * _KEPT)  # the heap keeps what is freed at once here, without having touched it
+    mallopt(_TRIM_THRESHOLD, _KEPT + _KEPT // 4)  # so that the heap keeps a block of this size, which nobody touched
     library.malloc.restype = ctypes.c_void_p
     block = library.malloc(ctypes.c_size_t(_KEPT))
     if block:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(_KEPT - _HUGE_PAGE), _ADVICE_HUGE_PAGES)
         library.free(ctypes.c_void_p(block))
-    mallopt(_TRIM_THRESHOLD, _KEPT + _KEPT // 4)
