@@ -33,7 +33,6 @@ CASES += [("large", cache, "greedy") for cache in ("dynamic", "static")]
 def _run(*arguments: str, hot: bool = True) -> dict[str, Any]:
     """What a fresh process measures."""
     settings = {"XLA_COMPILE_WHEN_HOT": str(int(hot)), "OMP_NUM_THREADS": "1"}
-    settings["PYTHONDONTWRITEBYTECODE"] = ""  # as an installed package has it
     result: dict[str, Any] = measured("changing_runs", *arguments, settings=settings)
     return result
 
