@@ -24,9 +24,9 @@ def initialize() -> None:
 
 
 def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
-    """Looks for a loop in what was recorded, and cuts those pieces of it that are due, to `run` them.
+    """Looks for a loop in what was recorded, and cuts those segments of it that are due, to `run` them.
 
-    Where a new graph is compiled on the device, by `compiles`, a loop whose pieces are all new ones is none.
+    Where a new graph is compiled on the device, by `compiles`, a loop whose segments are all new graphs is none.
     """
     if region.stack() or not region.allowed or _bindings.is_captured(device):
         return
@@ -49,9 +49,9 @@ def look(device: int, run: Run, compiles: Callable[[int], bool]) -> None:
 
 
 def flush(device: int, run: Run, has_program: Callable[[_bindings.Cut], bool | None]) -> list[Exception]:
-    """Cuts the pieces that are complete, before a barrier or a read; gives what failed, the rest has been started.
+    """Cuts the segments that are complete, before a barrier or a read; gives what failed, the rest has been started.
 
-    The youngest piece runs only where its program is known, in memory: its variables are alive.
+    The youngest segment runs only where its program is known, in memory: its variables are alive.
     """
     failed: list[Exception] = []
     ends = _bindings.segment_ends(device)

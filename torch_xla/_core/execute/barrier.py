@@ -240,7 +240,7 @@ def _on_host(cut: _bindings.Cut) -> bool:
 
 
 def _cut_segments(device: int) -> list[Exception]:
-    """Runs the pieces of a loop that were found in what is pending; gives what failed."""
+    """Runs the segments of a loop that were found in what is pending; gives what failed."""
     if not _bindings.segment_ends(device):
         return []
     with _lock:
@@ -250,7 +250,7 @@ def _cut_segments(device: int) -> list[Exception]:
 
 @untraced
 def cut_loop(device: int) -> None:
-    """Looks for a loop in what was recorded on a device, or cuts pieces of one that was found."""
+    """Looks for a loop in what was recorded on a device, or cuts segments of one that was found."""
     with _lock:
         auto_barrier.look(device, _run_segment, _compiles)
 

@@ -362,7 +362,6 @@ def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, r
     _uncompilable[key] = fallback.NeedsHost(obstacle.op, obstacle.reason)  # without the frames that this one holds
 
 
-# None where it is to be graph again.
 Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost
 
 

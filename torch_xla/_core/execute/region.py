@@ -158,11 +158,11 @@ def _limit_exceeded(graph: Graph, accepted: list[Graph], limit: int) -> str:
     """Says how the accepted graphs that agree longest go on where this one differs, and why it is a new one."""
     got = [_node_text(node) for node in graph.nodes]
     accepted_texts = [[_node_text(node) for node in other.nodes] for other in accepted]
-    lengths = [_common(got, graph) for graph in accepted_texts]
+    lengths = [_common(got, nodes) for nodes in accepted_texts]
     depth = max(lengths, default=0)
     ways = [
-        graph[depth] if depth < len(graph) else "the end of the function"
-        for graph, length in zip(accepted_texts, lengths, strict=True)
+        nodes[depth] if depth < len(nodes) else "the end of the function"
+        for nodes, length in zip(accepted_texts, lengths, strict=True)
         if length == depth
     ]
     ways = list(dict.fromkeys(ways))

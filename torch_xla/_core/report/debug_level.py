@@ -27,7 +27,7 @@ DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
 DYNAMO = "dynamo is executing a compiled program"
 CAPTURE = "torch_xla.Graph captures"
 REPLAY = "torch_xla.Graph replays"
-AUTO = "a loop without torch_xla.sync, of which a piece is complete"
+AUTO = "a loop without torch_xla.sync, of which a segment is complete"
 READ = "most likely user code trying to access tensor value before torch_xla.sync"
 
 # What it is called where the graph is compiled, if that has another name.
