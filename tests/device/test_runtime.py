@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 from torch_xla import _config
 from torch_xla._internal import tpu
 
-four_cpus = pytest.mark.skipif(xr.device_type() != "CPU" or torch_xla.device_count() != 4, reason="of four CPUs")
+four_cpus = pytest.mark.skipif(xr.device_type() != "CPU" or torch_xla.device_count() != 4, reason="needs four CPUs")
 
 
 class TestRuntime:
