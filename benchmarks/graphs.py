@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import torch_xla
 from benchmarks import workloads
-from benchmarks.jax_steps import _array, mlp
+from benchmarks.jax_parts import array
+from benchmarks.jax_steps import mlp
 
 ROUNDS = 9
 WORDS, WIDTH = 256, 64
@@ -130,7 +131,7 @@ def _decoder_loops() -> dict[str, Loop]:
         own()
         torch_xla.sync()
 
-    weights = {name: _array(value) for name, value in _decoder().named_parameters()}
+    weights = {name: array(value) for name, value in _decoder().named_parameters()}
 
     @partial(jax.jit, donate_argnums=0)
     def token(state: tuple[jax.Array, ...], weights: dict[str, jax.Array]) -> tuple[jax.Array, ...]:

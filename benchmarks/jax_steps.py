@@ -1,81 +1,36 @@
-"""Hand-written JAX training steps of workloads (a), (b) and (c): the yardstick for a step's time.
+"""Hand-written JAX steps of the workloads: the yardstick for a step's time.
 
-Written as a JAX programmer would: one jitted, donating function for forward, backward and optimizer; images in NHWC;
-fused attention; the learning-rate schedule inside the step. Weights and data come from the torch workloads, so the
-losses agree with theirs.
+Written as a JAX programmer would: one jitted, donating function for forward, backward and optimizer, or for network and
+sampler; images in NHWC; fused attention; the learning-rate schedule inside the step. Weights and data come from the
+torch workloads, so the losses agree with theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle
-from time import perf_counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import torch
 from jax import Array, lax
 
 from benchmarks import workloads
-
-Params = dict[str, Array]
-State = tuple[Any, ...]
-StepFunction = Callable[..., tuple[Any, Array]]
-
-
-class JaxStep:
-    """A jitted step with its state and data; `step()` dispatches one and returns its loss without waiting."""
-
-    def __init__(self, function: StepFunction, state: State, batches: list[tuple[Array, ...]]) -> None:
-        self._function = jax.jit(function, donate_argnums=0)
-        self.state = state
-        self._source = cycle(batches)
-
-    def step(self) -> Array:
-        self.state, loss = self._function(self.state, *next(self._source))
-        return loss
-
-    def pipelined(self, steps: int) -> float:
-        """Seconds of one of so many steps, waited for at their end."""
-        start = perf_counter()
-        for _ in range(steps):
-            loss = self.step()
-        jax.block_until_ready((loss, self.state))
-        return (perf_counter() - start) / steps
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    value = tensor.detach().cpu().numpy()
-    return jnp.asarray(value.astype(np.int32) if value.dtype == np.int64 else value)
-
-
-def _parameters(model: torch.nn.Module) -> Params:
-    return {name: _array(value) for name, value in model.named_parameters()}
-
-
-def _zeros(params: Params) -> Params:
-    return jax.tree.map(jnp.zeros_like, params)
-
-
-def _cross_entropy(scores: Array, labels: Array) -> Array:
-    return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[..., None], -1).mean()
-
-
-def _sgd(
-    params: Params, grads: Params, momenta: Params, rate: float, momentum: float, decay: float = 0.0
-) -> tuple[Params, Params]:
-    momenta = jax.tree.map(lambda m, g, p: momentum * m + g + decay * p, momenta, grads, params)
-    return jax.tree.map(lambda p, m: p - rate * m, params, momenta), momenta
-
-
-def _layer_norm(x: Array, weight: Array, bias: Array) -> Array:
-    mean = x.mean(-1, keepdims=True)
-    variance = jnp.square(x - mean).mean(-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(variance + 1e-5) * weight + bias
-
+from benchmarks.jax_parts import (
+    JaxStep,
+    Params,
+    State,
+    adamw,
+    array,
+    channels_last,
+    conv,
+    cross_entropy,
+    language_model,
+    layer_norm,
+    parameters,
+    sgd,
+    zeros,
+)
+from benchmarks.jax_unet import unet
 
 # (a) ------------------------------------------------------------------------------------------------------------------
 
@@ -83,31 +38,24 @@ def _layer_norm(x: Array, weight: Array, bias: Array) -> Array:
 def _mlp_loss(params: Params, x: Array, y: Array) -> Array:
     for i in range(20):
         x = x @ params[f"{i}.0.weight"].T + params[f"{i}.0.bias"]
-        x = jax.nn.gelu(_layer_norm(x, params[f"{i}.1.weight"], params[f"{i}.1.bias"]), approximate=False)
+        x = jax.nn.gelu(layer_norm(x, params[f"{i}.1.weight"], params[f"{i}.1.bias"]), approximate=False)
     return jnp.square(x - y).mean()
 
 
 def _mlp_step(state: State, x: Array, y: Array) -> tuple[State, Array]:
     params, momenta = state
     loss, grads = jax.value_and_grad(_mlp_loss)(params, x, y)
-    return _sgd(params, grads, momenta, 0.01, 0.9), loss
+    return sgd(params, grads, momenta, 0.01, 0.9), loss
 
 
 def mlp() -> JaxStep:
     model = workloads.mlp_model()
-    params = _parameters(model)
-    batches = [tuple(map(_array, batch)) for batch in workloads.mlp_batches()]
-    return JaxStep(_mlp_step, (params, _zeros(params)), batches)
+    params = parameters(model)
+    batches = [tuple(map(array, batch)) for batch in workloads.mlp_batches()]
+    return JaxStep(_mlp_step, (params, zeros(params)), batches)
 
 
 # (b) ------------------------------------------------------------------------------------------------------------------
-
-
-def _conv(x: Array, weight: Array, stride: int) -> Array:
-    pad = weight.shape[0] // 2
-    return lax.conv_general_dilated(
-        x, weight, (stride, stride), [(pad, pad)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
 
 
 def _batch_norm(params: Params, stats: Params, new: Params, name: str, x: Array) -> Array:
@@ -121,34 +69,31 @@ def _batch_norm(params: Params, stats: Params, new: Params, name: str, x: Array)
 def _resnet_loss(params: Params, stats: Params, x: Array, y: Array) -> tuple[Array, Params]:
     new: Params = {}
     norm = partial(_batch_norm, params, stats, new)
-    x = jax.nn.relu(norm("bn1", _conv(x, params["conv1.weight"], 2)))
+    x = jax.nn.relu(norm("bn1", conv(x, params["conv1.weight"], 2)))
     x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
     for i in range(8):
         block = f"blocks.{i}"
         stride = 2 if i in (2, 4, 6) else 1
-        z = jax.nn.relu(norm(f"{block}.bn1", _conv(x, params[f"{block}.conv1.weight"], stride)))
-        z = norm(f"{block}.bn2", _conv(z, params[f"{block}.conv2.weight"], 1))
+        z = jax.nn.relu(norm(f"{block}.bn1", conv(x, params[f"{block}.conv1.weight"], stride)))
+        z = norm(f"{block}.bn2", conv(z, params[f"{block}.conv2.weight"], 1))
         if stride == 2:
-            x = norm(f"{block}.shortcut.1", _conv(x, params[f"{block}.shortcut.0.weight"], 2))
+            x = norm(f"{block}.shortcut.1", conv(x, params[f"{block}.shortcut.0.weight"], 2))
         x = jax.nn.relu(z + x)
-    return _cross_entropy(x.mean((1, 2)) @ params["fc.weight"].T + params["fc.bias"], y), new
+    return cross_entropy(x.mean((1, 2)) @ params["fc.weight"].T + params["fc.bias"], y), new
 
 
 def _resnet_step(state: State, x: Array, y: Array) -> tuple[State, Array]:
     params, momenta, stats = state
     (loss, stats), grads = jax.value_and_grad(_resnet_loss, has_aux=True)(params, stats, x, y)
-    return (*_sgd(params, grads, momenta, workloads.RESNET_RATE, 0.9, 5e-4), stats), loss
+    return (*sgd(params, grads, momenta, workloads.RESNET_RATE, 0.9, 5e-4), stats), loss
 
 
 def resnet() -> JaxStep:
     model = workloads.resnet_model()
-    params = {
-        name: jnp.transpose(value, (2, 3, 1, 0)) if value.ndim == 4 else value
-        for name, value in _parameters(model).items()
-    }
-    stats = {name: _array(value) for name, value in model.named_buffers() if "running" in name}
-    batches = [(_array(x.permute(0, 2, 3, 1).contiguous()), _array(y)) for x, y in workloads.resnet_batches()]
-    return JaxStep(_resnet_step, (params, _zeros(params), stats), batches)
+    params = channels_last(parameters(model))
+    stats = {name: array(value) for name, value in model.named_buffers() if "running" in name}
+    batches = [(array(x.permute(0, 2, 3, 1).contiguous()), array(y)) for x, y in workloads.resnet_batches()]
+    return JaxStep(_resnet_step, (params, zeros(params), stats), batches)
 
 
 # (c) ------------------------------------------------------------------------------------------------------------------
@@ -160,39 +105,65 @@ def _gpt2_loss(params: Params, tokens: Array) -> Array:
     x = p["wte.weight"][tokens] + p["wpe.weight"][:length]
     for i in range(6):
         h = f"h.{i}"
-        y = _layer_norm(x, p[f"{h}.ln_1.weight"], p[f"{h}.ln_1.bias"])
+        y = layer_norm(x, p[f"{h}.ln_1.weight"], p[f"{h}.ln_1.bias"])
         qkv = y @ p[f"{h}.attn.c_attn.weight"] + p[f"{h}.attn.c_attn.bias"]
         q, k, v = qkv.reshape(batch, length, 3, 8, 32).transpose(2, 0, 1, 3, 4)
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(batch, length, 256)
         x = x + y @ p[f"{h}.attn.c_proj.weight"] + p[f"{h}.attn.c_proj.bias"]
-        y = _layer_norm(x, p[f"{h}.ln_2.weight"], p[f"{h}.ln_2.bias"])
+        y = layer_norm(x, p[f"{h}.ln_2.weight"], p[f"{h}.ln_2.bias"])
         y = jax.nn.gelu(y @ p[f"{h}.mlp.c_fc.weight"] + p[f"{h}.mlp.c_fc.bias"], approximate=True)
         x = x + y @ p[f"{h}.mlp.c_proj.weight"] + p[f"{h}.mlp.c_proj.bias"]
-    x = _layer_norm(x, p["ln_f.weight"], p["ln_f.bias"])
-    return _cross_entropy(x[:, :-1] @ p["wte.weight"].T, tokens[:, 1:])
+    x = layer_norm(x, p["ln_f.weight"], p["ln_f.bias"])
+    return cross_entropy(x[:, :-1] @ p["wte.weight"].T, tokens[:, 1:])
 
 
 def _gpt2_step(state: State, tokens: Array) -> tuple[State, Array]:
-    params, first, second, count = state
-    loss, grads = jax.value_and_grad(_gpt2_loss)(params, tokens)
-    rate = workloads.GPT2_RATE * 0.5 * (1 + jnp.cos(jnp.pi * count / workloads.GPT2_STEPS))
-    count = count + 1
-    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
-    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, grads)
-    fix1, fix2 = 1 - 0.9**count, 1 - 0.999**count
-    params = jax.tree.map(
-        lambda p, m, v: p * (1 - rate * 0.01) - rate / fix1 * m / (jnp.sqrt(v) / jnp.sqrt(fix2) + 1e-8),
-        params,
-        first,
-        second,
-    )
-    return (params, first, second, count), loss
+    loss, grads = jax.value_and_grad(_gpt2_loss)(state[0], tokens)
+    rate = workloads.GPT2_RATE * 0.5 * (1 + jnp.cos(jnp.pi * state[-1] / workloads.GPT2_STEPS))
+    return adamw(*state, grads, rate), loss
 
 
 def gpt2() -> JaxStep:
-    params = _parameters(workloads.gpt2_model())
-    batches = [(_array(tokens),) for tokens in workloads.licence_tokens(4, 128)]
-    return JaxStep(_gpt2_step, (params, _zeros(params), _zeros(params), jnp.zeros(())), batches)
+    return language_model(_gpt2_step, workloads.gpt2_model())
 
 
-STEPS: dict[str, Callable[[], JaxStep]] = {"mlp": mlp, "resnet": resnet, "gpt2": gpt2}
+# (f) ------------------------------------------------------------------------------------------------------------------
+
+
+def _rms_norm(x: Array, weight: Array) -> Array:
+    return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+def _rotated(x: Array) -> Array:
+    """Rotary position embedding of (batch, length, heads, 32)."""
+    angles = jnp.arange(x.shape[1])[:, None, None] * 1e4 ** (-jnp.arange(16) / 16)
+    low, high = jnp.split(x, 2, -1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def _llama_loss(params: Params, tokens: Array) -> Array:
+    shape = (*tokens.shape, -1, 32)
+    x = params["model.embed_tokens.weight"][tokens]
+    for i in range(4):
+        p = {name.removeprefix(f"model.layers.{i}."): value for name, value in params.items()}
+        y = _rms_norm(x, p["input_layernorm.weight"])
+        q, k, v = ((y @ p[f"self_attn.{part}_proj.weight"].T).reshape(shape) for part in "qkv")
+        y = jax.nn.dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True).reshape(x.shape)
+        x = x + y @ p["self_attn.o_proj.weight"].T
+        y = _rms_norm(x, p["post_attention_layernorm.weight"])
+        y = jax.nn.silu(y @ p["mlp.gate_proj.weight"].T) * (y @ p["mlp.up_proj.weight"].T)
+        x = x + y @ p["mlp.down_proj.weight"].T
+    return cross_entropy(_rms_norm(x, params["model.norm.weight"])[:, :-1] @ params["lm_head.weight"].T, tokens[:, 1:])
+
+
+def _llama_step(state: State, tokens: Array) -> tuple[State, Array]:
+    loss, grads = jax.value_and_grad(_llama_loss)(state[0], tokens)
+    return adamw(*state, grads, workloads.LLAMA_RATE), loss
+
+
+def llama() -> JaxStep:
+    return language_model(_llama_step, workloads.llama_model())
+
+
+STEPS: dict[str, Callable[[], JaxStep]] = {"mlp": mlp, "resnet": resnet, "gpt2": gpt2, "unet": unet, "llama": llama}

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -146,9 +147,7 @@ def _graphs() -> Figures:
 MEASURES: dict[str, Callable[[], Figures]] = {
     "record_ops": record_ops,
     "sync_empty": sync_empty,
-    "mlp": lambda: sides.compare("mlp"),
-    "resnet": lambda: sides.compare("resnet"),
-    "gpt2": lambda: sides.compare("gpt2"),
+    **{name: partial(sides.compare, name) for name in sides.WORKLOADS},
     "mlp_observe": lambda: observe("mlp"),
     "gpt2_observe": lambda: observe("gpt2"),
     "graphs": _graphs,

@@ -14,7 +14,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,12 +22,12 @@ from time import perf_counter
 
 from benchmarks import changing, reads
 from benchmarks.measures import MEASURES, Figures
+from benchmarks.sides import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Cores that other programs may use during a measurement before it counts as disturbed.
 QUIET = 0.15
-LETTERS = {"mlp": "(a)", "resnet": "(b)", "gpt2": "(c)"}
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, "<": operator.lt, "=": operator.eq}
 
 
@@ -50,9 +50,9 @@ class Line:
         return f"{self.words:<66} {value:>10.3f} {self.unit:<3} {target:<8} {verdict}".rstrip()
 
 
-def each(key: str, words: str, unit: str = "", names: tuple[str, ...] = tuple(LETTERS), **target: object) -> list[Line]:
+def each(key: str, words: str, unit: str = "", names: Iterable[str] = WORKLOADS, **target: object) -> list[Line]:
     """The same line for several workloads."""
-    return [Line(f"{name}_{key}", f"{words} {LETTERS[name]}", unit, **target) for name in names]  # type: ignore[arg-type]
+    return [Line(f"{name}_{key}", f"{words} {WORKLOADS[name]}", unit, **target) for name in names]  # type: ignore[arg-type]
 
 
 LINES = [
@@ -66,6 +66,12 @@ LINES = [
     *each("step_ratio", "pipelined step / max(recording, hand-jitted JAX)", target=1.15),
     *each("best_ratio", "pipelined step / the better of eager and torch.compile", target=1.0),
     Line("gpt2_first_step_s", "first step of (c), wall", "s", target=4.0),
+    *(
+        each(
+            "openxla_ratio", "host time of a step, openxla / lazy", names=[name], target=1.0 if name == "unet" else 1.2
+        )[0]
+        for name in WORKLOADS
+    ),
     *each("frames_ratio", "recording with the user's lines / without", names=("mlp", "gpt2"), target=1.15),
     *each("profile_ratio", "step under debug.profile() / without", names=("mlp", "gpt2"), target=1.3),
     *(
@@ -85,14 +91,20 @@ LINES = [
 COMPARISONS = [
     *each("record_ms", "recording a step", "ms"),
     *each("step_ms", "pipelined step, torch_xla", "ms"),
+    *each("openxla_step_ms", "pipelined step, torch_xla's backend openxla", "ms"),
+    *each("openxla_record_ms", "recording a step, openxla", "ms"),
+    *each("sync_ms", "sync() of a cached graph, host time", "ms", names=list(WORKLOADS)[1:]),
+    *each("openxla_sync_ms", "sync() of a cached graph, host time, openxla", "ms"),
     *each("jax_step_ms", "pipelined step, hand-jitted JAX", "ms"),
     *each("eager_step_ms", "step, torch eager CPU", "ms"),
     *each("inductor_step_ms", "step, torch.compile CPU", "ms"),
     *each("spread", "slowest / fastest turn - 1, torch_xla"),
+    *each("openxla_spread", "slowest / fastest turn - 1, openxla"),
     *each("jax_spread", "slowest / fastest turn - 1, hand-jitted JAX"),
     *each("eager_spread", "slowest / fastest turn - 1, torch eager"),
     *each("inductor_spread", "slowest / fastest turn - 1, torch.compile"),
     *each("first_step_s", "first step, torch_xla", "s"),
+    *each("openxla_first_step_s", "first step, openxla", "s"),
     *each("jax_first_step_s", "first step, hand-jitted JAX", "s"),
     *each("eager_first_step_s", "first step, torch eager CPU", "s"),
     *each("inductor_first_step_s", "first step, torch.compile CPU", "s"),

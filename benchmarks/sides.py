@@ -1,4 +1,4 @@
-"""Steps of a workload by torch_xla, torch eager, torch.compile and hand-jitted JAX, each alone in its process.
+"""Steps of a workload by torch_xla, its backend openxla, torch eager, torch.compile and JAX, each alone in its process.
 
 XLA's threads slow PyTorch's down in the same process, and the other way round. So each turn has a process of its own:
 A B C D A B C D. Figures are medians of the turns; PyTorch's own sides run with one thread and with all, and the better
@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -21,6 +22,7 @@ from benchmarks.processes import measured
 
 Figures = dict[str, float]
 
+WORKLOADS = {"mlp": "(a)", "resnet": "(b)", "gpt2": "(c)", "unet": "(d)", "llama": "(f)"}
 TURNS = 3
 WARM_SECONDS = 2.0  # at least so long, and so many steps, until everything is compiled
 WARM_STEPS = 12
@@ -57,7 +59,7 @@ def _steps(step: Callable[[], object], end: Callable[[], object]) -> Figures:
     return {"first_step_s": first, "step_ms": median(times) * 1e3}
 
 
-def _ours(name: str) -> Figures:
+def _on_xla(name: str, backend: str | None = None) -> Figures:
     """Also the counts, and the host time of recording and of the barrier with the device idle."""
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -65,6 +67,8 @@ def _ours(name: str) -> Figures:
     from benchmarks import workloads
 
     workload = workloads.build(name, torch_xla.device())
+    if backend is not None:
+        workload.model.compile(backend=backend)
     torch_xla.sync(wait=True)
     met.clear_all()
 
@@ -91,14 +95,12 @@ def _ours(name: str) -> Figures:
     return figures | {"record_ms": median(recording) * 1e3, "sync_ms": median(syncing) * 1e3}
 
 
-def _on_cpu(name: str, compiled: bool) -> Figures:
-    import torch
-
+def _on_cpu(name: str, compiled: bool = False) -> Figures:
     from benchmarks import workloads
 
     workload = workloads.build(name, "cpu")
     if compiled:
-        workload.model = torch.compile(workload.model)  # type: ignore[assignment]
+        workload.model.compile()
     return _steps(workload.step, lambda: None)
 
 
@@ -116,9 +118,10 @@ def _jax(name: str) -> Figures:
 
 
 SIDES: dict[str, Callable[[str], Figures]] = {
-    "ours": _ours,
-    "eager": lambda name: _on_cpu(name, compiled=False),
-    "inductor": lambda name: _on_cpu(name, compiled=True),
+    "ours": _on_xla,
+    "openxla": partial(_on_xla, backend="openxla"),
+    "eager": _on_cpu,
+    "inductor": partial(_on_cpu, compiled=True),
     "jax": _jax,
 }
 _BY_THREADS = ("eager", "inductor")
@@ -131,8 +134,8 @@ def _spread(turns: list[Figures]) -> float:
 
 def compare(name: str) -> Figures:
     """Medians over the turns of every side of a workload, their spread, and what they are to each other."""
-    ways = {(side, threads) for side in _BY_THREADS for threads in ("1", "")} | {("ours", ""), ("jax", "")}
-    turns: dict[tuple[str, str], list[Figures]] = {way: [] for way in sorted(ways)}
+    ways = [(side, threads) for side in SIDES for threads in ("1", "") if side in _BY_THREADS or not threads]
+    turns: dict[tuple[str, str], list[Figures]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:  # the first turn compiles all
         for _ in range(TURNS):
             for side, threads in turns:
@@ -150,6 +153,8 @@ def compare(name: str) -> Figures:
     ours = figures["step_ms"]
     if figures["compile_s"]:
         figures["lowering_ratio"] = figures["lowering_s"] / figures["compile_s"]
+    host, openxla_host = (figures[f"{side}record_ms"] + figures[f"{side}sync_ms"] for side in ("", "openxla_"))
+    figures["openxla_ratio"] = openxla_host / host
     figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
     figures["step_ratio"] = ours / max(figures["record_ms"], figures["jax_step_ms"])
     figures["best_ratio"] = ours / min(figures["eager_step_ms"], figures["inductor_step_ms"])

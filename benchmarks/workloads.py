@@ -1,4 +1,4 @@
-"""The five programs that tests compare with the CPU and that benchmarks time.
+"""The six programs that tests compare with the CPU and that benchmarks time.
 
 They are plain PyTorch: nothing here knows which device it runs on. Weights are made on the CPU from a fixed seed and
 moved, the data is real and fixed, so every device sees the same numbers.
@@ -24,7 +24,7 @@ class Workload:
 
     Attributes:
         name: Key in `WORKLOADS`.
-        model: The module that the step calls; may be replaced by a compiled form of it.
+        model: The module that the step calls; may be compiled in place.
         step: Runs one step and returns its loss, a scalar tensor on the device.
     """
 
@@ -232,12 +232,12 @@ def gpt2(device: Device, layers: int = 6) -> Workload:
 # (d) ------------------------------------------------------------------------------------------------------------------
 
 
-def unet(device: Device) -> Workload:
-    """20 denoising steps of a small UNet2DConditionModel under DDIMScheduler, from fixed noise, then again from it.
+UNET_STEPS = 20
 
-    The "loss" of a step is the mean square of the latents after it.
-    """
-    from diffusers import DDIMScheduler, UNet2DConditionModel
+
+def unet_parts() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small UNet2DConditionModel for inference, noise (1, 4, 16, 16) to start from and a condition (1, 8, 32)."""
+    from diffusers import UNet2DConditionModel
 
     torch.manual_seed(0)
     model = UNet2DConditionModel(
@@ -252,12 +252,21 @@ def unet(device: Device) -> Workload:
         attention_head_dim=8,
         norm_num_groups=8,
     )
-    noise = torch.randn(1, 4, 16, 16)
-    condition = torch.randn(1, 8, 32).to(device)
-    model = model.to(device).eval()
+    return model.eval(), torch.randn(1, 4, 16, 16), torch.randn(1, 8, 32)
+
+
+def unet(device: Device) -> Workload:
+    """20 denoising steps of that network under DDIMScheduler, from fixed noise, then again from it.
+
+    The "loss" of a step is the mean square of the latents after it.
+    """
+    from diffusers import DDIMScheduler
+
+    model, noise, condition = unet_parts()
+    model, condition = model.to(device), condition.to(device)
     scheduler = DDIMScheduler()
-    scheduler.set_timesteps(20, device=device)
-    times = cycle(range(20))
+    scheduler.set_timesteps(UNET_STEPS, device=device)
+    times = cycle(range(UNET_STEPS))
     latents = noise
 
     @torch.no_grad()
@@ -292,12 +301,44 @@ def digits_cnn(device: Device) -> Workload:
     return training("digits", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
+# (f) ------------------------------------------------------------------------------------------------------------------
+
+LLAMA_RATE = 3e-4
+
+
+def llama_model() -> nn.Module:
+    """A width-256 Llama of 4 layers over bytes with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def llama(device: Device) -> Workload:
+    """Llama from transformers and AdamW, 4 sequences of 128 bytes a step."""
+    model = llama_model().to(device)
+    batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LLAMA_RATE)
+    return training("llama", model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss)
+
+
 WORKLOADS: dict[str, Callable[[Device], Workload]] = {
     "mlp": mlp,
     "resnet": resnet,
     "gpt2": gpt2,
     "unet": unet,
     "digits": digits_cnn,
+    "llama": llama,
 }
 
 

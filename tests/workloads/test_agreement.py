@@ -77,7 +77,7 @@ def test_on_a_second_device(name: str) -> None:
 @pytest.mark.compiled(
     "GPT-2 checks its mask and the sampler its time steps by reading, which compiles nothing in use", reads=False
 )
-@pytest.mark.parametrize("name", in_turns("in a loop", ["mlp", "resnet", "gpt2", "unet"]))
+@pytest.mark.parametrize("name", in_turns("in a loop", ["mlp", "resnet", "gpt2", "unet", "llama"]))
 def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContextManager]) -> None:
     workload = workloads.build(name, torch_xla.device())
     # Whatever moving the model needs is not the loop's; a stored graph of another test must not hide a second one.
