@@ -69,7 +69,7 @@ TABLE: dict[str, str] = {
     "CONTRIBUTING.md": "docs",
     "CHANGELOG.md": "docs",
     "examples": "workloads docs/test_notebook.py distributed/test_examples.py",
-    "benchmarks": "compat/test_imports.py workloads/test_jax_steps.py",
+    "benchmarks": "compat/test_imports.py workloads/test_agreement.py",
     "tests": EVERYTHING,  # what all of them use
     "pyproject.toml": EVERYTHING,
     "setup.py": "public/test_extension.py",

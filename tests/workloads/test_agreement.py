@@ -1,4 +1,7 @@
-"""Each workload's losses on device xla agree with the CPU's, in every way of running it, with one compile per loop."""
+"""Each workload's losses on device xla agree with the CPU's, in every way of running it, with one compile per loop.
+
+So do gradients, tensor by tensor, and the losses of the hand-written JAX steps that benchmarks compare with.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 import turns
 
 import torch_xla
-from benchmarks import workloads
+from benchmarks import jax_steps, workloads
 from torch_xla.experimental import eager_mode
 
 STEPS = 6  # new graphs come in the first three
@@ -88,3 +91,32 @@ def test_a_loop_compiles_once(name: str, compiles: Callable[..., AbstractContext
             loss = workload.step()
             torch_xla.sync()
     assert loss.isfinite()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(jax_steps.STEPS))
+def test_hand_written_jax(name: str) -> None:
+    hand = jax_steps.STEPS[name]()
+    assert [hand.step().item() for _ in range(STEPS)] == pytest.approx(cpu_losses(name), rel=1e-3)
+
+
+def gradients(name: str, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """The gradients that one step leaves, by parameter."""
+    workload = workloads.build(name, device)
+    workload.step()
+    torch_xla.sync()
+    assert all(p.grad is not None for p in workload.model.parameters())
+    return {key: p.grad.cpu() for key, p in workload.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["mlp", "digits", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_gradients_of_the_first_step(name: str) -> None:
+    ours, theirs = gradients(name, torch_xla.device()), gradients(name, "cpu")
+    assert ours.keys() == theirs.keys()
+    for key, expected in theirs.items():
+        scale = float(expected.abs().max())
+        assert ours[key].shape == expected.shape
+        assert ours[key].dtype == expected.dtype
+        torch.testing.assert_close(
+            ours[key], expected, rtol=1e-3, atol=1e-5 * scale, msg=lambda text, key=key: f"{name}.{key}: {text}"
+        )
