@@ -49,6 +49,8 @@ enum class NumberPolicy : uint8_t {
 
 enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
 
+struct HostOperator;  // of run/host_operators.h
+
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
 
@@ -79,6 +81,7 @@ struct OpInfo {
   OpInfo* functional = nullptr;    // the operator the node stands for, where this one writes
   int functional_extra = 0;        // optional arguments that operator has beyond this one's
   std::atomic<uint64_t> calls{0};  // how often it was recorded
+  mutable std::atomic<const HostOperator*> on_host{nullptr};  // once it ran there
 
   // Of an argument of the operator that the node stands for.
   NumberPolicy policy(size_t argument) const {

@@ -6,7 +6,6 @@
 #include <limits>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "base/kernel_settings.h"
 #include "base/tensors_of.h"
@@ -123,11 +122,9 @@ std::optional<HostResults> uniform(const Node& node, const HostStack& /*argument
   return HostResults{draw_unit(node.seed, node.meta(0).sizes)};
 }
 
-using Function = std::optional<HostResults> (*)(const Node&, const HostStack&);
-
-// By name; a draw of any other operator is its rule's.
-const std::unordered_map<std::string, Function>& functions() {
-  static const auto* const all = new std::unordered_map<std::string, Function>{
+// A draw of any other operator is its rule's.
+const std::unordered_map<std::string, AlternateKernel>& alternate_kernels() {
+  static const auto* const all = new std::unordered_map<std::string, AlternateKernel>{
       {"aten._scaled_dot_product_fused_attention_overrideable.default", &attention},
       {"aten._scaled_dot_product_fused_attention_overrideable_backward.default", &attention_backward},
       {"aten.linear_backward.default", &linear_backward},
@@ -183,13 +180,6 @@ at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes) {
   return drawn;
 }
 
-bool has_alternate_kernel(const Node& node) { return functions().count(node.op->name) != 0; }
-
-std::optional<HostResults> compute_by_alternate_kernel(const Node& node, const HostStack& arguments) {
-  const auto it = functions().find(node.op->name);
-  return it == functions().end() ? std::nullopt : it->second(node, arguments);
-}
-
 namespace {
 
 // Whether all indices are from 0 to the one before the end, or this one.
@@ -226,12 +216,10 @@ bool bags_fit(const HostStack& a) {
 
 bool is_never_sure(const HostStack& /*arguments*/) { return false; }
 
-using Fits = bool (*)(const HostStack&);
-
 // Kernels that go wherever their indices or lengths say, and whether these are within what they are of. Which they are
 // is found by trial: `tests/run/test_unchecked_kernels.py`.
-const std::unordered_map<std::string, Fits>& bounds_checks() {
-  static const auto* const all = new std::unordered_map<std::string, Fits>{
+const std::unordered_map<std::string, BoundsCheck>& bounds_checks() {
+  static const auto* const all = new std::unordered_map<std::string, BoundsCheck>{
       {"aten._ctc_loss.default", &is_never_sure},
       {"aten._ctc_loss.Tensor", &is_never_sure},
       {"aten._ctc_loss_backward.default", &is_never_sure},
@@ -258,6 +246,12 @@ const std::unordered_map<std::string, Fits>& bounds_checks() {
   return *all;
 }
 
+template <class Table>
+typename Table::mapped_type find_or_null(const Table& table, const std::string& name) {
+  const auto it = table.find(name);
+  return it == table.end() ? nullptr : it->second;
+}
+
 }  // namespace
 
 std::vector<std::string> unchecked_index_operators() {
@@ -269,8 +263,8 @@ std::vector<std::string> unchecked_index_operators() {
 }
 
 bool stays_in_bounds(const std::string& name, const HostStack& arguments) {
-  const auto it = bounds_checks().find(name);
-  return it == bounds_checks().end() || it->second(arguments);
+  const auto check = find_or_null(bounds_checks(), name);
+  return check == nullptr || check(arguments);
 }
 
 std::optional<HostStack> in_float(const HostStack& arguments) {
@@ -315,6 +309,24 @@ struct Promotion {
   bool number_as_tensor = false;  // in the place of a tensor
 };
 
+bool is_product(const std::string& name) {
+  return name == "aten.addmm.default" || name == "aten.bmm.default" || name == "aten.linear.default" ||
+         name == "aten.linear_backward.default" || name == "aten.mm.default";
+}
+
+HostOperator describe(const OpInfo& op) {
+  HostOperator host;
+  host.alternate = find_or_null(alternate_kernels(), op.name);
+  host.stays_in_bounds = find_or_null(bounds_checks(), op.name);
+  host.in_aten = op.name.rfind("aten.", 0) == 0;
+  host.pointwise = op.op.hasTag(at::Tag::pointwise);
+  host.addresses = op.form == Form::AsStrided || op.form == Form::AsStridedScatter;
+  host.takes_strides = op.view ? !host.addresses && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
+                                     op.inverse != Inverse::Type
+                               : host.pointwise || is_product(op.name);
+  return host;
+}
+
 }  // namespace
 
 void promote_as_recorded(const Node& node, HostStack& arguments) {
@@ -345,17 +357,13 @@ void promote_as_recorded(const Node& node, HostStack& arguments) {
   }
 }
 
-bool addresses(const OpInfo& op) { return op.form == Form::AsStrided || op.form == Form::AsStridedScatter; }
-
-bool takes_strides(const OpInfo& op) {
-  static const auto* const products =
-      new std::unordered_set<std::string>{"aten.addmm.default", "aten.bmm.default", "aten.linear.default",
-                                          "aten.linear_backward.default", "aten.mm.default"};
-  if (op.view) {
-    return !addresses(op) && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
-           op.inverse != Inverse::Type;
+const HostOperator& host_operator(const OpInfo& op) {
+  const auto* host = op.on_host.load(std::memory_order_acquire);
+  if (host == nullptr) {  // two threads may both make one, and one stays unused
+    host = new HostOperator(describe(op));
+    op.on_host.store(host, std::memory_order_release);
   }
-  return op.op.hasTag(at::Tag::pointwise) || products->count(op.name) != 0;
+  return *host;
 }
 
 }  // namespace torch_xla

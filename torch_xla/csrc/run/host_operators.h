@@ -14,23 +14,31 @@ namespace torch_xla {
 using HostStack = std::vector<c10::IValue>;
 using HostResults = c10::SmallVector<at::Tensor, 2>;
 
-// Whether there may be some from the function below.
-bool has_alternate_kernel(const Node& node);
-// The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit for
-// bit. Nothing where it has to go another way.
-std::optional<HostResults> compute_by_alternate_kernel(const Node& node, const HostStack& arguments);
+using AlternateKernel = std::optional<HostResults> (*)(const Node&, const HostStack&);
+using BoundsCheck = bool (*)(const HostStack&);
 
-// Whether the kernel of an operator stays within what it is given. Some go wherever their indices or lengths say, which
-// the kernel of their forward has checked, and neither its rule nor a program did.
+// How the CPU runs an operator, read once from its name, schema and tags.
+struct HostOperator {
+  // The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit
+  // for bit. Nothing where it has to go another way. Null for all others.
+  AlternateKernel alternate;
+  // Whether the kernel stays within what it is given. Some go wherever their indices or lengths say, which the kernel
+  // of their forward has checked, and neither its rule nor a program did. Null for all others.
+  BoundsCheck stays_in_bounds;
+  bool in_aten;  // of others' operators a rule knows whether they are calls of their kernels
+  bool pointwise;
+  // It means places of its input's memory, which begin where the node's value does.
+  bool addresses;
+  // It takes inputs with any strides, and means their elements. Many others read memory as if it were in order, because
+  // who calls them sees to that, or address it.
+  bool takes_strides;
+};
+const HostOperator& host_operator(const OpInfo& op);
+
+// As in `HostOperator`, of an operator by its name.
 bool stays_in_bounds(const std::string& name, const HostStack& arguments);
 // Those of which this is not always so.
 std::vector<std::string> unchecked_index_operators();
-
-// Whether an operator means places of its input's memory, which begin where the node's value does.
-bool addresses(const OpInfo& op);
-// Whether a kernel takes inputs with any strides, and means their elements. Many others read memory as if it were in
-// order, because who calls them sees to that, or address it.
-bool takes_strides(const OpInfo& op);
 
 // The arguments of a kernel that may not take 16-bit numbers, or not beside statistics in float32. Its results are
 // rounded, as a rule's are.

@@ -87,8 +87,10 @@ class OpByOpRun::Run {
 
   // Whether all of it has kernels. They may refuse their calls all the same.
   bool has_kernels() const {
-    return std::all_of(graph_.nodes.begin(), graph_.nodes.end(),
-                       [&](const NodePtr& node) { return has_alternate_kernel(*node) || has_kernel(*node); });
+    return std::all_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const NodePtr& node) {
+      const auto& host = host_operator(*node->op);
+      return host.alternate != nullptr || has_kernel(*node, host);
+    });
   }
 
   // Computes what is left. `without_python` is a thread that has no Python: what it cannot do without, or what raises,
@@ -170,14 +172,12 @@ class OpByOpRun::Run {
   }
 
   // The values of a node's arguments. What a program takes as inputs are numbers here.
-  HostStack arguments_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+  HostStack arguments_of(const Node& node, const HostOperator& host, c10::ArrayRef<uint32_t> inputs) const {
     const auto in = [&](uint32_t index) {
       const auto& value = values_[index];
-      if (takes_strides(*node.op)) {
-        return value;
-      }
-      const bool without_python = value.is_contiguous() && (value.storage_offset() == 0 || !addresses(*node.op));
-      return without_python ? value : value.clone(at::MemoryFormat::Contiguous);
+      const bool fits =
+          host.takes_strides || (value.is_contiguous() && (value.storage_offset() == 0 || !host.addresses));
+      return fits ? value : value.clone(at::MemoryFormat::Contiguous);
     };
     HostStack stack;
     stack.reserve(node.args.size());
@@ -277,20 +277,21 @@ class OpByOpRun::Run {
     return refuses_call(error) && std::string_view(error.what()).find("can't allocate memory") == std::string::npos;
   }
 
-  // Of others' operators a rule knows whether they are calls of their kernels.
-  bool has_kernel(const Node& node) const {
-    const auto& op = node.op->op;
-    return !node.seeded && op.schema().name().rfind("aten::", 0) == 0 &&
-           op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  static bool has_kernel(const Node& node, const HostOperator& host) {
+    return !node.seeded && host.in_aten && node.op->op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   }
 
   std::optional<HostResults> by_kernel(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     const auto& op = node.op->op;
-    auto stack = arguments_of(node, inputs);
-    if (auto results = compute_by_alternate_kernel(node, stack)) {
-      return results;
+    const auto& host = host_operator(*node.op);
+    auto stack = arguments_of(node, host, inputs);
+    if (host.alternate != nullptr) {
+      if (auto results = host.alternate(node, stack)) {
+        return results;
+      }
     }
-    if (!has_kernel(node) || !stays_in_bounds(node.op->name, stack) || !settings_serve(node)) {
+    if (!has_kernel(node, host) || !(host.stays_in_bounds == nullptr || host.stays_in_bounds(stack)) ||
+        !settings_serve(node, host)) {
       return {};
     }
     promote_as_recorded(node, stack);
@@ -309,7 +310,7 @@ class OpByOpRun::Run {
       stack = std::move(*widened);
       op.callBoxed(stack);
     }
-    if (!settings_serve(node)) {
+    if (!settings_serve(node, host)) {
       return {};
     }
     HostResults results;
@@ -322,8 +323,8 @@ class OpByOpRun::Run {
     return results;
   }
 
-  bool settings_serve(const Node& node) const {
-    return node.op->view || node.op->op.hasTag(at::Tag::pointwise) || settings_.serve(node.settings);
+  bool settings_serve(const Node& node, const HostOperator& host) const {
+    return node.op->view || host.pointwise || settings_.serve(node.settings);
   }
 
   static void add(const c10::IValue& returned, HostResults& results) {
