@@ -10,24 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from probes import python
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    StaticCache,
-    T5Config,
-    T5ForConditionalGeneration,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, StaticCache, Trainer, TrainingArguments
 
 import torch_xla
 
@@ -49,20 +35,22 @@ def model_of(family: str, dropout: float = 0.0) -> PreTrainedModel:
     torch.manual_seed(4)
     ends = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
     if family == "gpt2":
-        config = GPT2Config(
+        config = transformers.GPT2Config(
             vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2,
             resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **ends,
         )  # fmt: skip
-        return GPT2LMHeadModel(config)
+        return transformers.GPT2LMHeadModel(config)
     sizes = {
         "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, **ends,
     }  # fmt: skip
     if family == "mixtral":
-        return MixtralForCausalLM(MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **sizes))
+        return transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **sizes)
+        )
     if family == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**sizes))
-    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **sizes))
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **sizes))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -234,11 +222,11 @@ def small_model(family: str) -> PreTrainedModel:
         model.generation_config.eos_token_id = VOCABULARY - 1
         return model.eval()
     torch.manual_seed(4)
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2, pad_token_id=0,
         eos_token_id=VOCABULARY - 1, decoder_start_token_id=0,
     )  # fmt: skip
-    return T5ForConditionalGeneration(config).eval()
+    return transformers.T5ForConditionalGeneration(config).eval()
 
 
 SAMPLE = {("llama", "static", "greedy"), ("gpt2", "static", "sampling")}
@@ -277,26 +265,34 @@ def test_the_graphs_of_generate(family: str, cache: str, mode: str, compiles: An
         assert compiled.value == 3
 
 
-def test_a_token_compiles_nothing_with_a_static_cache(compiles: Any) -> None:
+@pytest.mark.parametrize("replays", [False, True], ids=["barriers", "replays"])
+@torch.no_grad()
+def test_a_token_compiles_nothing_with_a_static_cache(replays: bool, compiles: Any) -> None:
     """The decoding loop of one's own: a graph for the prompt, one for a token."""
-    host = model_of("llama").eval()
-    expected = host.generate(**prompt(), max_new_tokens=12, do_sample=False)
-    model = model_of("llama").eval().to("xla")
+    expected = model_of("llama").eval().generate(**prompt(), max_new_tokens=12, do_sample=False)
+    model, ids = model_of("llama").eval().to("xla"), torch.zeros(2, 18, dtype=torch.long, device="xla")
     cache = StaticCache(config=model.config, max_cache_len=32)
-    tokens = prompt()["input_ids"].to("xla")
-    results = []
-    with torch.no_grad():
-        position = torch.arange(5, device="xla")
-        for step in range(12):
-            with compiles(None if step < 3 else 0):
-                logits = model(
-                    tokens, past_key_values=cache, position_ids=position[None], use_cache=True
-                ).logits  # fmt: skip
-                tokens = logits[:, -1:].argmax(-1)
-                position = position[-1:] + 1
-                torch_xla.sync()
-            results.append(tokens)
-    assert torch.cat(results, 1).tolist() == expected[:, 5:].tolist()
+
+    def next_token(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return model(tokens, past_key_values=cache, position_ids=positions[None]).logits[:, -1:].argmax(-1)
+
+    def decode() -> None:
+        ids.index_copy_(1, position, token)
+        token.copy_(next_token(token, position))
+        position.add_(1)
+
+    token = next_token(on_xla(prompt())["input_ids"], torch.arange(5, device="xla"))
+    position = torch.tensor([5], device="xla")
+    graph = torch_xla.Graph()
+    torch_xla.sync()
+    if replays:
+        with graph:
+            decode()
+    for step in range(12):
+        with compiles(0 if replays or step > 2 else None):
+            graph.replay() if replays else decode()
+            torch_xla.sync()
+    assert ids[:, 5:17].tolist() == expected[:, 5:].tolist()
 
 
 @pytest.mark.costs("whole models are compiled")
