@@ -1,6 +1,7 @@
 """What processes do that meet new graphs: `python -m benchmarks.changing_runs steps gpt2 xla` in a fresh one.
 
-The results are printed as JSON; `benchmarks.changing` compares them.
+The last word is `xla`, `cpu` for torch eager or `inductor` for torch.compile. The results are printed as JSON;
+`benchmarks.changing` compares them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ def _memory(key: str) -> float:
     """MiB of this process: `VmRSS` now, `VmHWM` at most."""
     status = Path("/proc/self/status").read_text().split()
     return int(status[status.index(f"{key}:") + 1]) / 1024
+
+
+def _place(side: str) -> str:
+    """The device of a side."""
+    return "xla" if side == "xla" else "cpu"
+
+
+def _placed(model: Any, side: str, **options: Any) -> Any:
+    """The model where a side has it; torch.compile gets the options."""
+    if side == "inductor":
+        model.compile(**options)
+    return model.to(_place(side))
 
 
 def _barrier(device: str) -> None:
@@ -75,7 +88,7 @@ class _Gate(nn.Module):
         return x + torch.tanh(self.a * x + self.b) * torch.sigmoid(self.c * x + self.d).square()
 
 
-def ragged(kind: str, device: str, batches: str = str(BATCHES)) -> dict[str, Any]:
+def ragged(kind: str, side: str, batches: str = str(BATCHES)) -> dict[str, Any]:
     """Seconds of training steps on batches of ever other lengths, compiles, and resident memory on the way."""
     torch.manual_seed(0)
     lengths = random.Random(0)
@@ -84,17 +97,17 @@ def ragged(kind: str, device: str, batches: str = str(BATCHES)) -> dict[str, Any
         layers = [nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)]
     else:
         layers = [_Gate() for _ in range(12)]
-    model = nn.Sequential(nn.Embedding(256, 64), *layers, nn.Linear(64, 256)).to(device)
+    model = _placed(nn.Sequential(nn.Embedding(256, 64), *layers, nn.Linear(64, 256)), side, dynamic=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    _barrier(device)
+    _barrier(side)
     start, memory = perf_counter(), []
     for i in range(int(batches)):
-        tokens = torch.randint(0, 256, (4, lengths.randrange(20, 160))).to(device)
+        tokens = torch.randint(0, 256, (4, lengths.randrange(20, 160))).to(_place(side))
         optimizer.zero_grad()
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
-        _barrier(device)
+        _barrier(side)
         value = loss.item()
         if i % BATCHES == BATCHES - 1:
             memory.append(_memory("VmRSS"))
@@ -122,28 +135,27 @@ def _model(kind: str) -> Any:
     return auto.from_config(config).eval()
 
 
-def generate(kind: str, cache: str, mode: str, tokens: str = str(TOKENS)) -> dict[str, list[Any]]:
-    """Milliseconds a token of calls of `generate` on both devices, which take turns; compiles, and the ids."""
+def generate(kind: str, cache: str, mode: str, side: str, tokens: str = str(TOKENS)) -> dict[str, list[Any]]:
+    """Milliseconds a token of calls of `generate`, their compiles, and the ids."""
     options = MODES[mode] | ({"cache_implementation": "static", "disable_compile": True} if cache == "static" else {})
-    models = {device: _model(kind).to(device) for device in ("cpu", "xla")}
+    model = _model(kind)
     prompt = torch.randint(1, 90, (1, 8))
 
-    def call(device: str, count: int) -> Any:
+    def call(count: int) -> Any:
         torch.manual_seed(1)
-        start = prompt.to(device)
+        start = prompt.to(model.device)
         lengths = {"min_new_tokens": count, "max_new_tokens": count}
-        return models[device].generate(start, attention_mask=torch.ones_like(start), **lengths, **options).tolist()
+        return model.generate(start, attention_mask=torch.ones_like(start), **lengths, **options).tolist()
 
-    call("cpu", 2)  # what it imports
-    found: dict[str, list[Any]] = {"cpu": [], "xla": [], "compiles": [], "cpu_ids": [], "xla_ids": []}
+    call(2)  # what it imports
+    model = _placed(model, side)
+    calls: dict[str, list[Any]] = {"ms": [], "compiles": [], "ids": []}
     for _ in range(CALLS if int(tokens) == TOKENS else 1):
-        before = _compiles()
-        for device in models:
-            start = perf_counter()
-            found[f"{device}_ids"].append(call(device, int(tokens)))
-            found[device].append((perf_counter() - start) * 1e3 / int(tokens))
-        found["compiles"].append(_compiles() - before)
-    return found
+        before, start = _compiles(), perf_counter()
+        calls["ids"].append(call(int(tokens)))
+        calls["ms"].append((perf_counter() - start) * 1e3 / int(tokens))
+        calls["compiles"].append(_compiles() - before)
+    return calls
 
 
 if __name__ == "__main__":
