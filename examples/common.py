@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import NoReturn
 
 import torch
@@ -14,6 +17,9 @@ from torch import nn
 
 import torch_xla
 import torch_xla.debug.metrics as met
+
+# Sides that `--peers` compares: the device, and whether the model goes through torch.compile.
+PEERS = {"torch_xla": ("xla", False), "eager": ("cpu", False), "torch.compile": ("cpu", True)}
 
 
 def refuse(text: str) -> NoReturn:
@@ -45,7 +51,7 @@ def graphs(count: int) -> str:
 
 
 def seconds_per_step(step: Callable[[], object], device: torch.device | str, seconds: float = 3.0) -> float:
-    """Time of a step where steps follow each other, after two that warm up.
+    """Time of a step where steps follow each other, after five that warm up.
 
     Args:
         step: Runs a step. On an xla device a barrier is put after it.
@@ -64,30 +70,51 @@ def seconds_per_step(step: Callable[[], object], device: torch.device | str, sec
         wait(device)
         return time.perf_counter() - began
 
-    timed(2)
+    timed(5)
     once = timed(1)
     count = max(2, round(seconds / max(once, 1e-6)))
     return timed(count) / count
 
 
-def compare_with_peers(build: Callable[[str, bool], Callable[[], object]], seconds: float = 3.0) -> None:
-    """Prints the time of a step on device xla beside PyTorch's eager mode and ``torch.compile`` on the CPU.
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """The option that has steps timed and nothing else done."""
+    parser.add_argument(
+        "--peers",
+        nargs="?",
+        const="all",
+        choices=("all", *PEERS),
+        help="only time steps, beside PyTorch on the CPU; or one side's, in seconds",
+    )
+
+
+def compare_with_peers(side: str, builds: Mapping[str, Callable[[str, bool], Callable[[], object]]]) -> None:
+    """Prints the time of steps on device xla beside PyTorch's eager mode and ``torch.compile`` on the CPU.
+
+    Each side runs this program again with its own name, in turns: in one process their threads disturb each other.
 
     Args:
-        build: Makes a step, given a device and whether the model goes through ``torch.compile``.
-        seconds: About how long to measure each.
+        side: What ``--peers`` says: one of `PEERS`, whose seconds are printed as JSON, or ``all``.
+        builds: By what they are called, functions that make a step, given a device and whether the model goes through
+            ``torch.compile``.
     """
-    times = {
-        "torch_xla": seconds_per_step(build("xla", False), "xla", seconds),
-        "eager": seconds_per_step(build("cpu", False), "cpu", seconds),
-    }
-    try:
-        times["torch.compile"] = seconds_per_step(build("cpu", True), "cpu", seconds)
-    except Exception as error:  # there may be no compiler for it
-        print(f"torch.compile failed: {str(error).splitlines()[0]}")
-    own = times["torch_xla"]
-    for name, value in times.items():
-        print(f"a step with {name}: {value * 1e3:.1f} ms, {value / own:.2f} of torch_xla's")
+    if side != "all":
+        device, compiled = PEERS[side]
+        print(json.dumps({what: seconds_per_step(build(device, compiled), device) for what, build in builds.items()}))
+        return
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS}
+    for _ in range(3):
+        for name, taken in turns.items():
+            command = [sys.executable, *sys.orig_argv[1:], "--peers", name]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=name != "torch.compile")
+            if done.returncode == 0:  # there may be no compiler for it
+                taken.append(json.loads(done.stdout.splitlines()[-1]))
+    for what in builds:
+        own = median(taken[what] for taken in turns["torch_xla"])
+        for name in PEERS:
+            times = sorted(taken[what] for taken in turns[name])
+            if times:
+                middle, spread = median(times), times[-1] / times[0] - 1
+                print(f"{what}, {name}: {middle * 1e3:.1f} ms (spread {spread:.0%}), {middle / own:.2f} of torch_xla's")
 
 
 def draw_curve(values: Sequence[float], steps: Sequence[int], title: str, path: Path) -> None:

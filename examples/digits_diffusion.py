@@ -193,10 +193,8 @@ def compare(options: argparse.Namespace) -> None:
         digits = torch.arange(10).repeat_interleave(options.columns).to(device)
         return lambda: draw(network, digits, options.sampling_steps)
 
-    print(f"training with {options.batch_size} images:")
-    common.compare_with_peers(training)
-    print(f"drawing {10 * options.columns} images:")
-    common.compare_with_peers(drawing)
+    builds = {f"training with {options.batch_size} images": training, f"drawing {10 * options.columns} images": drawing}
+    common.compare_with_peers(options.peers, builds)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -208,7 +206,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sampling-steps", type=common.positive, default=25)
     parser.add_argument("--columns", type=common.positive, default=12, help="drawings of each digit")
     parser.add_argument("--output", type=Path, default=Path("demo-output/digits_diffusion.png"))
-    parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
+    common.add_peers(parser)
     options = parser.parse_args(arguments)
     if options.width % 8 or options.width < 8:
         common.refuse(f"got --width {options.width}, expected a multiple of 8")

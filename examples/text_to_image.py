@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", type=common.positive, default=1, help="processes, one per device")
     parser.add_argument("--own-loop", action="store_true", help="denoise in a loop written by hand")
     parser.add_argument("--output", type=Path, default=Path("demo-output/pictures"))
-    parser.add_argument("--peers", action="store_true", help="only time a picture, beside PyTorch on the CPU")
+    common.add_peers(parser)
     return parser.parse_args(arguments)
 
 
@@ -164,7 +164,7 @@ def compare(options: argparse.Namespace) -> None:
             pipeline.unet = torch.compile(pipeline.unet)
         return lambda: draw(pipeline, options.prompts[0], options, [])
 
-    common.compare_with_peers(build)
+    common.compare_with_peers(options.peers, {"a picture": build})
 
 
 def main() -> int:

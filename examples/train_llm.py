@@ -66,7 +66,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
     parser.add_argument("--characters", type=common.positive, help="how much of the text to use, all by default")
     parser.add_argument("--plot", type=Path, default=Path("demo-output/train_llm.png"))
-    parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
+    common.add_peers(parser)
     options = parser.parse_args(arguments)
     if options.spmd:
         llm_splits.axes_of(options.spmd)
@@ -242,7 +242,7 @@ def compare(options: argparse.Namespace) -> None:
         moved = batch.to(device)
         return lambda: trainer.step(moved)
 
-    common.compare_with_peers(build, seconds=8.0)
+    common.compare_with_peers(options.peers, {"a step": build})
 
 
 def main() -> int:

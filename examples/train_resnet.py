@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=1, help="processes that make or read pictures")
     parser.add_argument("--log-every", type=common.positive, default=20)
-    parser.add_argument("--peers", action="store_true", help="only time steps, beside PyTorch on the CPU")
+    common.add_peers(parser)
     options = parser.parse_args(arguments)
     if options.size < 32:
         common.refuse(f"got --size {options.size}, expected at least 32: the network halves it five times")
@@ -191,7 +191,7 @@ def compare(options: argparse.Namespace) -> None:
         batch = images.to(device), labels.to(device)
         return lambda: step(*batch)
 
-    common.compare_with_peers(build, seconds=8.0)
+    common.compare_with_peers(options.peers, {"a step": build})
 
 
 def main() -> int:
