@@ -92,6 +92,7 @@ def steps_of(name: str, mode: str | None, dry: bool) -> Figures:
     import torch_xla
     import torch_xla.core.xla_model as xm
     from benchmarks.observe import pipelined
+    from benchmarks.workloads import compile_in_place
 
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True  # XLA chooses its convolutions by trying them, too
@@ -116,7 +117,7 @@ def steps_of(name: str, mode: str | None, dry: bool) -> Figures:
         before = peer.memory()
         workload = build(name, peer.device, dry)
         if mode is not None:
-            workload.model.compile(mode=mode)
+            compile_in_place(workload.model, mode=mode)
 
         def block(steps: int) -> float:
             start = perf_counter()

@@ -47,7 +47,7 @@ def _place(side: str) -> str:
 def _placed(model: Any, side: str, **options: Any) -> Any:
     """The model where a side has it; torch.compile gets the options."""
     if side == "inductor":
-        model.compile(**options)
+        workloads.compile_in_place(model, **options)
     return model.to(_place(side))
 
 

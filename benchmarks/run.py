@@ -1,6 +1,7 @@
 """Prints every figure beside its target and writes them to benchmarks/results/<machine>.json.
 
-`python -m benchmarks.run [measurement ...]` takes them all, or those named. PJRT_DEVICE chooses the device.
+`python -m benchmarks.run [measurement ...]` takes them all, in an hour on two cores, or those named. `steps` (25
+minutes), `generate` (20), `new`, `ragged` and `reads` (3 each) are groups. PJRT_DEVICE chooses the device.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Cores that other programs may use during a measurement before it counts as disturbed.
 QUIET = 0.15
+GROUPS = {"steps": list(WORKLOADS)} | {
+    group: [name for name in MEASURES if name.startswith(f"{group}_")]
+    for group in ("new", "ragged", "generate", "reads")
+}
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, "<": operator.lt, "=": operator.eq}
 
 
@@ -180,10 +185,11 @@ def machine() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measurements", nargs="*", help=f"of {', '.join(MEASURES)}; all by default")
-    names = parser.parse_args().measurements or list(MEASURES)
+    parser.add_argument("measurements", nargs="*", help=f"of {', '.join([*GROUPS, *MEASURES])}; all by default")
+    words = parser.parse_args().measurements or list(MEASURES)
+    names = list(dict.fromkeys(name for word in words for name in GROUPS.get(word, [word])))
     if unknown := set(names) - set(MEASURES):
-        parser.error(f"unknown measurements {sorted(unknown)}; there are {', '.join(MEASURES)}")
+        parser.error(f"unknown measurements {sorted(unknown)}; there are {', '.join([*GROUPS, *MEASURES])}")
 
     where = machine()
     print(f"{where['device']}, {where['cpu']}, torch {where['torch']}, jax {where['jax']}\n")

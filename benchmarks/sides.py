@@ -68,7 +68,7 @@ def _on_xla(name: str, backend: str | None = None) -> Figures:
 
     workload = workloads.build(name, torch_xla.device())
     if backend is not None:
-        workload.model.compile(backend=backend)
+        workloads.compile_in_place(workload.model, backend=backend)
     torch_xla.sync(wait=True)
     met.clear_all()
 
@@ -100,7 +100,7 @@ def _on_cpu(name: str, compiled: bool = False) -> Figures:
 
     workload = workloads.build(name, "cpu")
     if compiled:
-        workload.model.compile()
+        workloads.compile_in_place(workload.model)
     return _steps(workload.step, lambda: None)
 
 
