@@ -51,12 +51,12 @@ def graphs(count: int) -> str:
 
 
 def seconds_per_step(step: Callable[[], object], device: torch.device | str, seconds: float = 3.0) -> float:
-    """Time of a step where steps follow each other, after five that warm up.
+    """Time of a step where steps follow each other, after as many that warm up: cheap graphs are compiled late.
 
     Args:
         step: Runs a step. On an xla device a barrier is put after it.
         device: Where it runs.
-        seconds: About how long to measure.
+        seconds: About how long to warm up, and to measure.
     """
     on_xla = torch.device(device).type == "xla"
 
@@ -70,9 +70,9 @@ def seconds_per_step(step: Callable[[], object], device: torch.device | str, sec
         wait(device)
         return time.perf_counter() - began
 
-    timed(5)
-    once = timed(1)
-    count = max(2, round(seconds / max(once, 1e-6)))
+    timed(2)
+    count = max(3, round(seconds / max(timed(1), 1e-6)))
+    timed(count)
     return timed(count) / count
 
 
