@@ -15,8 +15,10 @@ import jax
 from torch_xla._errors import message
 
 try:
-    from jax._src import config, distributed, profiler, xla_bridge
+    # `jax.extend` has some of these too, but imports Pallas with them.
+    from jax._src import config, distributed, profiler, source_info_util, xla_bridge
     from jax._src.compiler import _DISABLE_MOST_OPTIMIZATIONS
+    from jax._src.core import Primitive
     from jax._src.interpreters.pxla import (
         JitGlobalCppCacheKeys,
         MeshExecutableFastpathData,
@@ -25,6 +27,9 @@ try:
     )
     from jax._src.tree_util import dispatch_registry
     from jaxlib import _hlo, _jax, lapack, xla_client  # type: ignore[attr-defined]
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func, sdy, stablehlo
+    from jaxlib.mlir.passmanager import PassManager
 
     pjit = _jax.pjit
     _context: Callable[[], tuple[Any, ...]] = config.trace_context
@@ -45,15 +50,22 @@ __all__ = [
     "HloPrintOptions",
     "JitGlobalCppCacheKeys",
     "MeshExecutableFastpathData",
+    "PassManager",
+    "Primitive",
     "as_rules_want",
     "batched_device_put",
     "cc_shard_arg",
     "config",
     "dispatch_registry",
+    "func",
+    "ir",
     "job_state",
     "lapack",
     "mlir",
     "pjit",
+    "sdy",
+    "source_info_util",
+    "stablehlo",
     "states",
     "trace_context",
     "xla_client",

@@ -18,12 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 
 from torch_xla import _bindings
+from torch_xla._jax_internals import Primitive, ir
+from torch_xla._jax_internals import stablehlo as hlo
 from torch_xla.ops import host_kernel
 from torch_xla.ops.collective_call import REDUCTIONS, Call, Groups, parse
 

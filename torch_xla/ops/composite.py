@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.mlir import ir
 
+from torch_xla._jax_internals import ir
 from torch_xla.ops.registry import Context, lowers
 
 

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from torch_xla._jax_internals import lapack
+from torch_xla._jax_internals import Primitive, ir, lapack, stablehlo
 from torch_xla.ops import dtypes
 from torch_xla.ops.registry import Context, Meta, lowers
 

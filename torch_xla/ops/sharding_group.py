@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import jax
-from jax.extend.mlir.dialects import sdy
 
+from torch_xla._jax_internals import sdy
 from torch_xla.ops.collective import primitive
 
 _groups = itertools.count()

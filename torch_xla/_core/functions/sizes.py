@@ -121,7 +121,8 @@ def lowered_open(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """
     import jax
     from jax import export
-    from jax.extend.mlir import ir
+
+    from torch_xla._jax_internals import ir
 
     try:
         exported = export.export(jax.jit(function, keep_unused=True))(*arguments)
@@ -141,7 +142,7 @@ def lowered_open(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def has_open_sizes(bytecode: bytes) -> bool:
     """Whether a module takes inputs of any size."""
-    from jax.extend.mlir import ir
+    from torch_xla._jax_internals import ir
 
     with _context():
         main = _main_of(ir.Module.parse(bytecode))
@@ -155,8 +156,7 @@ def _context() -> Any:
 
 
 def _main_of(module: Any) -> Any:
-    from jax.extend.mlir import ir
-    from jax.extend.mlir.dialects import func  # noqa: F401  (what is found is of its class)
+    from torch_xla._jax_internals import ir
 
     return ir.SymbolTable(module.operation)["main"]
 
@@ -167,11 +167,9 @@ def specialised(bytecode: bytes, shapes: Sequence[tuple[int, ...]]) -> bytes:
     A function of fixed sizes is put before the module's own, and XLA carries the sizes through. Raises ValueError where
     sizes that should be equal are not, or one is outside its range.
     """
-    from jax.extend.mlir import ir
-    from jax.extend.mlir.dialects import func as functions
-    from jax.extend.mlir.dialects import stablehlo as hlo
-
-    from torch_xla._jax_internals import mlir
+    from torch_xla._jax_internals import func as functions
+    from torch_xla._jax_internals import ir, mlir
+    from torch_xla._jax_internals import stablehlo as hlo
 
     func: Any = functions  # its stubs lack what MLIR adds to the classes
     with _context(), ir.Location.unknown():

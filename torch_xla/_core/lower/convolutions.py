@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy, stablehlo
+from torch_xla._jax_internals import ir, sdy, stablehlo
 
 _MESH, _CONVOLUTION = "sdy.mesh", "stablehlo.convolution"
 

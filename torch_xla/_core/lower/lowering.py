@@ -19,9 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import source_info_util
-from jax.extend.mlir import ir
-from jax.extend.mlir.passmanager import PassManager
 
 from torch_xla import _config, _events, _fallbacks, _jax_internals
 from torch_xla._core.device import client, environment, placement
@@ -32,6 +29,7 @@ from torch_xla._core.lower.calling_convention import Convention, number_indices
 from torch_xla._core.lower.composites import MARKS, CompositeRegion, boundary, plan
 from torch_xla._core.lower.horizontal import HorizontalPlan
 from torch_xla._errors import message
+from torch_xla._jax_internals import PassManager, ir, source_info_util
 from torch_xla.ops import collective, conv, fallback, host_kernel, precision
 from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.call_settings import as_recorded
