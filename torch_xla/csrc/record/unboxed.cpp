@@ -1,6 +1,7 @@
 #include "record/unboxed.h"
 
 #include <ATen/Operators.h>
+#include <ATen/core/functional.h>
 #include <torch/library.h>
 
 #include <array>
@@ -51,20 +52,6 @@ class TypedArguments {
   std::array<IValue, N> values_;
 };
 
-template <class Result>
-struct ResultOf;
-template <>
-struct ResultOf<Tensor> {
-  static Tensor of(Tensors& fresh) { return std::move(fresh[0]); }
-  static Tensor of(torch::jit::Stack& stack) { return std::move(stack[0]).toTensor(); }
-};
-template <>
-struct ResultOf<std::tuple<Tensor, Tensor, Tensor>> {
-  using Three = std::tuple<Tensor, Tensor, Tensor>;
-  static Three of(Tensors& fresh) { return {std::move(fresh[0]), std::move(fresh[1]), std::move(fresh[2])}; }
-  static Three of(torch::jit::Stack& stack) { return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()}; }
-};
-
 template <class Op, class Schema>
 struct Kernel;
 template <class Op, class Result, class... Args>
@@ -72,34 +59,25 @@ struct Kernel<Op, Result(Args...)> {
   static Result call(Args... args) {
     static auto& info = op_info(Op::name, Op::overload_name);
     const FrameScope frame;
+    const auto result_of = [&](auto&& results) -> Result {
+      if constexpr (std::is_same_v<Result, Tensor&>) {
+        return std::get<0>(std::tie(args...));  // it writes its first argument
+      } else if constexpr (std::is_same_v<Result, Tensor>) {
+        return std::move(results[0]);
+      } else {
+        return {std::move(results[0]), std::move(results[1]), std::move(results[2])};
+      }
+    };
     {
       TypedArguments<sizeof...(Args)> arguments;
       arguments.set(args...);
       if (auto fresh = record_cached(info, arguments.data())) {
-        return ResultOf<Result>::of(*fresh);
+        return result_of(*fresh);
       }
     }
     torch::jit::Stack stack{IValue(args)...};
     record_any(info, &stack);
-    return ResultOf<Result>::of(stack);
-  }
-};
-// One that writes its first argument.
-template <class Op, class... Args>
-struct Kernel<Op, Tensor&(Tensor&, Args...)> {
-  static Tensor& call(Tensor& self, Args... args) {
-    static auto& info = op_info(Op::name, Op::overload_name);
-    const FrameScope frame;
-    {
-      TypedArguments<1 + sizeof...(Args)> arguments;
-      arguments.set(self, args...);
-      if (record_cached(info, arguments.data())) {
-        return self;
-      }
-    }
-    torch::jit::Stack stack{IValue(self), IValue(args)...};
-    record_any(info, &stack);
-    return self;
+    return result_of(c10::fmap(stack, [](const IValue& v) { return v.toTensor(); }));
   }
 };
 
