@@ -97,6 +97,20 @@ def test_values_are_let_go_of() -> None:
     assert len(_bindings.live_tensors(0)) == before + len(result)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_derivatives_of_its_calls() -> None:
+    run, x, one = calls_of(traced(lambda x: [x.sin()], X)), X.to("xla"), torch.ones_like(X).to("xla")
+    with torch.no_grad():
+        assert not run(x.clone().requires_grad_())[0].requires_grad
+        derivatives = [torch.func.jvp(lambda x: run(x)[0], (x,), (one,))[1]]
+        with torch.autograd.forward_ad.dual_level():
+            (dual,) = run(torch.autograd.forward_ad.make_dual(x, one))
+            derivatives.append(torch.autograd.forward_ad.unpack_dual(dual).tangent)
+    derivatives += torch.autograd.grad(run(x.requires_grad_())[0], x, one)
+    for derivative in derivatives:
+        torch.testing.assert_close(derivative.cpu(), X.cos())
+
+
 def test_the_graph_is_that_of_python() -> None:
     module = traced(lambda x: (torch.cat([x.t() + 1, x.t()]).softmax(0),), X)
     x = X.to("xla")

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from agreement import closely, on_both
 from conftest import Counting
+from probes import sampled
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torch_xla
-import torch_xla.debug.metrics as met
 from torch_xla._core.functions.calls import calls_of
 
-
-@contextmanager
-def runs(expected: int) -> Iterator[None]:
-    """Fails unless so many programs are run in the block."""
-
-    def count() -> int:
-        data = met.metric_data("ExecuteTime")
-        return data[0] if data else 0
-
-    before = count()
-    yield
-    assert count() - before == expected
+near = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5, check_device=False)
+runs = functools.partial(sampled, "ExecuteTime")  # programs that are run in the block
 
 
 def network(width: int, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -73,25 +65,21 @@ def twice(net: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, x:
 
 def compare(step: Step, width: int, expected: int, barrier: bool) -> None:
     """Trains on the CPU and, compiled, on the device: runs of a step in the steady state, and final values."""
-    results = []
-    for device in ("cpu", "xla"):
+
+    @on_both(near)
+    def trained(device: str) -> list[torch.Tensor]:
         model, optimizer = network(width, device)
         net = torch.compile(model, backend="openxla") if device == "xla" else model
         data = [x.to(device) for x in batches(width)]
         torch_xla.sync()
         for turn, x in enumerate(data):
-            with runs(expected) if device == "xla" and turn >= 3 else runs_any():
+            with runs(expected if device == "xla" and turn >= 3 else None):
                 step(net, optimizer, x, turn)
                 if barrier:
                     torch_xla.sync()
-        results.append([value.cpu() for value in model.state_dict().values()])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+        return list(model.state_dict().values())
 
-
-@contextmanager
-def runs_any() -> Iterator[None]:
-    yield
+    trained()
 
 
 @pytest.mark.compiled("it counts runs of programs")
@@ -131,21 +119,31 @@ def test_a_compiled_update_belongs_to_it() -> None:
     compare(step, 13, 1, False)
 
 
-def test_its_values_are_there_before_the_next() -> None:
-    model, optimizer = network(14, "xla")
-    own, _ = network(14, "cpu")
-    net = torch.compile(model, backend="openxla")
-    x = batches(14)[0]
+@pytest.mark.costs("PyTorch's compiler traces a network")
+def test_a_step_records_what_one_without_a_compiler_does() -> None:
+    """Linear layers and their backward passes stay whole, also in the first call, which PyTorch watches."""
+    steps = []
+    for compiled in (False, True):
+        model = nn.Sequential(nn.Linear(9, 9), nn.LayerNorm(9), nn.GELU(), nn.Linear(9, 2)).to("xla")
+        net = torch.compile(model, backend="openxla") if compiled else model
+        for x in batches(9, count=2):
+            before = Counter(torch_xla._bindings.op_counts())
+            torch.autograd.grad(net(x.to("xla")).sum(), list(model.parameters()))
+            steps.append(Counter(torch_xla._bindings.op_counts()) - before)
+    assert steps[0]["linear"] == steps[0]["linear_backward"] == 2
+    assert all(step == steps[0] for step in steps)
+
+
+@on_both(near)
+def test_its_values_are_there_before_the_next(device: str) -> tuple[torch.Tensor, ...]:
+    model, optimizer = network(14, device)
+    net = torch.compile(model, backend="openxla") if device == "xla" else model
+    x = batches(14)[0].to(device)
     for _ in range(2):
         optimizer.zero_grad()
-        loss = net(x.to("xla")).square().mean()
+        loss = net(x).square().mean()
         loss.backward()
-    own.train()(x)
-    expected = own(x).square().mean()
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    for ours, theirs in zip(model.parameters(), own.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5)
+    return loss.detach(), *(p.grad for p in model.parameters())
 
 
 def test_without_gradients_a_call_is_started_at_once(compiles: Counting) -> None:
@@ -181,7 +179,10 @@ def test_evaluation_between_steps(compiles: Counting) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_no_call_of_a_graph_goes_through_python(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_both(near)
+def test_no_call_of_a_graph_goes_through_python(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch, device: str
+) -> list[torch.Tensor]:
     graphs: list[bool] = []
 
     def noted(module: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -195,37 +196,30 @@ def test_no_call_of_a_graph_goes_through_python(dynamic: bool, monkeypatch: pyte
         return torch.cat([part.sin() * rows for part in parts]).sum(0)
 
     monkeypatch.setattr("torch_xla.core.dynamo_bridge.calls_of", noted)
-    run = torch.compile(function, backend="openxla", dynamic=dynamic)
+    run = torch.compile(function, backend="openxla", dynamic=dynamic) if device == "xla" else function
+    results = []
     for rows in (4, 6) if dynamic else (4,):
-        own, weight = torch.randn(rows, 5), torch.randn(5, 8)
-        moved = [x.to("xla").requires_grad_() for x in (own, weight)]
-        for x in (own, weight):
-            x.requires_grad_()
-        result, expected = run(*moved), function(own, weight)
-        result.sum().backward()
-        expected.sum().backward()
-        torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(moved[1].grad, weight.grad, check_device=False, rtol=1e-4, atol=1e-5)
-    assert graphs == [True, True]
+        x, weight = (torch.randn(*shape).to(device).requires_grad_() for shape in ((rows, 5), (5, 8)))
+        result = run(x, weight)
+        results += [result.detach(), *torch.autograd.grad(result.sum(), (x, weight))]
+    assert graphs == [True, True] * (device == "xla")
+    return results
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, {"backend": "inductor"}])
-def test_what_is_compiled_without_a_backend_is_compiled_by_openxla(options: dict[str, Any]) -> None:
-    @torch.compile(**options)
+@on_both(closely)
+def test_what_is_compiled_without_a_backend_is_compiled_by_openxla(
+    options: dict[str, Any], device: str
+) -> tuple[torch.Tensor, ...]:
     def step(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         state.mul_(0.5).add_(x)
         return (state * 2).sin().sum()
 
-    x, state = torch.arange(3.0, requires_grad=True), torch.ones(3)
-    own, moved = x.detach().to("xla").requires_grad_(), state.to("xla")
-    loss = step(own, moved)
+    x, state = torch.arange(3.0).to(device).requires_grad_(), torch.ones(3).to(device)
+    loss = (torch.compile(step, **options) if device == "xla" else step)(x, state)
     loss.backward()
-    expected = (state.mul_(0.5).add_(x) * 2).sin().sum()
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item())
-    torch.testing.assert_close(moved.cpu(), state)
-    torch.testing.assert_close(own.grad, x.grad, check_device=False)
+    return loss, state, x.grad
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -240,8 +234,6 @@ def test_flex_attention(compiled: bool) -> None:
     bias = (-distance).masked_fill(distance < 0, -torch.inf)
     mine = [x.detach().cpu().requires_grad_() for x in (q, k, v)]
     expected = nn.functional.scaled_dot_product_attention(*mine, attn_mask=bias)
-    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
+    near(result, expected)
     weight = torch.randn(1, 2, 16, 8)
-    grads = torch.autograd.grad(result, [q, k, v], weight.to("xla"))
-    for ours, theirs in zip(grads, torch.autograd.grad(expected, mine, weight), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    near(torch.autograd.grad(result, [q, k, v], weight.to("xla")), torch.autograd.grad(expected, mine, weight))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from agreement import refused_alike
+from functorch.compile import make_boxed_func
 from probes import cut_of
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import torch_xla
@@ -30,11 +34,7 @@ def same(function: Callable[..., object], tensors: list[Tensor], **tolerance: fl
     """Compares with the CPU, strides included; by a compiled program, where small values would be computed there."""
     expected, got = (function(*(t.to(device, copy=True) for t in tensors)) for device in ("cpu", "xla"))
     torch_xla.sync()
-    flat_expected, flat_got = (torch.utils._pytree.tree_leaves(result) for result in (expected, got))
-    assert len(flat_expected) == len(flat_got)
-    for one, other in zip(flat_expected, flat_got, strict=True):
-        torch.testing.assert_close(other.cpu(), one, **tolerance)
-        assert one.stride() == other.stride()
+    torch.testing.assert_close(got, expected, check_device=False, check_stride=True, **tolerance)
 
 
 def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -199,6 +199,26 @@ def test_a_dispatch_mode_sees_the_parts() -> None:
         F.linear(x, weight, bias)
     assert seen == ["aten.t.default", "aten.addmm.default"]
     same(lambda *t: torch.compile(F.linear, backend="aot_eager", fullgraph=True)(*t), examples((2, 3, 5), bias=True))
+
+
+@pytest.mark.costs("PyTorch's compiler traces functions")
+def test_a_traced_graph_has_it_whole() -> None:
+    """Unless a subclass or a transform sees the call as well."""
+    graphs: list[list[str]] = []
+
+    def note(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append([str(n.target) for n in module.graph.nodes if "linear" in str(n.target) or "mm" in str(n.target)])
+        return make_boxed_func(module)
+
+    compiled = functools.partial(torch.compile, backend=aot_autograd(fw_compiler=note), fullgraph=True)
+    tensors = examples((2, 3, 5), bias=True)
+    same(lambda *t: torch.autograd.grad(compiled(F.linear)(*(x.requires_grad_() for x in t)).sum(), t), tensors)
+    assert graphs[-2:] == [["aten.linear.default"], ["aten.linear_backward.default"]]
+    same(compiled(lambda x, *layer: F.linear(TwoTensor(x, -x), *layer).a), examples((2, 3, 5), bias=True))
+    assert set(graphs[-1]) == {"aten.mm.default"}
+    per_row = torch.func.vmap(torch.func.grad(lambda x, *layer: F.linear(x, *layer).sum()), (0, None, None))
+    same(compiled(per_row), examples((3, 5), bias=True))
+    assert not any("linear" in name for name in graphs[-1])
 
 
 def test_autocast_and_checkpointing() -> None:

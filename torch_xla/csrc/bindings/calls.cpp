@@ -3,6 +3,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/python_arg_parser.h>
@@ -69,27 +70,21 @@ class Calls {
 
   // Ends the graph: `outputs` are what it returns, with None for what is no value of its own.
   void finish(const std::vector<std::optional<Slot>>& outputs) {
-    std::vector<bool> used(slots_, false);
-    std::fill_n(used.begin(), inputs_, true);  // these have another owner
+    used_.resize(slots_);
     for (const auto& output : outputs) {
       outputs_.push_back(output ? std::optional(checked(*output)) : std::nullopt);
       if (output) {
-        used[output->number] = true;
+        used_[output->number] = true;
       }
     }
     const std::function<void(Operand&)> mark = [&](Operand& x) {
       if (x.kind == Operand::Kind::Value) {
-        x.last = !used[x.slot];
-        used[x.slot] = true;
+        x.last = !used_[x.slot];
+        used_[x.slot] = true;
       }
       std::for_each(x.parts.rbegin(), x.parts.rend(), mark);
     };
     for (auto call = calls_.rbegin(); call != calls_.rend(); ++call) {
-      for (auto i = call->first; i < call->first + call->count; ++i) {
-        if (!used[i]) {
-          call->unused.push_back(i);
-        }
-      }
       std::for_each(call->operands.rbegin(), call->operands.rend(), mark);
     }
   }
@@ -111,6 +106,12 @@ class Calls {
     {
       const LineScope line;
       const py::gil_scoped_release no_gil;
+      // They were traced below autograd, and need it only where somebody differentiates them again.
+      const bool differentiated =
+          c10::GradMode::is_enabled() || torch::autograd::ForwardADLevel::try_get_by_idx(0) ||
+          c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+      const c10::impl::ExcludeDispatchKeyGuard below(differentiated ? c10::DispatchKeySet()
+                                                                    : c10::autograd_dispatch_keyset);
       torch::jit::Stack stack;
       for (const auto& call : calls_) {
         make(call, values, stack);
@@ -138,9 +139,7 @@ class Calls {
     py::object function;
     uint32_t position = 0;
     std::vector<Operand> operands;
-    uint32_t first = 0;  // result
-    uint32_t count = 0;
-    std::vector<uint32_t> unused;  // results
+    uint32_t first = 0;  // of its results
   };
 
   uint32_t checked(const Slot& slot) const {
@@ -150,7 +149,6 @@ class Calls {
 
   uint32_t add(Call call, size_t results) {
     call.first = slots_;
-    call.count = results;
     slots_ += results;
     calls_.push_back(std::move(call));
     return calls_.back().first;
@@ -237,24 +235,24 @@ class Calls {
     return *number;
   }
 
-  static void make(const Call& call, std::vector<IValue>& values, torch::jit::Stack& stack) {
+  void make(const Call& call, std::vector<IValue>& values, torch::jit::Stack& stack) const {
     stack.clear();
     for (const auto& operand : call.operands) {
       stack.push_back(value_of(operand, values));
     }
     if (call.op) {
       call.op->callBoxed(stack);
-      std::move(stack.begin(), stack.end(), values.begin() + call.first);
+      for (size_t i = 0; i < stack.size(); ++i) {
+        values[call.first + i] = used_[call.first + i] ? std::move(stack[i]) : IValue();
+      }
     } else {
       values[call.first] = call.function ? computed(call, stack) : IValue(stack[0].toListRef().at(call.position));
-    }
-    for (const auto slot : call.unused) {
-      values[slot] = {};
     }
   }
 
   const uint32_t inputs_;
   uint32_t slots_;
+  std::vector<bool> used_;  // by a call or as a result
   std::vector<Call> calls_;
   std::vector<std::optional<uint32_t>> outputs_;
 };
