@@ -134,6 +134,11 @@ def sampled(name: str, expected: int | None = None) -> Iterator[Samples]:
         assert samples.value == expected, f"{name} was sampled {samples.value} times, expected {expected}"
 
 
+def cuts() -> int:
+    """How often a loop without barriers was cut."""
+    return _metrics.counter("AutoBarrier") or 0
+
+
 def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that gets the key of every graph from now on, whether known or new."""
     keys: list[str] = []

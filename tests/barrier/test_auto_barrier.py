@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import Counting
+from probes import cuts
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_xla
-from torch_xla import _bindings, _metrics, experimental
+from torch_xla import _bindings, experimental
 from torch_xla._core.compile import cache
 
 pytestmark = pytest.mark.usefixtures("capfd", "short_loops")
@@ -35,10 +36,6 @@ def run(program: Program, device: str, steps: int = STEPS, barrier: bool = False
             torch_xla.sync()
     actual = [result.detach() for result in results()]
     return [result.cpu() for result in actual]
-
-
-def cuts() -> int:
-    return _metrics.counter("AutoBarrier") or 0
 
 
 def check(program: Program, compiles: Counting, steps: int = STEPS, more: int = 2, **tolerance: float) -> int:

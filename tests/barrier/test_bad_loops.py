@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import Counting
+from probes import cuts
 from torch import Tensor
 
 import torch_xla
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings
 from torch_xla._core.compile import cache, compiler
 from torch_xla.ops import registry
 
@@ -38,10 +39,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(_bindings, "find_loop", counted)
     return results
-
-
-def cuts() -> int:
-    return _metrics.counter("AutoBarrier") or 0
 
 
 def test_a_body_that_changes_in_each_turn(compiles: Counting) -> None:

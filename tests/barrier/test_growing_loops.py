@@ -10,12 +10,12 @@ import torch
 from conftest import Counting, following
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probes import setting
+from probes import cuts, setting
 from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_xla
-from torch_xla import _bindings, _config, _metrics
+from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache
 from torch_xla._core.execute import auto_barrier, hotness
 from torch_xla._core.report import recompiles
@@ -154,10 +154,6 @@ def run(program: Program, device: str, turns: int) -> tuple[list[Tensor], list[i
         elif device == "xla":
             waiting.append(_bindings.Cut.of_device(0).preview().num_nodes)
     return results, waiting
-
-
-def cuts() -> int:
-    return _metrics.counter("AutoBarrier") or 0
 
 
 @pytest.mark.own_client("on a plugin new graphs are compiled")

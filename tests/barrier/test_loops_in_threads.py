@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 from conftest import Counting
+from probes import cuts
 from torch import Tensor, nn
 
 import torch_xla
-from torch_xla import _metrics
 
 pytestmark = pytest.mark.usefixtures("short_loops")
 
@@ -42,10 +42,6 @@ def compare(training: Training, steps: int, width: int = 8) -> None:
         expected.step()
     for ours, reference in zip(training.weights(), expected.weights(), strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
-
-
-def cuts() -> int:
-    return _metrics.counter("AutoBarrier") or 0
 
 
 def in_turns(works: list[Callable[[], None]], turns: list[tuple[int, int]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from agreement import closely, on_both
 
 import torch_xla.distributed.spmd as xs
 from torch_xla import _notices
@@ -161,14 +162,12 @@ def test_graphs_have_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         save_tensors_graph(str(tmp_path), "step", [torch.ones(3, device="xla")])
 
 
-def test_decomposed_quantized_operators() -> None:
+@on_both(closely)
+def test_decomposed_quantized_operators(device: str) -> tuple[torch.Tensor, ...]:
     importlib.import_module("torch_xla.experimental.quantized")
     operators = torch.ops.quantized_decomposed
-    x, scale, zero = torch.randn(3, 4), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 0, -2])
-    results = []
-    for device in ("cpu", "xla"):
-        q = operators.quantize_per_tensor(x.to(device), 0.1, 3, -128, 127, torch.int8)
-        c = operators.quantize_per_channel(x.to(device), scale.to(device), zero.to(device), 0, -128, 127, torch.int8)
-        back = operators.dequantize_per_channel(c, scale.to(device), zero.to(device), 0, -128, 127, torch.int8)
-        results.append([q.cpu(), c.cpu(), back.cpu()])
-    torch.testing.assert_close(results[1], results[0])
+    x, scale = torch.randn(3, 4).to(device), torch.tensor([0.1, 0.2, 0.3], device=device)
+    zero = torch.tensor([1, 0, -2], device=device)
+    per_tensor = operators.quantize_per_tensor(x, 0.1, 3, -128, 127, torch.int8)
+    per_channel = operators.quantize_per_channel(x, scale, zero, 0, -128, 127, torch.int8)
+    return per_tensor, per_channel, operators.dequantize_per_channel(per_channel, scale, zero, 0, -128, 127, torch.int8)
