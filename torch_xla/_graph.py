@@ -151,9 +151,9 @@ class Graph:
             self.instantiate()
         device = self._device
         with _events.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
-            self._pipeline.finish(device)
             if _bindings.has_pending(device):
                 barrier.sync(device, cause=debug_level.REPLAY)
+            self._pipeline.finish(device)  # its graph may run op by op
             if self._executable is None:  # nothing was recorded
                 return
             start = time.perf_counter()

@@ -294,6 +294,13 @@ class TestMemory:
         graph.replay()
         assert y.tolist() == [2] * 3
 
+    def test_what_is_pending_runs_first(self) -> None:
+        x = ones(512, 512)
+        graph, _ = captured(lambda: x.add_(1))
+        x.mul_(4)  # operator by operator, in the background
+        graph.replay()
+        assert x[0, 0] == 5
+
     def test_results_that_nobody_wants_are_freed(self) -> None:
         x = ones(3)
         before = len(_bindings.live_tensors(0))
@@ -306,8 +313,7 @@ class TestMemory:
         assert len(_bindings.live_tensors(0)) == before
 
     def test_a_tensor_that_dies_within(self) -> None:
-        held = [ones(3) * 3]
-        y = ones(3)
+        held, y = [ones(3) * 3], ones(3)
 
         def step() -> None:
             y.mul_(held[0])
