@@ -31,6 +31,7 @@ CASES = [
     for mode in ("greedy", "sample", "beam")
 ]
 CASES += [("large", cache, "greedy") for cache in ("dynamic", "static")]
+DECODED = {"llama": "a Llama of 2 layers", "large": "a Llama of 8 layers, 512 wide"}
 SIDES = ("xla", "cpu")
 
 
@@ -114,6 +115,17 @@ def generate(model: str) -> Figures:
     return figures
 
 
+def decode(model: str) -> Figures:
+    """A token of a loop with a static cache, which torch_xla replays, ÷ torch eager's, ÷ the better of the others'."""
+    rounds = _rounds("decode", model, sides=(*SIDES, "inductor"))
+    return {
+        f"decode_{model}_ratio": _ratio(rounds, _later),
+        f"decode_{model}_best_ratio": _ratio(rounds, _later, best=True),
+        f"decode_{model}_ms": median(_later(turn["xla"]) for turn in rounds),
+        f"decode_{model}_same": min(sum(map(operator.eq, turn["xla"]["ids"], turn["cpu"]["ids"])) for turn in rounds),
+    }
+
+
 def _later(side: dict[str, Any]) -> float:
     """Milliseconds a token of the calls after the first."""
     return median(side["ms"][1:])
@@ -123,6 +135,7 @@ MEASURES: dict[str, Callable[[], Figures]] = {
     **{f"new_{name}": partial(first_steps, name) for name in WORKLOADS},
     **{f"ragged_{kind}": partial(ragged, kind) for kind in RAGGED},
     **{f"generate_{model}": partial(generate, model) for model in dict.fromkeys(case[0] for case in CASES)},
+    **{f"decode_{model}": partial(decode, model) for model in DECODED},
 }
 
 
@@ -139,6 +152,9 @@ def lines() -> Iterator[tuple[Any, ...]]:
         target = 1.0 if case[0] == "large" else 1.3
         yield f"{key}_ratio", f"generate, {', '.join(case)} / torch eager", "", "<=", target
         yield f"{key}_same", "  calls with the ids expected", "", "=", 6.0
+    for model, words in DECODED.items():
+        yield f"decode_{model}_best_ratio", f"replay of a token of {words} / the better peer", "", "<=", 1.0
+        yield f"decode_{model}_same", "  texts with the ids expected", "", "=", 6.0
 
 
 def comparisons() -> Iterator[tuple[Any, ...]]:
@@ -159,3 +175,6 @@ def comparisons() -> Iterator[tuple[Any, ...]]:
         yield f"{key}_first_ratio", f"first generate, {', '.join(case)} / torch eager"
         yield f"{key}_compiles", "  its compiles"
         yield f"{key}_later_compiles", "  compiles of five later calls"
+    for model, words in DECODED.items():
+        yield f"decode_{model}_ms", f"replay of a token of {words}", "ms"
+        yield f"decode_{model}_ratio", "  / torch eager"

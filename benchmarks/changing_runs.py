@@ -158,6 +158,56 @@ def generate(kind: str, cache: str, mode: str, side: str, tokens: str = str(TOKE
     return calls
 
 
+@torch.no_grad()
+def decode(kind: str, side: str) -> dict[str, list[Any]]:
+    """Milliseconds a token of decoding with a static cache, greedily, and the ids: torch_xla replays a token."""
+    from transformers import StaticCache
+
+    prompt = torch.randint(1, 90, (1, 8))
+    model = _placed(_model(kind), side)
+    length = prompt.shape[1] + TOKENS
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    token, position = ids[:, :1].clone(), ids[0, :1].clone()
+
+    def choose(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return model(tokens, past_key_values=cache, position_ids=positions[None]).logits[:, -1:].argmax(-1)
+
+    def begin() -> None:
+        cache.reset()
+        ids[:, : prompt.shape[1]] = prompt.to(model.device)
+        token.copy_(choose(ids[:, : prompt.shape[1]], torch.arange(prompt.shape[1], device=model.device)))
+        position.fill_(prompt.shape[1])
+
+    def advance() -> None:
+        ids.index_copy_(1, position, token)
+        token.copy_(choose(token, position))
+        position.add_(1)
+
+    begin()
+    step = advance
+    if side == "xla":
+        graph = torch_xla.Graph()
+        with graph:
+            advance()
+        step = graph.replay
+    calls: dict[str, list[Any]] = {"ms": [], "ids": []}
+    for _ in range(CALLS):
+        begin()
+        ids.tolist()
+        start = perf_counter()
+        for _ in range(TOKENS):
+            step()
+        calls["ids"].append(ids.tolist())
+        calls["ms"].append((perf_counter() - start) * 1e3 / TOKENS)
+    return calls
+
+
 if __name__ == "__main__":
-    runs: dict[str, Callable[..., dict[str, Any]]] = {"steps": steps, "ragged": ragged, "generate": generate}
+    runs: dict[str, Callable[..., dict[str, Any]]] = {
+        "steps": steps,
+        "ragged": ragged,
+        "generate": generate,
+        "decode": decode,
+    }
     print(json.dumps(runs[sys.argv[1]](*sys.argv[2:])))
