@@ -49,8 +49,7 @@ def test_as_on_cpu(form, flat, reduction, zero_infinity):
         assert not met.executed_fallback_ops()
         results.append((loss.detach().cpu(), x.grad.cpu()))
     assert results[0][0].dim() == (reduction == "none")
-    for ours, theirs in zip(*reversed(results), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("make", [lambda n: (n,), lambda n: torch.tensor(n), lambda n: torch.tensor(n, device="xla")])
