@@ -294,13 +294,6 @@ class TestMemory:
         graph.replay()
         assert y.tolist() == [2] * 3
 
-    def test_what_is_pending_runs_first(self) -> None:
-        x = ones(512, 512)
-        graph, _ = captured(lambda: x.add_(1))
-        x.mul_(4)  # operator by operator, in the background
-        graph.replay()
-        assert x[0, 0] == 5
-
     def test_results_that_nobody_wants_are_freed(self) -> None:
         x = ones(3)
         before = len(_bindings.live_tensors(0))
@@ -323,6 +316,13 @@ class TestMemory:
         graph.replay()
         graph.replay()
         assert y.tolist() == [9] * 3
+
+    def test_what_is_pending_runs_first(self) -> None:
+        x = ones(512, 512)
+        graph, _ = captured(lambda: x.add_(1))
+        x.mul_(4)  # operator by operator, in the background
+        graph.replay()
+        assert x[0, 0] == 5
 
     def test_several_graphs_on_the_same_memory(self) -> None:
         x = ones(3)
