@@ -32,6 +32,8 @@ _PARALLEL = 20_000_000
 _ASIDE = 500_000_000  # the same for what nothing waits for: XLA computes other things beside it in its own threads
 _LEAST = 1 << 14  # values below which XLA's code is as fast
 _FUSED = 1 << 14  # values above which a normalization is better fused by XLA with what is around it
+_NARROW = 16  # width of heads below which XLA's products and softmax are quicker,
+_IN_CACHE = 1 << 20  # up to so many scores
 _PER_VALUE = 64  # multiplications that other work on a value is worth
 _INTEGERS = frozenset("int64 int32 int16 int8 uint8".split())
 _PLAIN = _INTEGERS | {"float32", "float64"}
@@ -192,6 +194,8 @@ def _attention(q: jax.Array, k: jax.Array, v: jax.Array, *rest: object, attn_mas
     if not plain or not masked or q.dtype.name not in ("float32", *_HALF):
         return 0
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if q.shape[3] < _NARROW and scores < _IN_CACHE:
+        return 0
     return _enough(scores * (2 * q.shape[3] + _PER_VALUE))  # each is an exponential beside the products
 
 
