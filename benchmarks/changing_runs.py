@@ -163,8 +163,9 @@ def decode(kind: str, side: str) -> dict[str, list[Any]]:
     """Milliseconds a token of decoding with a static cache, greedily, and the ids: torch_xla replays a token."""
     from transformers import StaticCache
 
+    model = _model(kind)
     prompt = torch.randint(1, 90, (1, 8))
-    model = _placed(_model(kind), side)
+    model = _placed(model, side)
     length = prompt.shape[1] + TOKENS
     cache = StaticCache(config=model.config, max_cache_len=length)
     ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
