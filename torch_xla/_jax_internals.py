@@ -18,7 +18,7 @@ try:
     # `jax.extend` has some of these too, but imports Pallas with them.
     from jax._src import config, distributed, profiler, source_info_util, xla_bridge
     from jax._src.compiler import _DISABLE_MOST_OPTIMIZATIONS
-    from jax._src.core import Primitive
+    from jax._src.core import Primitive, jaxpr_as_fun
     from jax._src.interpreters.pxla import (
         JitGlobalCppCacheKeys,
         MeshExecutableFastpathData,
@@ -59,6 +59,7 @@ __all__ = [
     "dispatch_registry",
     "func",
     "ir",
+    "jaxpr_as_fun",
     "job_state",
     "lapack",
     "mlir",

@@ -38,8 +38,8 @@ def trace(function: Callable[..., Sequence[Any]], metas: Sequence[Any], label: s
     are on while it is traced, unless `wide` is False.
     """
     import jax
-    from jax.extend.core import jaxpr_as_fun
 
+    from torch_xla._jax_internals import jaxpr_as_fun
     from torch_xla.ops import dtypes
     from torch_xla.ops.program import TracedProgram, register
     from torch_xla.ops.registry import Meta
