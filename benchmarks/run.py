@@ -1,7 +1,8 @@
 """Prints every figure beside its target and writes them to benchmarks/results/<machine>.json.
 
 `python -m benchmarks.run [measurement ...]` takes them all, in an hour on two cores, or those named. `steps` (25
-minutes), `generate` (20), `new`, `ragged` and `reads` (3 each) are groups. PJRT_DEVICE chooses the device.
+minutes), `generate` (20), `decode` (4), `new`, `ragged` and `reads` (3 each) are groups. PJRT_DEVICE chooses the
+device.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 QUIET = 0.15
 GROUPS = {"steps": list(WORKLOADS)} | {
     group: [name for name in MEASURES if name.startswith(f"{group}_")]
-    for group in ("new", "ragged", "generate", "reads")
+    for group in ("new", "ragged", "generate", "decode", "reads")
 }
 RELATIONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, "<": operator.lt, "=": operator.eq}
 

@@ -224,15 +224,22 @@ def gpt2_model(attention: str = "sdpa", layers: int = 6) -> nn.Module:
     return model
 
 
-def gpt2(device: Device, layers: int = 6) -> Workload:
-    """GPT-2 from transformers, AdamW and a cosine learning rate, 4 sequences of 128 bytes a step."""
-    model = gpt2_model(layers=layers).to(device)
+def _language_model(
+    name: str, model: nn.Module, device: Device, rate: float, cosine_steps: int | None = None
+) -> Workload:
+    """Training with AdamW, 4 sequences of 128 bytes a step; the rate may fall as a cosine over so many steps."""
+    model = model.to(device)
     batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=GPT2_RATE)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=GPT2_STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=cosine_steps) if cosine_steps else None
     return training(
-        "gpt2", model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss, scheduler
+        name, model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss, scheduler
     )
+
+
+def gpt2(device: Device, layers: int = 6) -> Workload:
+    """GPT-2 from transformers with a cosine learning rate."""
+    return _language_model("gpt2", gpt2_model(layers=layers), device, GPT2_RATE, GPT2_STEPS)
 
 
 # (d) ------------------------------------------------------------------------------------------------------------------
@@ -331,11 +338,8 @@ def llama_model() -> nn.Module:
 
 
 def llama(device: Device) -> Workload:
-    """Llama from transformers and AdamW, 4 sequences of 128 bytes a step."""
-    model = llama_model().to(device)
-    batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LLAMA_RATE)
-    return training("llama", model, optimizer, batches, lambda net, tokens: net(input_ids=tokens, labels=tokens).loss)
+    """Llama from transformers."""
+    return _language_model("llama", llama_model(), device, LLAMA_RATE)
 
 
 WORKLOADS: dict[str, Callable[[Device], Workload]] = {
