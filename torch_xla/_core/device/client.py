@@ -10,13 +10,14 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import allocator, background, pjrt_plugins
+from torch_xla._core.device import allocator, background, jax_import, pjrt_plugins
 from torch_xla._errors import one_line
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ def use_spmd() -> None:
             "[spmd] SPMD mode was asked for, but there are tensors on single devices already; call "
             "torch_xla.runtime.use_spmd() before the first xla tensor"
         )
-    # For processes that this one starts, as 2.9 has it; also where it was taken out since.
-    os.environ[_config.XLA_USE_SPMD.name] = "1"
+    if not _config.XLA_USE_SPMD.get():  # for processes that this one starts, as 2.9 has it
+        _config.XLA_USE_SPMD.set(True)
     if _spmd:
         return
     _spmd = True
@@ -243,11 +244,22 @@ def _start() -> tuple[jax.Device, ...]:
             devices = devices[local_rank : local_rank + 1] or devices[:1]
     _bindings.set_device_count(1 if spmd() else len(devices))
     _started = True
+    jax_import.restore_variables()
+    # JAX has registered its own before: the latest is called first at exit and before a fork, and last after one.
+    atexit.register(_finish_at_exit)
+    enter_or_leave = partial(next, _forks_quietly())
+    os.register_at_fork(before=enter_or_leave, after_in_parent=enter_or_leave, after_in_child=enter_or_leave)
     os.register_at_fork(after_in_child=_note_fork)
-    atexit.register(_finish_at_exit)  # after JAX has registered what takes its client down: the latest is called first
-    # Workers of a DataLoader are forked beside the client and use no device; those that do get an error from us.
-    warnings.filterwarnings("ignore", message="os.fork\\(\\) was called", category=RuntimeWarning)
     return devices
+
+
+def _forks_quietly() -> Iterator[None]:
+    """Around a fork, no warning of JAX's: workers of a DataLoader use no device, and those that do get our error."""
+    while True:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="os.fork\\(\\) was called", category=RuntimeWarning)
+            yield
+        yield
 
 
 def set_meeting(find: Callable[[], Meeting | None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _metrics
-from torch_xla._core.device import client
+from torch_xla._core.device import client, jax_import
 from torch_xla._core.execute import hooks
 from torch_xla._core.functions import collectives, ctc_operator, custom_calls, jax_functions, manual_computation
 from torch_xla._core.lower import composites, scopes
@@ -79,6 +79,7 @@ def _register_meta_kernels() -> None:
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
     stand_ins.install()
+    jax_import.install()
     hooks.install()
     jax_functions.install()
     collectives.install()
