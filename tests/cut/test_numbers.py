@@ -13,6 +13,7 @@ from conftest import Counting
 from probes import python
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 
@@ -186,3 +187,33 @@ print(met.counter_value("UncachedCompile") or 0)
 """
     runs = [python("-c", program, XLA_PERSISTENT_CACHE_PATH=str(tmp_path)).stdout.split()[-1] for _ in range(2)]
     assert runs[0] != "0" and runs[1] == "0"
+
+
+def test_all_numbers_are_constants_where_that_was_asked_for(x: torch.Tensor, compiles: Counting) -> None:
+    """What was compiled before with numbers as inputs, or with others, is no program of such a graph."""
+    device = x.to("xla")
+
+    def step(x: torch.Tensor, number: float) -> torch.Tensor:
+        return (x * number + int(4 * number)).roll(1, 0)[1] ** 3.0 + torch.full((8,), number, device=x.device)
+
+    def run(number: float) -> torch.Tensor:
+        result = step(device, number)
+        torch_xla.sync()
+        return result.cpu()
+
+    def arguments() -> int:
+        (line,) = (line for line in xm.get_stablehlo([step(device, 0.5)]).splitlines() if " @main(" in line)
+        return line.partition(" -> ")[0].count("%arg")
+
+    run(0.5)
+    assert arguments() > 1
+    _bindings.set_all_numbers_constant(True)
+    try:
+        with compiles(3):
+            for number in (0.5, 0.25, 3.0, 0.25, 0.5):
+                matches(run(number), step(x, number))
+        assert arguments() == 1
+    finally:
+        _bindings.set_all_numbers_constant(False)
+    with compiles(0):
+        matches(run(0.5), step(x, 0.5))

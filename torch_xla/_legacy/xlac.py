@@ -146,6 +146,11 @@ _get_use_eager_mode = _bindings.is_eager
 _set_use_eager_mode = _bindings.set_eager
 _set_allow_execution = region.allow
 
+def _set_xla_all_numbers_special_scalars(on: bool) -> None:
+    """Makes all numbers constants of programs from now on, or inputs again."""
+    _bindings.set_all_numbers_constant(on)
+
+
 # Numerics.
 
 _xla_set_mat_mul_precision = backends.set_mat_mul_precision

@@ -34,6 +34,7 @@ void bind_recorder(py::module_& m) {
   m.def("suspend_eager", &suspend_eager);
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
+  m.def("set_all_numbers_constant", &set_all_numbers_constant);
   m.def("call_settings", &call_settings);
   m.def("default_dtype", &default_dtype);
   m.def("set_frame_depth", &set_frame_depth);

@@ -60,7 +60,7 @@ void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
     const auto policy = node.op->policy(i);
     const bool tracked = arg.kind != Arg::Kind::Number ||
                          (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node.op->element);
-    if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
+    if (all_numbers_constant() || policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
       hash_attr(constants, arg.value);
       continue;
     }

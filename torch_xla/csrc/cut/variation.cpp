@@ -98,6 +98,9 @@ void make_adaptive(Node& node, size_t position) {
 }  // namespace
 
 bool Graph::constants_vary() {
+  if (all_numbers_constant()) {
+    return false;
+  }
   const RecorderLock lock;
   Constants constants;
   const auto rest = hash_without_constants(*this, constants);

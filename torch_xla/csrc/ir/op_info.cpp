@@ -15,6 +15,7 @@ namespace torch_xla {
 namespace {
 
 std::atomic<bool> special_numbers{true};
+std::atomic<bool> constants_only{false};
 
 ArgKind kind_of(const c10::Type& type) {
   switch (type.kind()) {
@@ -465,5 +466,8 @@ bool is_special_number(const c10::IValue& number) {
 }
 
 void set_special_numbers(bool on) { special_numbers.store(on, std::memory_order_relaxed); }
+
+bool all_numbers_constant() { return constants_only.load(std::memory_order_relaxed); }
+void set_all_numbers_constant(bool on) { constants_only.store(on, std::memory_order_relaxed); }
 
 }  // namespace torch_xla

@@ -117,5 +117,8 @@ std::unordered_map<std::string, uint64_t> op_counts();
 // 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.
 bool is_special_number(const c10::IValue& number);
 void set_special_numbers(bool on);
+// Whether no number is an input of a program; from the next cut on.
+bool all_numbers_constant();
+void set_all_numbers_constant(bool on);
 
 }  // namespace torch_xla
