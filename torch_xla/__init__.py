@@ -24,6 +24,7 @@ from torch_xla._api import manual_seed as manual_seed
 from torch_xla._api import real_devices as real_devices
 from torch_xla._api import sync as sync
 from torch_xla._compile import compile as compile
+from torch_xla._compile import set_custom_compile_options as set_custom_compile_options
 from torch_xla._compile import step as step
 from torch_xla._core.torch import install as _recording
 from torch_xla._core.torch import optimizers as _optimizers
@@ -45,6 +46,7 @@ __all__ = [
     "launch",
     "manual_seed",
     "real_devices",
+    "set_custom_compile_options",
     "step",
     "sync",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._api import barrier
+from torch_xla._core.compile import settings
 from torch_xla._core.execute import region
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
@@ -43,11 +44,13 @@ class _CompileContext:
         name: str | None,
         max_different_graphs: int | None,
         session: region.AcceptedGraphs,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._full_graph = full_graph
         self._name = name
         self._limit = max_different_graphs
         self._session = session
+        self._options = None if options is None else settings.checked_options(options)
         self._open: list[tuple[region.Region, Any]] = []
 
     def __enter__(self) -> None:
@@ -56,7 +59,7 @@ class _CompileContext:
             # What is pending from before belongs to another graph.
             with region.entered(region.Region(f"{self._name}_clear_pending" if self._name else None)):
                 barrier(debug_level.COMPILE_ENTRY)
-            running = region.Region(self._name, self._full_graph, self._limit, self._session)
+            running = region.Region(self._name, self._full_graph, self._limit, self._session, options=self._options)
             entered = region.entered(running)
             entered.__enter__()
         except BaseException:
@@ -80,7 +83,13 @@ class _CompileContext:
             _bindings.suspend_eager(False)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return compile(function, full_graph=self._full_graph, name=self._name, max_different_graphs=self._limit)
+        return compile(
+            function,
+            full_graph=self._full_graph,
+            name=self._name,
+            max_different_graphs=self._limit,
+            custom_compile_options=None if self._options is None else dict(self._options),
+        )
 
 
 class _CompiledModule:
@@ -108,6 +117,7 @@ def compile(
     name: str | None = None,
     max_different_graphs: int | None = None,
     replay: bool = False,
+    custom_compile_options: Mapping[str, str | int | float] | None = None,
 ) -> Any:
     """Runs a function or a block as a graph of its own, also in eager mode.
 
@@ -129,12 +139,14 @@ def compile(
         max_different_graphs: How many different graphs the function may have over its life; one more raises and shows
             the first operation that differs.
         replay: No longer there: `torch_xla.Graph` captures a step, and replays it without Python.
+        custom_compile_options: Options of the device's compiler for this region's graphs, in place of those of
+            `set_custom_compile_options`.
 
     Returns:
         The wrapped function or module, or the context manager.
 
     Raises:
-        TypeError: ``f`` cannot be called.
+        TypeError: ``f`` cannot be called, or the options are not text, numbers and booleans by name.
         ValueError: ``max_different_graphs`` is below 1, or ``replay`` is set.
         GraphLimitError: (a `RuntimeError`, inside the region) ``full_graph`` or ``max_different_graphs`` is violated.
     """
@@ -147,17 +159,34 @@ def compile(
             message("compile", f"max_different_graphs={max_different_graphs}", expected="1 or more, or None")
         )
     if f is None:
-        return _CompileContext(bool(full_graph), name, max_different_graphs, region.AcceptedGraphs())
+        session = region.AcceptedGraphs()
+        return _CompileContext(bool(full_graph), name, max_different_graphs, session, custom_compile_options)
     label = name or getattr(f, "__name__", None) or type(f).__name__
     session = _session_of(f) if max_different_graphs is not None else region.AcceptedGraphs()
+    options = None if custom_compile_options is None else dict(settings.checked_options(custom_compile_options))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _CompileContext(bool(full_graph), label, max_different_graphs, session):
+        with _CompileContext(bool(full_graph), label, max_different_graphs, session, options):
             return f(*args, **kwargs)
 
     if isinstance(f, torch.nn.Module):
         return _CompiledModule(f, call)
     return functools.wraps(f)(call)
+
+
+def set_custom_compile_options(compile_options: Mapping[str, str | int | float]) -> None:
+    """Sets options of the device's compiler for what is compiled from now on, as a plugin documents them.
+
+    A program is looked up with the options that it was compiled with. An option that the compiler does not know raises
+    at the barrier that compiles, and what was recorded stays pending.
+
+    Args:
+        compile_options: Text, numbers and booleans by name, in place of those set before; ``{}`` resets them.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    settings.set_custom_options(compile_options)
 
 
 def step() -> Any:

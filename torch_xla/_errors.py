@@ -53,6 +53,10 @@ class GraphLimitError(RuntimeError):
     """A region given to `torch_xla.compile` broke its limit: one graph only, or at most so many different ones."""
 
 
+class OptionsError(RuntimeError):
+    """The device's compiler failed with options of the user's; the graph stays pending, to be compiled with others."""
+
+
 def message(area: str, got: str, *, expected: str | None = None, do: str | None = None) -> str:
     """Builds an error text: ``[area] got …, expected …; do …``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from conftest import Counting
 from probes import of_pytorch
 
 import torch_xla
-from torch_xla._core.compile import settings
+from torch_xla._core.compile import cache, settings
 from torch_xla.ops import precision
 
 # Each reads the default dtype somewhere: in the recorder, a Meta kernel, a rule, a decomposition or a CPU kernel.
@@ -159,3 +160,81 @@ def test_lowering_keeps_the_default_dtype_of_the_call_to_itself(then: torch.dtyp
             thread.join()
     assert seen == {later}
     check(values, expected)
+
+
+CHOSEN = {"xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.fixture
+def options() -> Iterator[None]:
+    yield
+    torch_xla.set_custom_compile_options({})
+
+
+@pytest.mark.usefixtures("options")
+class TestOptions:
+    """Those of the user's for the device's compiler."""
+
+    def test_each_set_has_its_own_programs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles: Counting, counted: Counting
+    ) -> None:
+        monkeypatch.setattr(cache, "_folder", tmp_path)
+        x = torch.arange(7.0).to("xla")
+
+        def run() -> None:
+            y = x * 3 + 1
+            torch_xla.sync()
+            assert y.tolist() == [i * 3 + 1 for i in range(7)]
+
+        with compiles(3):
+            for chosen in ({}, CHOSEN, {"xla_llvm_disable_expensive_passes": False}, CHOSEN, {}):
+                torch_xla.set_custom_compile_options(chosen)
+                run()
+        assert len(list(tmp_path.iterdir())) == 3
+        cache.clear()
+        with compiles(0), counted("PersistentCacheHit", 2):
+            run()
+            torch_xla.compile(run, custom_compile_options=CHOSEN)()
+
+    def test_a_region_has_its_own(self, compiles: Counting) -> None:
+        x = torch.arange(9.0).to("xla")
+        got: list[Any] = []
+        torch_xla.sync()
+        with compiles(2):
+            for chosen in (None, CHOSEN, None, CHOSEN):
+                with torch_xla.compile(custom_compile_options=chosen):
+                    with torch_xla.compile():
+                        got.append(settings.custom_options())
+                    y = x.sin()
+        assert got == [(), (*CHOSEN.items(),)] * 2 and settings.custom_options() == ()
+        torch.testing.assert_close(y.cpu(), x.cpu().sin())
+
+    def test_an_unknown_one_leaves_the_graph_pending(self, compiles: Counting) -> None:
+        x = torch.arange(11.0).to("xla")
+        torch_xla.sync()
+        torch_xla.set_custom_compile_options({"xla_of_nobody": "2"})
+        x.add_(1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"\[compile\] got INVALID_ARGUMENT.*xla_of_nobody.*stays pending"):
+                torch_xla.sync()
+        torch_xla.set_custom_compile_options({})
+        with compiles(1):
+            torch_xla.sync()
+        assert x.tolist() == [i + 1.0 for i in range(11)]
+
+    @pytest.mark.by_default("a graph runs operator by operator where nobody asked for a program")
+    def test_they_ask_for_a_program(self, counted: Counting) -> None:
+        torch_xla.set_custom_compile_options(CHOSEN)
+        x = torch.arange(13.0).to("xla")
+        with counted("UncachedCompile", 1):
+            (x + 1).tolist()
+            y = x.repeat(20).cos() * 2
+            torch_xla.sync()
+        assert y.shape == (260,)
+
+    def test_what_are_none(self) -> None:
+        for wrong in ([("a", 1)], {"a": [1]}, {1: "a"}, None):
+            with pytest.raises(TypeError, match=r"\[compile\] got options .*expected a dict of text, numbers and bool"):
+                torch_xla.set_custom_compile_options(wrong)
+        with pytest.raises(TypeError, match="expected a dict"):
+            torch_xla.compile(torch.sin, custom_compile_options={"a": None})

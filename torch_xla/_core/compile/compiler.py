@@ -10,12 +10,13 @@ import jax
 import torch
 
 from torch_xla import _bindings, _events, _metrics
-from torch_xla._core.compile import interruptible, result_places, shared
+from torch_xla._core.compile import interruptible, result_places, settings, shared
 from torch_xla._core.compile.dispatch import starter
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 from torch_xla._core.lower import lowering
+from torch_xla._errors import OptionsError, message, one_line
 from torch_xla._jax_internals import compile_arguments, xla_client
 from torch_xla.ops.fallback import NeedsHost
 from torch_xla.ops.registry import Meta
@@ -54,9 +55,9 @@ def executable(
 
 
 def _options_for(device: int) -> dict[str, Any]:
-    """The options of one compile: one that rounds as PyTorch does, and on a CPU one that keeps barriers."""
-    options: dict[str, Any] = {_EXCESS: False}
-    return options if placement.of(device).platform != "cpu" else {**options, _DISABLED: _EXPANDER}
+    """The options of one compile: one that rounds as PyTorch does, on a CPU one that keeps barriers, and the user's."""
+    own = {} if placement.of(device).platform != "cpu" else {_DISABLED: _EXPANDER}
+    return {_EXCESS: False, **own, **dict(settings.custom_options())}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
@@ -73,7 +74,8 @@ def lower(graph: Graph, name: str) -> lowering.Lowered:
 def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str) -> Executable:
     """Compiles a lowered graph; the name is what it is called on a terminal.
 
-    Raises NeedsHost where it calls what a plugin has not, RuntimeError where compiling failed.
+    Raises NeedsHost where it calls what a plugin has not, RuntimeError where compiling failed, an OptionsError where
+    that was with options of the user's.
     """
     chosen = _options_for(graph.device)
 
@@ -105,6 +107,16 @@ def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str
                 if called and str(error).startswith(_LACKING) and not client.is_own_cpu():
                     # JAX lowers for a kind of device, of which a plugin's may have less than JAX's own.
                     raise NeedsHost(", ".join(called), f"the device has not all of it: {error}") from None
+                custom = dict(settings.custom_options())
+                if custom:
+                    raise OptionsError(
+                        message(
+                            "compile",
+                            f"got {one_line(error)}, from the device's compiler with options {custom}",
+                            expected="options that it knows; what was recorded stays pending",
+                            do="correct them, or reset them by torch_xla.set_custom_compile_options({})",
+                        )
+                    ) from error
                 raise
         return executable(loaded, graph, waits=lowered.has_callback, keep=compiled)
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from torch_xla import _bindings, _config
-from torch_xla._core.compile import cache
+from torch_xla._core.compile import cache, settings
 from torch_xla._core.device import placement
 from torch_xla._core.execute import op_by_op, region
 from torch_xla._core.graph.graph import describe
@@ -53,13 +53,14 @@ _graphs: OrderedDict[_Key, _Graph] = OrderedDict()
 def counts(device: int) -> bool:
     """Whether a new graph runs operator by operator at first.
 
-    Not where somebody asked for a program (a region, eager mode, which has one for each operator) or looks at each, nor
-    where processes have to agree on what they run, nor on a device that is not this host.
+    Not where somebody asked for a program (a region, eager mode, which has one for each operator, options of the
+    compiler) or looks at each, nor where processes have to agree on what they run, nor on a device that is not this
+    host.
     """
     return (
         _config.XLA_COMPILE_WHEN_HOT.get()
         and op_by_op.on()
-        and not (region.stack() or _bindings.is_eager())
+        and not (region.stack() or _bindings.is_eager() or settings.custom_options())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
         and session.connected() is None
         and placement.of(device).on_host

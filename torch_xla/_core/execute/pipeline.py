@@ -23,7 +23,7 @@ from torch_xla._core.graph.graph import Graph, describe
 from torch_xla._core.job import agreement, program_starts, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
 from torch_xla._core.report import debug_level, loop_report, recompiles, render
-from torch_xla._errors import ExecutionError, GraphLimitError, message, raise_first
+from torch_xla._errors import ExecutionError, GraphLimitError, OptionsError, message, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import StaticNumbers
 
@@ -161,7 +161,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         return []
     except _bindings.StaleGraph:
         return [replace(step, graph=None)]
-    except GraphLimitError:  # before anything ran: the graph stays pending
+    except (GraphLimitError, OptionsError):  # before anything ran: the graph stays pending
         raise
     except ExecutionError as late:  # so it does here, without what needs the lost values
         request.failures.append(late)

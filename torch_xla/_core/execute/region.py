@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from torch_xla import _bindings
+from torch_xla._core.compile import settings
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla._core.report import recompiles
 from torch_xla._errors import GraphLimitError, message
@@ -32,7 +33,7 @@ class AcceptedGraphs:
         self.graphs[key] = graph
 
 
-@dataclass
+@dataclass(eq=False)  # of two that are alike each ends by itself
 class Region:
     """One running ``with torch_xla.compile(...)`` block, or call of a compiled function."""
 
@@ -40,6 +41,7 @@ class Region:
     full_graph: bool = False
     max_different_graphs: int | None = None
     session: AcceptedGraphs = field(default_factory=AcceptedGraphs)
+    options: settings.Options | None = None  # of the device's compiler; None for those in force outside of it
     closing: bool = False
 
 
@@ -80,7 +82,8 @@ def entered(region: Region) -> Iterator[Region]:
     """Makes a region the innermost one."""
     stack().append(region)
     try:
-        yield region
+        with nullcontext() if region.options is None else settings.with_options(region.options):
+            yield region
     finally:
         stack().remove(region)
 
