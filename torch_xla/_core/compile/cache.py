@@ -29,7 +29,9 @@ _CAPACITY = 1024
 _MAPS_USED = 0.8  # part of the limit above which executables are dropped
 _MAPS_PER_EXECUTABLE = 400  # more than any has
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")  # of an object that a process has
-_MAGIC = b"torch_xla executable 1\n"
+# What a file ends with, behind a checksum. It begins with the executable, which a plugin's own tools read.
+_MAGIC = b"torch_xla executable 2\n"
+_TAIL = hashlib.sha256().digest_size + len(_MAGIC)
 
 _executables = _bindings.ExecutableCache()
 _metrics.provide("CachedCompile", lambda: _executables.hits)
@@ -223,7 +225,7 @@ def _save(graph: _bindings.Graph, executable: Executable) -> None:
     try:
         payload = executable.loaded.serialize()
         with _files.replacing(path) as draft:
-            Path(draft).write_bytes(_MAGIC + hashlib.sha256(payload).digest() + payload)
+            Path(draft).write_bytes(payload + hashlib.sha256(payload).digest() + _MAGIC)
         _keep_below_size_limit(path.parent)
     except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
         text = f"a compiled graph could not be kept in {path.parent}: {one_line(error)}"
@@ -257,8 +259,8 @@ def _load(graph: _bindings.Graph) -> Executable | None:
             os.utime(path)  # it is in use
     except OSError:
         return None
-    digest, payload = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]
-    if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+    payload, tail = content[:-_TAIL], content[-_TAIL:]
+    if tail != hashlib.sha256(payload).digest() + _MAGIC:
         _metrics.count("PersistentCacheDamaged")
         return None
     try:
