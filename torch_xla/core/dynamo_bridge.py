@@ -7,7 +7,7 @@ forward and backward passes and what follows are one program up to the next forw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -35,18 +35,18 @@ _LEAVES = (torch.Tensor, int, float)
 _passed: dict[int, int] = {}
 
 
-def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function that runs a traced graph, as one program per call or as a part of a training step.
+def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """A graph of one node, which runs a traced graph as one program per call or as a part of a training step.
 
     Args:
         xla_model: The graph.
-        xla_args: Arguments of the first call; the function takes others of their shapes.
+        xla_args: Arguments of the first call; what is returned takes others of their shapes.
     """
     del xla_args
     part = _part_of(xla_model)
     record = calls_of(xla_model)
 
-    def run(*args: Any) -> Any:
+    def optimized_mod(*args: Any) -> Any:  # callers look for this name
         xla_device = None if part is _Part.WHOLE or _bindings.is_eager() else _device_of(args)
         stays = xla_device is not None and (part is not _Part.UPDATE or _is_in_step(xla_device))
         if not stays:
@@ -66,7 +66,10 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
             _passed[xla_device] = _bindings.node_sequence()
         return results
 
-    return run
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(node.name) for node in xla_model.graph.nodes if node.op == "placeholder"]
+    graph.output(graph.call_function(optimized_mod, tuple(inputs)))
+    return torch.fx.GraphModule({}, graph)
 
 
 def _is_in_step(device: int | None) -> bool:
