@@ -21,16 +21,22 @@ DTYPES = {
     "int32": torch.int32,
     "bool": torch.bool,
     "complex64": torch.complex64,
+    "complex128": torch.complex128,
 }
 
 # Kinds other than the forward values are checked for these dtypes.
 _KIND_DTYPES = {
-    "forward": tuple(DTYPES),
+    "forward": tuple(DTYPES)[:-1],
     "gradient": ("float32", "float64", "bfloat16", "float16"),
     "inplace": ("float32", "float64"),
     "out": ("float32", "float64"),
     "error": ("float32",),  # `error_inputs` chooses dtypes by itself
-    "platform": ("float32", "complex64"),  # lowered for devices that this machine need not have
+    "platform": (
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ),  # lowered for devices that this machine need not have
 }
 KINDS = tuple(_KIND_DTYPES)
 

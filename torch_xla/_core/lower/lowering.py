@@ -24,7 +24,7 @@ from torch_xla import _config, _events, _fallbacks, _jax_internals
 from torch_xla._core.device import client, environment, placement
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Edge, Graph, Node, Number, fill_template
-from torch_xla._core.lower import convolutions, manual_lowering, placing, rolling, scopes
+from torch_xla._core.lower import convolutions, manual_lowering, placing, rolling, scopes, tpu_limits
 from torch_xla._core.lower.calling_convention import Convention, number_indices
 from torch_xla._core.lower.composites import MARKS, CompositeRegion, boundary, plan
 from torch_xla._core.lower.horizontal import HorizontalPlan
@@ -161,7 +161,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     program.__name__ = name
     wants = _rule_scope(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
-    with wants, mesh, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
+    limits = _config.within(tpu_limits.applies, (platform or place.platform) == "tpu")
+    with wants, mesh, limits, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         horizontal_plan = HorizontalPlan(graph, places, convention.input_packs, convention.result_packs)
@@ -188,6 +189,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     _set_aliases(module, convention.aliases)
     if place.mesh:
         convolutions.constrain(module)
+    if (platform or place.platform) == "tpu":
+        tpu_limits.by_parts(module)
     return Lowered(stage, count_callbacks(stage) > 0)
 
 
@@ -367,6 +370,7 @@ def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = N
 
 
 def _apply(node: Node, tensors: list[Any], values: list[Any], seed: Any) -> tuple[Any, ...]:
+    tpu_limits.check(node.outs, _unjitted(node), tensors, values, seed)
     if not scopes.on():
         return _rule(node, tensors)(tensors, values, seed)
     # Not outlined, since equal operators of several modules and lines have several names.

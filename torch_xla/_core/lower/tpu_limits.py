@@ -1,0 +1,143 @@
+"""Keeps away from XLA for TPUs what ends the process there: it computes 64-bit floats by pairs of 32-bit ones.
+
+Of complex128 its compiler has no conversions, quotients or absolute values: `by_parts` writes them with real numbers.
+What else it aborts on is refused while a graph is lowered, with the user's line (`check`). Both were found by compiling
+for a v5e with libtpu 0.0.42; `docs/tpu.md` has the list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xla._errors import message
+from torch_xla._jax_internals import ir, stablehlo
+from torch_xla.ops.registry import Meta
+
+applies: ContextVar[bool] = ContextVar("tpu_limits", default=False)  # whether the program is for TPUs
+
+_COMPLEX = np.dtype(np.complex128)
+# Primitives of JAX that XLA for TPUs aborts on, or has no code for, with complex128.
+_REFUSED = frozenset(
+    """cholesky concatenate eig eigh expm1 fft householder_product logistic lu pad pow qr rsqrt scatter scatter-add
+    scatter_mul sign sort svd tan tanh triangular_solve""".split()
+)
+
+
+def check(outs: Sequence[Meta | None], rule: Callable[..., Any], tensors: Sequence[Any], *more: Any) -> None:
+    """Refuses a rule, in programs for TPUs, that computes what XLA ends the process on there.
+
+    Args:
+        outs: The results that it promises.
+        rule: A function of `tensors` and `more`.
+        tensors: Its operands, which may be tracers.
+        more: Its other arguments.
+
+    Raises:
+        NotImplementedError: It does.
+    """
+    dtypes = {t.dtype for t in tensors} | {_COMPLEX for meta in outs if meta and meta.dtype == torch.complex128}
+    if not applies.get() or _COMPLEX not in dtypes:
+        return
+    avals = jax.tree.map(jax.typeof, (tensors, *more))
+    for name in _complex_primitives(jax.make_jaxpr(rule)(*avals)):
+        if name in _REFUSED:
+            problem = f"got {name} of complex128, which XLA for TPUs lacks"
+            raise NotImplementedError(message("tpu", problem, do="use complex64, or compute it on the CPU"))
+
+
+def _complex_primitives(value: Any) -> Iterator[str]:
+    """Names of what a traced function, or a parameter of one, computes of complex128 or to it."""
+    if isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _complex_primitives(element)
+    elif hasattr(value, "jaxpr"):
+        yield from _complex_primitives(value.jaxpr)
+    elif hasattr(value, "eqns"):
+        for equation in value.eqns:
+            if any(getattr(v.aval, "dtype", None) == _COMPLEX for v in (*equation.invars, *equation.outvars)):
+                yield equation.primitive.name
+            yield from _complex_primitives(tuple(equation.params.values()))
+
+
+def by_parts(module: Any) -> None:
+    """Replaces conversions, quotients and absolute values of complex128 by real operations, in a program for TPUs."""
+    found: list[Any] = []
+
+    def take(operation: Any) -> Any:
+        if operation.name in _PARTS and any(map(_is_complex128, (*operation.operands, *operation.results))):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(take)
+    with module.context:
+        for operation in found:
+            (result,) = operation.results
+            with ir.InsertionPoint(operation), operation.location:
+                result.replace_all_uses_with(_PARTS[operation.name](result.type, *operation.operands))
+            operation.operation.erase()
+
+
+def _element(type_: Any) -> Any:
+    """The type of the elements, or of the parts of complex ones."""
+    element = ir.RankedTensorType(type_).element_type
+    return ir.ComplexType(element).element_type if isinstance(element, ir.ComplexType) else element
+
+
+def _is_pair(type_: Any) -> bool:
+    return isinstance(ir.RankedTensorType(type_).element_type, ir.ComplexType)
+
+
+def _is_complex128(value: Any) -> bool:
+    is_array = isinstance(value.type, ir.RankedTensorType)
+    return is_array and _is_pair(value.type) and isinstance(_element(value.type), ir.F64Type)
+
+
+def _parts(value: Any) -> tuple[Any, Any]:
+    return stablehlo.real(value), stablehlo.imag(value)
+
+
+def _filled(type_: Any, number: float) -> Any:
+    attribute = ir.FloatAttr.get(_element(type_), number)
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, attribute))
+
+
+def _convert(to: Any, value: Any) -> Any:
+    part = ir.RankedTensorType.get(ir.RankedTensorType(to).shape, _element(to))
+    if not _is_pair(value.type):
+        return stablehlo.complex(stablehlo.convert(part, value), _filled(part, 0.0))
+    parts = [stablehlo.convert(part, half) for half in _parts(value)]
+    return stablehlo.complex(*parts) if _is_pair(to) else parts[0]
+
+
+def _divide(to: Any, value: Any, by: Any) -> Any:
+    """The product with the conjugate, both scaled by the larger part so that no square overflows."""
+    re, im = _parts(by)
+    scale = stablehlo.maximum(stablehlo.abs(re), stablehlo.abs(im))
+    re, im = stablehlo.divide(re, scale), stablehlo.divide(im, scale)
+    square = stablehlo.add(stablehlo.multiply(re, re), stablehlo.multiply(im, im))
+    product = stablehlo.multiply(value, stablehlo.complex(re, stablehlo.negate(im)))
+    return stablehlo.complex(*(stablehlo.divide(stablehlo.divide(half, square), scale) for half in _parts(product)))
+
+
+def _absolute(to: Any, value: Any) -> Any:
+    re, im = map(stablehlo.abs, _parts(value))
+    larger, smaller = stablehlo.maximum(re, im), stablehlo.minimum(re, im)
+    ratio = stablehlo.divide(smaller, larger)
+    square = stablehlo.add(_filled(to, 1.0), stablehlo.multiply(ratio, ratio))
+    length = stablehlo.multiply(larger, stablehlo.sqrt(square))
+    plain = stablehlo.or_(*(stablehlo.compare(larger, _filled(to, edge), _equal()) for edge in (0.0, math.inf)))
+    return stablehlo.select(plain, larger, length)
+
+
+def _equal() -> Any:
+    return stablehlo.ComparisonDirectionAttr.get("EQ")
+
+
+_PARTS = {"stablehlo.convert": _convert, "stablehlo.divide": _divide, "stablehlo.abs": _absolute}
