@@ -7,7 +7,6 @@ tensors that share one, and restored, or copied, as tensors that share one on th
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,7 +25,8 @@ _registered: list[torch.library.Library] = []
 # Host copies of storages, by id, with the number of writes they show. A pickler keeps what it has saved alive.
 _saved: weakref.WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = weakref.WeakValueDictionary()
 _sent: weakref.WeakValueDictionary[tuple[int, int], _Sent] = weakref.WeakValueDictionary()
-_values_come_last = ContextVar("values_come_last", default=False)  # in the file that is being loaded
+# Of a file that has the values behind everything else: pairs of a tensor that they will be in, and one to copy them to.
+_unread: ContextVar[list[tuple[torch.Tensor, torch.Tensor]] | None] = ContextVar("unread", default=None)
 _MADE = "_xla_made"  # attribute of a host storage: the xla storages made from it, by device
 
 
@@ -58,17 +58,9 @@ class _Bytes(torch.UntypedStorage):
         return self.target
 
 
-def _check_format(do: str) -> None:
-    """Refuses files that hold the values behind everything else: an xla tensor would copy them before they are read."""
-    if _values_come_last.get():
-        got = "got a file in the format of PyTorch before 1.6"
-        raise RuntimeError(message("load", got, expected="a zip file", do=do))
-
-
 def _restore(storage: Any, location: str) -> Any:
     if location.partition(":")[0] != "xla":
         return None
-    _check_format("load it with map_location='cpu' and move what it holds to xla")
     device = torch.device(location)
     count = _bindings.device_count()
     if location == "xla":
@@ -77,22 +69,38 @@ def _restore(storage: Any, location: str) -> Any:
         expected = f"one of the {count} devices of this process"
         do = "give torch.load a map_location"
         raise RuntimeError(message("load", f"got a value for {location}", expected=expected, do=do))
+    return _bound(storage, device)
+
+
+def _bound(storage: Any, device: torch.device) -> Any:
     storage.target = device
     storage.__class__ = _Bytes
     return storage
 
 
-def _on_device(host: torch.Tensor, device: torch.device) -> torch.UntypedStorage:
-    """The xla storage that stands for a host tensor's: the same one for all tensors that share it."""
-    storage = host.untyped_storage()
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.UntypedStorage:
+    """The xla storage that stands for a tensor's on a device: the same one for all tensors that share it."""
+    storage = tensor.untyped_storage()
+    if tensor.device == device:
+        return storage
     storages: dict[torch.device, torch.UntypedStorage] = storage.__dict__.setdefault(_MADE, {})
     if device not in storages:
-        flat = host
-        if host.numel() * host.element_size() != storage.nbytes() or not _dense(host):
-            count = storage.nbytes() // host.element_size()
-            flat = torch.empty(0, dtype=host.dtype, device="cpu").set_(storage, 0, (count,), (1,))
-        storages[device] = flat.to(device).untyped_storage()
+        source, waiting = _all_of(tensor, storage), _unread.get()
+        made = source.to(device) if waiting is None else torch.empty_like(source, device=device)
+        if waiting is not None:
+            waiting.append((source, made))
+        storages[device] = made.untyped_storage()
     return storages[device]
+
+
+def _all_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """All memory of a tensor's storage."""
+    size = tensor.element_size()
+    if tensor.numel() * size == storage.nbytes() and _dense(tensor):
+        return tensor
+    dtype = torch.uint8 if storage.nbytes() % size else tensor.dtype
+    whole = torch.empty(0, dtype=dtype, device=tensor.device)
+    return whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),), (1,))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -130,20 +138,29 @@ def _host_alias(tensor: torch.Tensor) -> torch.Tensor | None:
     return host.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.device.type == "xla" and not python_state(tensor):
-        torch.utils.hooks.warn_if_has_hooks(tensor)
-        if not torch.serialization._serialization_tls.skip_data:
-            host = _host_alias(tensor.detach())
-            if host is not None:
-                rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
-                return rebuild, (host, tensor.dtype, str(tensor.device), tensor.requires_grad)
-    return tensor.__reduce_ex__(2)
+def _reducing(original: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    @functools.wraps(original)
+    def reduce(self: torch.Tensor, proto: int) -> tuple[Any, ...]:
+        if self.device.type != "xla" or torch.serialization._serialization_tls.skip_data:
+            return original(self, proto)
+        device, asks = str(self.device), self.requires_grad
+        if type(self).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            if isinstance(self, torch._subclasses.FakeTensor) or self.data_ptr() != 0:
+                return original(self, proto)
+            # Its memory is that of its parts, which its state has.
+            layout = (self.dtype, tuple(self.shape), self.stride(), self.storage_offset(), self.layout)
+            return torch._utils._rebuild_wrapper_subclass, (type(self), *layout, device, asks)
+        torch.utils.hooks.warn_if_has_hooks(self)
+        host = _host_alias(self)
+        if host is None:
+            return original(self, proto)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, (host, self.dtype, device, asks)
+
+    return reduce
 
 
 def _moved(data: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on the device, in the storage that all have which share its storage."""
-    _check_format("save it again with torch.save's default format")
+    """A tensor on the device, in the storage that all have which share its storage."""
     tensor = torch.empty(0, dtype=data.dtype, device=device)
     _bindings.set_storage(
         tensor, _on_device(data, tensor.device), int(data.storage_offset()), tuple(data.shape), data.stride()
@@ -161,7 +178,10 @@ def _placed(data: torch.Tensor, function: Callable[[Any, str], Any], location: s
     if isinstance(storage, _Bytes):
         return _moved(data, storage.device)
     tensor = torch.empty(0, dtype=data.dtype, device=storage.device)
-    return tensor.set_(storage, data.storage_offset(), data.shape, data.stride())
+    tensor.set_(storage, data.storage_offset(), data.shape, data.stride())
+    if (waiting := _unread.get()) is not None:
+        waiting.append((_all_of(data, data.untyped_storage()), _all_of(tensor, storage)))
+    return tensor
 
 
 def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -171,6 +191,11 @@ def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         # A file of PyTorch's own holds the tensor with its gradient flag, and then the flag of its copy cannot be set.
         data = data.detach()
         if type(data).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # its memory is that of its parts
+            if _unread.get() is not None:
+                got = f"got a {type(data).__name__} in the format of PyTorch before 1.6"
+                raise RuntimeError(
+                    message("load", got, expected="a zip file", do="save it again by torch.save's default")
+                )
             return original(data, dtype, device, requires_grad)
         function = torch.serialization._serialization_tls.map_location
         if callable(function) and torch.device(device).type == "xla":
@@ -181,6 +206,36 @@ def _rebuilding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         return _moved(data, location).requires_grad_(requires_grad)
 
     return rebuild
+
+
+def _with_bits(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def set_metadata(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
+        if tensor.device.type != "xla":
+            return original(tensor, metadata)
+        view = tensor.detach()  # conjugates and negatives are views there, without bits
+        view = view.conj() if metadata.get("conj") else view
+        tensor.data = torch._neg_view(view) if metadata.get("neg") else view
+        return None
+
+    return set_metadata
+
+
+def _reading_values_last(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(file: Any, map_location: Any, *args: Any, **options: Any) -> Any:
+        state = torch.serialization._serialization_tls
+        before, state.map_location = state.map_location, map_location  # PyTorch does so for zip files only
+        waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            result = _config.within(_unread, waiting)(original)(file, map_location, *args, **options)
+        finally:
+            state.map_location = before
+        for source, made in waiting:
+            made.copy_(source)
+        return result
+
+    return load
 
 
 def _with_index(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -271,6 +326,8 @@ def _making(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torc
 def _slicing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get(self: torch.UntypedStorage, index: Any) -> Any:
+        if isinstance(self, _Bytes) and isinstance(index, slice):
+            return _bound(original(self, index), self.target)
         if self.device.type != "xla" or not isinstance(index, slice):
             return original(self, index)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)[index].clone().untyped_storage()
@@ -286,15 +343,15 @@ def install() -> None:
     library.impl("set_.source_Storage_storage_offset", _set_storage, "XLA")
     library.impl("set_.source_Storage", _set_whole_storage, "XLA")
     _registered.append(library)
-    copyreg.pickle(torch.Tensor, _reduce)
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce_for_process)
     copy._copy_dispatch[torch.Tensor] = _copy  # type: ignore[attr-defined]
     copy._deepcopy_dispatch[torch.Tensor] = _deepcopy  # type: ignore[attr-defined]
-    # There is no registration for these: how a file of the old format is read, what makes a tensor on xla from a file,
-    # where that is, and how its storage is made, sliced (to a copy) and resized.
-    reads_old_format = _config.within(_values_come_last, True)
-    torch.serialization._legacy_load = reads_old_format(torch.serialization._legacy_load)
+    # There is no registration for these: how a tensor is pickled, how a file of the format before PyTorch 1.6 is read,
+    # what makes a tensor of a file, and where, and how a storage is made, sliced (to a copy) and resized.
+    torch.Tensor._reduce_ex_internal = _reducing(torch.Tensor._reduce_ex_internal)  # type: ignore[method-assign]
+    torch.serialization._legacy_load = _reading_values_last(torch.serialization._legacy_load)
+    torch._utils.set_tensor_metadata = _with_bits(torch._utils.set_tensor_metadata)
     torch._utils._get_restore_location = _with_index(torch._utils._get_restore_location)
     torch._utils._rebuild_device_tensor_from_cpu_tensor = _rebuilding(
         torch._utils._rebuild_device_tensor_from_cpu_tensor

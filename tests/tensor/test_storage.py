@@ -166,19 +166,6 @@ class TestCopies:
         made = pickle.loads(pickle.dumps([x, x.view(2, 3).t()]))  # pickle by itself keeps no sharing on CPU either
         assert made[0].tolist() == [0, 1, 2, 3, 4, 5] and made[1].tolist() == [[0, 3], [1, 4], [2, 5]]
 
-    def test_save_and_load(self) -> None:
-        x = base()
-        self.check(saved_and_loaded([x, x.view(2, 3).t()]))
-        self.check(saved_and_loaded([x.view(2, 3).t(), x][::-1], weights_only=False))
-        x = base("cpu")
-        self.check(saved_and_loaded([x, x.view(2, 3).t()], map_location="xla"))
-
-    def test_saved_tensors_load_on_the_host_as_aliases(self) -> None:
-        x = base()
-        one, two = saved_and_loaded([x, x[2:]], map_location="cpu")
-        one.add_(1)
-        assert two.tolist() == [3, 4, 5, 6]
-
     def test_saving_sees_the_latest_value(self) -> None:
         x = base()
         first = pickle.dumps(x)
@@ -281,12 +268,6 @@ class TestWrappers:
     def check(self, made: Any, device: str = "xla:0") -> None:
         assert type(made) is Wrapped and made.part.tolist() == [0, 1, 2, 3, 4, 5]
         assert made.device == made.part.device == made.detach().device == torch.device(device)
-
-    @pytest.mark.parametrize("place", [None, "xla", "xla:1", torch.device("xla"), "cpu"])
-    @pytest.mark.parametrize("device", ["cpu", "xla", "xla:1"])
-    def test_saved_and_loaded(self, device: str, place: Any) -> None:
-        expected = torch.empty(0, device=device if place is None else place).device
-        self.check(saved_and_loaded(Wrapped(base(device)), weights_only=False, map_location=place), str(expected))
 
     def test_pickled_and_copied(self) -> None:
         self.check(pickle.loads(pickle.dumps(Wrapped(base()))))

@@ -6,13 +6,11 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import torch_xla
@@ -126,19 +124,6 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
 
 class TestSaveAndLoad:
     @pytest.mark.parametrize("weights_only", [False, True])
-    @pytest.mark.parametrize("place", ["cpu", "xla"])
-    @pytest.mark.parametrize("target", [None, "cpu", "xla", "xla:0", torch.device("xla", 0)], ids=str)
-    def test_places(self, place: str, target: Any, weights_only: bool) -> None:
-        value = {"x": torch.tensor([1.0, 2.0], device=place), "p": nn.Parameter(torch.tensor([3], device=place), False)}
-        loaded = torch.load(saved(value), map_location=target, weights_only=weights_only)
-        assert loaded["x"].device.type == torch.device(target or place).type == loaded["p"].device.type
-        assert loaded["x"].tolist() == [1.0, 2.0] and loaded["p"].tolist() == [3]
-
-    def test_other_devices(self) -> None:
-        assert torch.load(saved(torch.ones(2)), map_location="xla:1").device == torch.device("xla:1")
-        assert torch.load(saved(torch.ones(2, device="xla:0")), map_location={"xla:0": "xla:1"}).device.index == 1
-
-    @pytest.mark.parametrize("weights_only", [False, True])
     def test_functions_that_say_the_place(self, weights_only: bool) -> None:
         x = on_xla([1.0, 2.0, 3.0])
         value = {"x": x, "part": x[1:], "p": nn.Parameter(on_xla([4.0])), "host": torch.tensor([5.0])}
@@ -166,34 +151,6 @@ class TestSaveAndLoad:
             assert function is clones or loaded["part"].tolist() == [20, 30]
         assert set(asked) == {"cpu", "xla:0"}
 
-    def test_a_function_that_names_another_device(self) -> None:
-        def second(storage: torch.UntypedStorage, location: str) -> Any:
-            return torch.serialization.default_restore_location(storage, "xla:1")
-
-        loaded = torch.load(saved([on_xla([1.0]), torch.ones(2)]), map_location=second)
-        assert [t.device for t in loaded] == [torch.device("xla:1")] * 2
-        assert [t.tolist() for t in loaded] == [[1], [1, 1]]
-
-    def test_views_dtypes_and_empty_tensors(self) -> None:
-        value = {
-            "view": grid().t()[1:],
-            "half": grid().bfloat16(),
-            "complex": grid() + 1j,
-            "empty": torch.empty(0, 3),
-            "scalar": torch.tensor(7),
-        }
-        loaded = torch.load(saved(value), map_location="xla")
-        for name, host in value.items():
-            assert torch.equal(loaded[name].cpu(), host)
-            assert loaded[name].dtype == host.dtype
-
-    def test_memory_mapped_file(self, tmp_path: Path) -> None:
-        torch.save(grid(), tmp_path / "x.pt")
-        loaded = torch.load(tmp_path / "x.pt", map_location="xla", mmap=True)
-        loaded.add_(1)
-        assert torch.equal(loaded.cpu(), grid() + 1)
-        assert torch.equal(torch.load(tmp_path / "x.pt"), grid())
-
     def test_module_and_its_ties(self) -> None:
         module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         module[1].weight = module[0].weight
@@ -205,12 +162,6 @@ class TestSaveAndLoad:
         with pytest.raises(RuntimeError, match=r"\[load\] got a value for xla:99, expected one of the \d+ devices"):
             torch.load(saved(torch.ones(2)), map_location="xla:99", weights_only=False)
         torch.load(saved(torch.ones(2)), map_location="cpu")  # PyTorch remembers the place of a load that failed
-
-    @pytest.mark.parametrize(("place", "target"), [("cpu", "xla"), ("xla", None), ("xla", "xla")])
-    def test_the_old_format_is_refused_rather_than_read_wrongly(self, place: str, target: str | None) -> None:
-        file = saved(torch.ones(2, device=place), _use_new_zipfile_serialization=False)
-        with pytest.raises(RuntimeError, match=r"\[load\] got a file in the format of PyTorch before 1.6"):
-            torch.load(file, map_location=target, weights_only=False)
 
     def test_state_dict_round_trips(self) -> None:
         source, target = (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2))
@@ -232,13 +183,6 @@ class TestSaveAndLoad:
         mean = other.state_dict()["state"][0]["exp_avg"]
         assert mean.device.type == "xla"
         assert torch.equal(mean, optimizer.state_dict()["state"][0]["exp_avg"])
-
-    def test_safetensors(self, tmp_path: Path) -> None:
-        module = nn.Linear(2, 2).to("xla")
-        save_file({name: value.cpu() for name, value in module.state_dict().items()}, tmp_path / "m.safetensors")
-        loaded = load_file(tmp_path / "m.safetensors", device="xla")
-        assert loaded["weight"].device.type == "xla"
-        assert torch.equal(loaded["weight"], module.weight)
 
 
 class TestHostValues:
