@@ -45,7 +45,7 @@ def observe(name: str) -> dict[str, float]:
     steps = STEPS if name == "mlp" else 4
 
     def record(frames: bool) -> float:
-        # What XLA_RETRACE_REPORT decides once, at import.
+        # What XLA_NOTICES decides once, at import.
         _bindings.set_frame_depth(int(frames))
         times = []
         for _ in range(steps):

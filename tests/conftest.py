@@ -268,6 +268,12 @@ def auto_barrier() -> Iterator[None]:
 
 
 @pytest.fixture
+def all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice is logged in full."""
+    monkeypatch.setenv("XLA_NOTICES", "all")
+
+
+@pytest.fixture
 def short_loops() -> Iterator[None]:
     """Loops without barriers are cut after a few times fewer steps than in use; none was seen yet."""
     import torch_xla

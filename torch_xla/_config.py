@@ -253,16 +253,12 @@ XLA_ROLL_LAYERS: Option[int | None] = Option(
 )
 
 # What is told while it runs.
-XLA_RETRACE_REPORT = _bool(
-    "XLA_RETRACE_REPORT", True, "Tells, in a line, why a graph is compiled although a similar one is known."
-)
-XLA_FALLBACK_REPORT = _bool(
-    "XLA_FALLBACK_REPORT", True, "Tells, once per operator and with its line, what runs on the host."
-)
-XLA_LOOP_REPORT = _bool(
-    "XLA_LOOP_REPORT",
-    True,
-    "Tells, once per line, of reads in the middle of steps and of tensors that pile up.",
+XLA_NOTICES = _choice(
+    "XLA_NOTICES",
+    ("none", "few", "all"),
+    "few",
+    "Advice on stderr: what compiles again, loops without a barrier, reads in a step, tensors that pile up, operators "
+    "on the host; at most two short lines, or all in full. none, set before the import, also records no user lines.",
 )
 PT_XLA_DEBUG = _bool("PT_XLA_DEBUG", False, "The same as PT_XLA_DEBUG_LEVEL=2.")
 PT_XLA_DEBUG_LEVEL = _int(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_xla import _config, _events, _metrics, _notices
+from torch_xla import _events, _metrics, _notices
 
 _line: str | None = None
 
@@ -26,5 +26,5 @@ def between_graphs(op: str, reason: str, line: str | None) -> None:
 def _note(op: str, how: str, line: str | None) -> None:
     _metrics.count(op)
     _events.mark("fallback", op, how, line)
-    if _config.XLA_FALLBACK_REPORT.get():
-        _notices.notify("fallback", op, f"{op} runs on the host, {how} ({line or 'at an unknown line'})")
+    where, text = _notices.short(line), f"{op} runs on the host, {how}"
+    _notices.advise("fallback", op, f"{text} ({line or 'at an unknown line'})", f"{where}: {text}")

@@ -248,6 +248,7 @@ def test_sums_that_fit_no_step() -> None:
     torch.testing.assert_close(x.cpu(), y)
 
 
+@pytest.mark.usefixtures("all_told")
 def test_it_is_told_once_with_the_line(capfd: pytest.CaptureFixture[str]) -> None:
     run(trained(torch.optim.SGD, lr=0.1), "xla", 24)
     told = [line for line in capfd.readouterr().err.splitlines() if "a loop without a barrier" in line]

@@ -180,6 +180,7 @@ def test_so_it_is_when_it_comes_again(counted: Counting) -> None:
 
 
 @pytest.mark.own_client("on a plugin new graphs are compiled")
+@pytest.mark.usefixtures("all_told")
 def test_it_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     run(beams, "xla", 20)
     told = [line for line in capfd.readouterr().err.splitlines() if "a loop without a barrier" in line]

@@ -81,6 +81,7 @@ class TestCounts:
         with compiles(1):
             region(torch.ones(400, 100).to("xla"))
 
+    @pytest.mark.usefixtures("all_told")
     def test_the_third_graph_of_a_line_tells(self, capfd: pytest.CaptureFixture[str]) -> None:
         for rows in range(2, 8):
             step(rows)

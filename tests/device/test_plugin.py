@@ -56,7 +56,7 @@ def test_a_client_is_asked_by_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [True, False]
 
 
-@pytest.mark.usefixtures("no_calls")
+@pytest.mark.usefixtures("no_calls", "all_told")
 class TestWithoutCallbacks:
     """Sizes are those of no other test: what was recorded of a call before is not asked again."""
 
@@ -172,7 +172,7 @@ assert met.counter_value("aten::special_airy_ai") == 3 and met.counter_value("Un
 
 def _environment(library: str) -> dict[str, str]:
     named = {"PJRT_DEVICE": plugin.NAME, "PJRT_NAMES_AND_LIBRARY_PATHS": f"{plugin.NAME}:{library}"}
-    return {**named, "XLA_HOST_COMPUTE": "0"}
+    return {**named, "XLA_HOST_COMPUTE": "0", "XLA_NOTICES": "all"}
 
 
 def test_a_library_that_is_not_there() -> None:

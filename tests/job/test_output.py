@@ -42,7 +42,7 @@ def steps(index):
 if __name__ == "__main__":
     torch_xla.launch(steps)
 """)
-    err = python(script, devices=2, imported=True, XLA_LOOP_REPORT="1", XLA_COLLECTIVE_TIMEOUT="60").stderr
+    err = python(script, devices=2, imported=True, XLA_NOTICES="all", XLA_COLLECTIVE_TIMEOUT="60").stderr
     told = re.findall(r"(\d+) operators were recorded without a barrier, in a loop at (.*?) whose \d+ operators", err)
     assert "put torch_xla.sync() at the end of its body" in err
     assert {line for _, line in told} <= {f"{script}:6 in steps", f"{script}:7 in steps"}

@@ -22,7 +22,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-os.environ.setdefault("XLA_RETRACE_REPORT", "0")  # model after model at the same line is no loop
+os.environ.setdefault("XLA_NOTICES", "none")  # model after model at the same line is no loop
 
 import diffusers
 import test_diffusers

@@ -89,7 +89,7 @@ def run(tmp_path: Path, text: str) -> tuple[str, str]:
     """What a script writes to stderr, and the words of its report."""
     path = tmp_path / "train.py"
     path.write_text(text)
-    done = python(path, devices=1, cwd=tmp_path, timeout=300, imported=True)
+    done = python(path, devices=1, cwd=tmp_path, timeout=300, imported=True, XLA_NOTICES="all")
     page = (tmp_path / "report.html").read_text()
     return done.stderr, html.unescape(page[: page.index('<script type="application/json"')])
 

@@ -16,7 +16,7 @@ from torch_xla._core.report import recompiles as core
 from torch_xla.debug import retrace
 from torch_xla.ops import precision
 
-pytestmark = pytest.mark.compiled("it is about what is compiled again")
+pytestmark = [pytest.mark.compiled("it is about what is compiled again"), pytest.mark.usefixtures("all_told")]
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ def test_the_report_thins_out(capfd: pytest.CaptureFixture[str], monkeypatch: py
         run(lambda rows=rows: torch.ones(rows).to("xla").sin())
     assert [actual.count for actual in retrace.records()] == list(range(2, 13))
     assert len(capfd.readouterr().err.splitlines()) == 4  # the first three and the tenth
-    monkeypatch.setenv("XLA_RETRACE_REPORT", "0")
+    monkeypatch.setenv("XLA_NOTICES", "none")
     for rows in range(20, 22):
         torch.ones(rows).to("xla").sin()
         torch_xla.sync()

@@ -1,7 +1,7 @@
 """Why graphs were compiled again.
 
 Each graph that is not known is compared with the graphs that ran from the same line of the program. If one of them is
-similar, what differs is told in a line on stderr (``XLA_RETRACE_REPORT=0`` turns that off) and kept here.
+similar, what differs is kept here, and told on stderr as far as ``XLA_NOTICES`` says.
 
 Example::
 

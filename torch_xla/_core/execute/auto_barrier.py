@@ -83,6 +83,7 @@ def _tell_of_loop(calls: int, crossing: int, line: str | None, growing: bool) ->
         f"becomes a graph, as if torch_xla.sync() stood at its end; {crossing} pending values go from one to the next. "
         "Put torch_xla.sync() at the end of its body, or switch this off with "
         "torch_xla.experimental.auto_barrier(False)",
+        f"a loop without torch_xla.sync() at {_notices.short(line)} becomes a graph for each turn",
     )
 
 
@@ -92,6 +93,7 @@ def _tell_of_no_loop(device: int) -> None:
             "long",
             f"{_bindings.LONGEST_TRACE} operators were recorded without a barrier, and do not repeat: put "
             f"torch_xla.sync() where a step of the program ends ({_bindings.user_frame() or 'no line'})",
+            f"no torch_xla.sync() in {_bindings.LONGEST_TRACE} operators, at {_notices.short(_bindings.user_frame())}",
         )
 
 
@@ -111,12 +113,12 @@ def _tell_growth(device: int) -> None:
             f"{line or 'an unknown line'} whose {calls} operators repeat; no barrier is put there in a job of "
             "several processes, which must agree on their graphs, so that the graph grows: put torch_xla.sync() at the "
             "end of its body",
+            f"the graph of the loop at {_notices.short(line)} grows: no torch_xla.sync() in {recorded} operators",
         )
 
 
-def _tell(what: Hashable, text: str) -> None:
-    if _config.XLA_LOOP_REPORT.get():
-        _notices.notify("barrier", what, text)
+def _tell(what: Hashable, text: str, brief: str) -> None:
+    _notices.advise("barrier", what, text, brief)
 
 
 def forget() -> None:

@@ -33,7 +33,7 @@ _looks: list[_Look] = []
 
 def value_read(outputs: int, device: int) -> None:
     """Takes notice of a program with so many results that ran on a device because a value was read."""
-    if not _config.XLA_LOOP_REPORT.get():
+    if _config.XLA_NOTICES.get() == "none":
         return
     if outputs == 1 and not _bindings.has_pending(device):
         _reads.clear()  # nothing of the step was in it, and of what earlier reads left over nothing remains
@@ -59,12 +59,13 @@ def _count_reads() -> None:
         count = count + 1 if latest == _step - 1 else 1
         _streaks[line] = (_step, count)
         if count == _IN_A_ROW:
-            _notices.notify(
+            _notices.advise(
                 "loop",
                 line,
                 f"a value is read in the middle of the step at {line}, {count} steps in a row: the read breaks the "
                 "graph in two, and the host waits for the first; read it after the barrier, less often, or in a step "
                 "closure",
+                f"a value read at {_notices.short(line)} in the middle of each step breaks its graph in two",
             )
     _reads.clear()
     if len(_streaks) > 1000:
@@ -72,7 +73,7 @@ def _count_reads() -> None:
 
 
 def _look() -> None:
-    if _bindings.is_eager() or not _config.XLA_LOOP_REPORT.get():
+    if _bindings.is_eager() or _config.XLA_NOTICES.get() == "none":
         _looks.clear()
         return
     look = _Look(_step)
@@ -89,12 +90,13 @@ def _look() -> None:
         if growing:
             line = max(growing, key=lambda line: look.lines[line][1])
             count, nbytes = look.lines[line]
-            _notices.notify(
+            _notices.advise(
                 "loop",
                 line,
                 f"tensors made at {line} pile up: {count} are alive, {memory_stats.in_bytes(nbytes)}, more with each "
                 f"step since step {_looks[0].step}; something keeps them, such as a list of losses: keep loss.item() "
                 "or loss.detach() there",
+                f"tensors made at {_notices.short(line)} pile up with each step: {count} are alive",
             )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _config, _events, _notices
+from torch_xla import _bindings, _events, _notices
 from torch_xla._core.device import memory_stats
 from torch_xla._core.graph.graph import Graph, Input, Node, Number
 from torch_xla._errors import GraphLimitError, message
@@ -126,15 +126,15 @@ def note_uncompiled(line: str | None, device: int, count: int, describe: Callabl
     others = [*history.graphs, history.uncompiled] if history.uncompiled is not None else [*history.graphs]
     nearest = nearest_of(graph, others)
     differences = compare(graph, nearest) if nearest is not None else []
-    reason = str(differences[0]) if differences else "they are unlike each other"
+    reason, brief = (str(differences[0]), differences[0].text) if differences else ("they are unlike each other",) * 2
     if _guards:
         _refuse(f"a graph at {line} is new: {reason}")
     history.uncompiled = graph
-    if count == _CHANGING and not expected.get() and _config.XLA_RETRACE_REPORT.get():
+    if count == _CHANGING and not expected.get():
         text = (
             f"graphs at {line} keep changing: {reason}; each runs operator by operator, uncompiled, until one repeats"
         )
-        _notices.notify("retrace", None, text)
+        _notices.advise("retrace", None, text, f"graphs at {_notices.short(line)} keep changing: {brief}")
 
 
 def _refuse(reason: str) -> None:
@@ -190,9 +190,11 @@ def _tell(retrace: Retrace, line: _CallSite, nearest: Graph | None) -> None:
     line.reports += 1
     # The first three of a line, then the tenth, the hundredth, …
     is_due = line.reports <= 3 or (line.reports >= 10 and str(line.reports).strip("0") == "1")
-    if is_due and _config.XLA_RETRACE_REPORT.get():
+    if is_due:
         more = "" if line.reports < 3 else "; the others of this line are in torch_xla.debug.retrace.records()"
-        _notices.notify("retrace", None, f"{retrace}{_remedy(line, nearest)}{more}")
+        where = _notices.short(retrace.line)
+        brief = f"compiling again at {where}: {retrace.differences[0].text if retrace.differences else _NOTHING}"
+        _notices.advise("retrace", None, f"{retrace}{_remedy(line, nearest)}{more}", brief)
 
 
 def _remedy(line: _CallSite, nearest: Graph | None) -> str:

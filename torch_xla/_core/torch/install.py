@@ -101,7 +101,7 @@ def install() -> None:
         _bindings.specialize_numbers(f"aten::{name}", overload, places)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())
     _bindings.set_frame_depth(
-        _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_RETRACE_REPORT.get() or scopes.on())
+        _STACK if _config.XLA_IR_DEBUG.get() else int(_config.XLA_NOTICES.get() != "none" or scopes.on())
     )
     # A user's line is one outside PyTorch, JAX, this package and the standard library.
     torch_folder, xla_folder = (os.path.dirname(file) for file in (torch.__file__, _config.__file__))
