@@ -307,18 +307,27 @@ XLA_PERSISTENT_CACHE_TRUSTED = _bool(
 )
 
 
+_PAGE = """\
+# Environment variables
+
+All that this package reads of its own and of torch_xla 2.9, made from `torch_xla/_config.py`. Unless its row says
+otherwise, a variable is read each time that it matters, so a program may set it after the import. A value of another
+form is an error that names the accepted ones.
+
+| variable | default | values | what it does |
+|---|---|---|---|"""
+
+
 def options() -> list[Option[Any]]:
     """All options, by name."""
     return [_options[name] for name in sorted(_options)]
 
 
-def describe() -> str:
-    """A table of all options: name, value in force, default, meaning."""
-    rows = []
-    for option in options():
-        try:
-            value = repr(option.get())
-        except ValueError as error:
-            value = str(error)
-        rows.append(f"{option.name}={value} (default {option.default!r}; {option.kind})\n    {option.doc}")
-    return "\n".join(rows)
+def page() -> str:
+    """A page of all options, which is ``docs/environment.md``."""
+    rows = [
+        f"| `{option.name}` | {'not set' if option.default is None else f'`{option.default}`'} | {option.kind} | "
+        f"{option.doc} |"
+        for option in _options.values()
+    ]
+    return "\n".join((_PAGE, *rows, ""))
