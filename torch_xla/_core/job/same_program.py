@@ -6,21 +6,32 @@ first use, and a buffer with parts in several processes each time that it is rea
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torch_xla import _bindings
-from torch_xla._core.device import shardings, transfer
+from torch_xla._core.device import client, shardings, transfer
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, describe
 from torch_xla._core.job import program_starts, session
 from torch_xla._core.job.waits import Ranks, Wait, until
 from torch_xla.ops.registry import Meta
 
+if TYPE_CHECKING:
+    import jax
+
 _compared: set[str] = set()
 _settled: dict[Ranks, int] = {}  # how many programs were seen to be the same
+_LARGE = 1 << 20  # bytes, of an input whose digest is computed where it is
+# By the buffers' numbers: each buffer, and the digests of its parts, or of the tensors that it packs.
+_digests: dict[int, tuple[weakref.ref[Any], dict[tuple[str, int], str]]] = {}
 _PAUSE, _ASKED_EVERY = 0.0005, 0.01  # seconds
 
 
@@ -139,8 +150,6 @@ def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
 
 def _copies(cut: _bindings.Graph) -> Iterator[tuple[str, str]]:
     """A digest of each part of an input that other processes have too."""
-    import numpy as np
-
     metas = cut.leaf_metas
     for leaf, (buffer, start) in enumerate(cut.leaf_locations()):
         transfer.finish(buffer)
@@ -154,7 +163,49 @@ def _copies(cut: _bindings.Graph) -> Iterator[tuple[str, str]]:
             if part in hashed_parts or len(holders[part]) == 1:
                 continue
             hashed_parts.add(part)
-            values = np.asarray(shard.data)
-            if start >= 0:
-                values = values[start : start + int(np.prod(metas[leaf][0]))]
-            yield f"{leaf} {part}", hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()
+            length = math.prod(metas[leaf][0]) if start >= 0 else None
+            yield f"{leaf} {part}", _digest(buffer, part, shard.data, start, length)
+
+
+def _digest(buffer: Any, part: str, values: Any, start: int, length: int | None) -> str:
+    """A digest of a part of a buffer, or of a tensor in a pack, made once."""
+    known = _digests.get(id(buffer))
+    if known is None or known[0]() is not buffer:
+        number = id(buffer)
+        known = _digests[number] = weakref.ref(buffer, lambda _: _digests.pop(number, None)), {}
+    key = part, start
+    if key not in known[1]:
+        if values.nbytes < _LARGE:  # for one of each size a program would take longer
+            array = np.asarray(values)
+            array = array if length is None else array[start : start + length]
+            known[1][key] = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
+        else:
+            with client.x64():
+                known[1][key] = np.asarray(_sums()(values, max(start, 0), length)).tobytes().hex()
+    return known[1][key]
+
+
+@functools.cache
+def _sums() -> Any:
+    """A program that reads all of an array and gives 16 bytes: sums of what its words and their places come to."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def sums(values: jax.Array, start: int, length: int | None) -> jax.Array:
+        if length is not None:
+            values = lax.dynamic_slice(values, (start,), (length,))
+        if jnp.iscomplexobj(values):
+            values = jnp.stack((values.real, values.imag))
+        if values.dtype == bool:
+            values = values.astype(jnp.uint8)
+        words = lax.bitcast_convert_type(values, f"uint{8 * min(values.dtype.itemsize, 4)}").reshape(-1)
+        places = lax.iota(jnp.uint32, words.size)
+        results = []
+        for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F):
+            mixed = (words.astype(jnp.uint32) ^ (places * jnp.uint32(factor))) * jnp.uint32(0x85EBCA6B)
+            mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+            results.append((mixed ^ (mixed >> 16)).sum(dtype=jnp.uint32))
+        return jnp.stack(results)
+
+    return jax.jit(sums, static_argnums=2)
