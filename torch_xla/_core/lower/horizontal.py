@@ -147,8 +147,8 @@ class HorizontalPlan:
             while end < len(edges) and follows(edges[end - 1], edges[end]):
                 end += 1
             if location:
-                flat_wires, _, first = location
-                pieces.append(_Slice(flat_wires, first, sum(map(self._size, edges[start:end]))))
+                flat_edges, _, first = location
+                pieces.append(_Slice(flat_edges, first, sum(map(self._size, edges[start:end]))))
             elif end - start >= _LEAST and depth:
                 pieces.append(edges[start:end])
             else:
@@ -173,9 +173,9 @@ class HorizontalPlan:
 
     def _follows(self, before: Edge, edge: Edge) -> bool:
         """Whether both are neighbours in a flat array."""
-        flat_wires, index, _ = self._locations[before]
+        flat_edges, index, _ = self._locations[before]
         location = self._locations.get(edge)
-        return location is not None and location[0] == flat_wires and location[1] == index + 1
+        return location is not None and location[0] == flat_edges and location[1] == index + 1
 
     def _same_operator(self, a: Edge, b: Edge) -> bool:
         """Whether these are results of one elementwise operator on operands of one kind."""

@@ -167,10 +167,10 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
         convention = Convention(graph, to_run, platform or place.platform)
         horizontal_plan = HorizontalPlan(graph, places, convention.input_packs, convention.result_packs)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
-        root_wires = {*convention.singles, *horizontal_plan.singles, *shared}
+        root_edges = {*convention.singles, *horizontal_plan.singles, *shared}
         looped = {edge for run in graph.layers for slot in run.slots for edge in graph.nodes[slot].inputs}
-        live_nodes = _live_nodes(graph, root_wires | looped)
-        loop_plan = rolling.LoopPlan(graph, live_nodes, root_wires)
+        live_nodes = _live_nodes(graph, root_edges | looped)
+        loop_plan = rolling.LoopPlan(graph, live_nodes, root_edges)
         to = tuple(place.in_module(number, shape) for shape, number in convention.result_buffers)
         jitted = jax.jit(program, keep_unused=True, out_shardings=to)
         types = [

@@ -85,7 +85,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Wires that are one result of a run's layers, one step apart."""
+    """Edges that are one result of a run's layers, one step apart."""
 
     run: Layers
     key: Key

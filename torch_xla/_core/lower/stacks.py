@@ -132,7 +132,7 @@ class _StackSearch:
         """The columns that one operator computes from a column."""
         readers = [self._readers.get(edge, []) for edge in column]
         columns = []
-        if len({len(wire_readers) for wire_readers in readers}) == 1:
+        if len({len(edge_readers) for edge_readers in readers}) == 1:
             for placements in zip(*readers, strict=True):
                 same_position = len({position for _, position in placements}) == 1
                 if same_position and self._same_operator([slot for slot, _ in placements]):
