@@ -59,7 +59,7 @@ def listen(sink: Sink) -> None:
 
 
 def leave(sink: Sink) -> None:
-    """Ends that."""
+    """Gives nothing more to a sink."""
     global sinks
     with _lock:
         sinks = tuple(other for other in sinks if other is not sink)

@@ -505,7 +505,7 @@ def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
             message(
                 "spmd",
                 "got process group 'xla' in SPMD mode, where all processes are one device",
-                do="use init_process_group('gloo') for what processes tell each other, and splits for tensors",
+                do="use init_process_group('gloo') for what processes tell each other, and mark_sharding for tensors",
             )
         )
     timeout = options.timeout if isinstance(options.timeout, timedelta) else None

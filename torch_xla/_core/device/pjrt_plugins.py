@@ -113,7 +113,7 @@ def _load(point: EntryPoint) -> DevicePlugin:
                 "device",
                 f"got {type(error).__name__} ({one_line(error)}) from plugin {point.name!r}, {named}",
                 expected="a DevicePlugin",
-                do="mend or uninstall it",
+                do="fix or uninstall it",
             )
         ) from error
     if not isinstance(plugin, DevicePlugin):

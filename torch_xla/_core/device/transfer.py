@@ -199,7 +199,7 @@ def finish_to_read(buffer: Any) -> None:
 
 
 def _gathered(buffer: Any) -> Any:
-    """A buffer whose values this process can read: parts that others have are asked for, by all processes at once."""
+    """All-gathers an array of which other processes have parts, so that this process can read it."""
     if is_readable(buffer):
         return buffer
     assert _gather is not None

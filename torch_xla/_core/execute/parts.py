@@ -18,8 +18,7 @@ class Part:
     """A shard of a tensor on a device."""
 
     device: int  # its index in the job
-    # what of the tensor it is; less than the other parts at the end of a dimension that does not divide
-    where: tuple[slice, ...]
+    where: tuple[slice, ...]  # slice of the full tensor; the last shard is shorter if sizes do not divide
     copy: int  # which of the equal parts this is
     values: torch.Tensor  # short ones are filled up with zeros
 
