@@ -17,7 +17,7 @@ from pathlib import Path
 from torch_xla import _bindings, _config, _events, _extension, _files, _metrics, _notices
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import placement
+from torch_xla._core.device import client, placement, shardings
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import describe
 from torch_xla._core.job import session
@@ -212,7 +212,7 @@ def _file(graph: _bindings.Graph) -> Path:
     assert _folder is not None
     target = placement.of(graph.device)
     digest = hashlib.sha256(_identity())
-    decides = _ADDRESS.sub("", str(settings.program_settings()))
+    decides = _ADDRESS.sub("", str(settings.program_settings())) + (shardings.noted() if client.spmd() else "")
     digest.update(f"{graph.key} {graph.number_indices} {graph.stacks} {decides} {target.target}".encode())
     if session.connected() is not None:
         digest.update(sequence.part_of(describe(graph), session.rank_info().rank).encode())

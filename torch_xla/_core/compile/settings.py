@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from operator import attrgetter
 
 from torch_xla import _bindings, _config, _jax_internals
-from torch_xla._core.device import client
+from torch_xla._core.device import client, shardings
 from torch_xla._core.lower import scopes
 from torch_xla._errors import message
 from torch_xla.ops import dtypes, precision
@@ -64,6 +64,7 @@ def program_settings() -> tuple[Hashable, ...]:
     return (
         precision.current(),
         client.spmd(),
+        shardings.changes(),
         scopes.on(),
         dtypes.shortens(),
         _config.XLA_ROLL_LAYERS.get(),

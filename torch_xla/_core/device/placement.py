@@ -72,7 +72,10 @@ class Placement:
 
         if not self.mesh:  # the module is that of one device; how many run it is said when it is compiled
             return jax.sharding.SingleDeviceSharding(self.local[0])
-        return None if number == shardings.UNSPECIFIED else self.at(number, shape)
+        if number == shardings.UNSPECIFIED:
+            return None
+        replicated = number != shardings.MANUAL and shardings.by_number(number) is None
+        return shardings.sharding(None, self.devices) if replicated else self.at(number, shape)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  # of few placements; a batch is put at each step
     def parts(self, number: int, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], ...]:

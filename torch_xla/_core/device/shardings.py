@@ -1,8 +1,8 @@
 """Describes shardings of buffers over a mesh, ``{devices=[2,1]0,1}`` by rows, and numbers them for the recorder.
 
-All are over one mesh, whose axes have prime lengths: whichever meshes a caller uses, XLA then sees axes of one mesh in
-a program, and recognizes a sharding that it chose itself. Only devices in an order that is no transposition of that
-mesh get a mesh of their own.
+All of a program are over one mesh: the user's, where the program has shardings over that one alone, else one whose axes
+have prime lengths. XLA then sees axes of one mesh, whichever a caller uses, and recognizes a sharding that it chose
+itself. Buffers are over the latter. Only devices in an order that is no transposition of it get a mesh of their own.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch_xla._config import within
 from torch_xla._errors import message
 
 if TYPE_CHECKING:
@@ -102,7 +105,55 @@ def _without_dims(sharded: TileAssignment, keep: tuple[bool, ...]) -> TileAssign
     return tile_assignment(tiles, moved.tolist())
 
 
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a mesh that has the devices in their order."""
+
+    lengths: tuple[int, ...]
+    names: tuple[str, ...]
+
+
 _by_number: dict[int, TileAssignment] = {}
+_numbered: set[TileAssignment] = set()
+_users: dict[TileAssignment, dict[Axes | None, None]] = {}  # meshes that each was asked for on; None: one of no axes
+_changes = 0
+_of_program: ContextVar[Axes | None] = ContextVar("the axes of the program's mesh", default=None)
+
+
+def note(tiling: TileAssignment, axes: Axes | None) -> None:
+    """Says that a user asked for a sharding over a mesh with these axes; None where it has devices in another order."""
+    global _changes
+    meshes = _users.setdefault(tiling, {})
+    if axes not in meshes:
+        meshes[axes] = None
+        _changes += tiling in _numbered  # else no program has it
+
+
+def changes() -> int:
+    """How often `axes_for` may have come to give something else: programs from before may have another mesh."""
+    return _changes
+
+
+def noted() -> str:
+    """What `axes_for` depends on, as text."""
+    return str(sorted((str(tiling), list(map(str, meshes))) for tiling, meshes in _users.items()))
+
+
+def axes_for(numbers: Iterable[int]) -> Axes | None:
+    """The axes of the one mesh that users asked for these placement numbers on; None where there are several, or none.
+
+    Those that XLA chose have to be along them.
+    """
+    tilings = {_by_number[number] for number in numbers if number >= _FIRST}
+    asked = [set(_users[tiling]) for tiling in tilings if tiling in _users]
+    common = set.intersection(*asked) if asked else set()
+    axes = common.pop() if len(common) == 1 else None
+    return None if axes is None or any(axes_of(tiling, axes.lengths) is None for tiling in tilings) else axes
+
+
+def within_program(axes: Axes | None) -> AbstractContextManager[None]:
+    """A scope in which `sharding` is over a mesh with these axes; None for those of prime lengths."""
+    return within(_of_program, axes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -110,6 +161,7 @@ def number_of(tiling: TileAssignment) -> int:
     """The placement number of a sharding; the same in every process."""
     if tiling.is_replicated:
         return EXPLICITLY_REPLICATED
+    _numbered.add(tiling)
     digest = hashlib.blake2b(str(tiling).encode(), digest_size=4).digest()
     number = max(int.from_bytes(digest, "little") >> 1, _FIRST)
     while _by_number.setdefault(number, tiling) != tiling:
@@ -168,12 +220,12 @@ def _factors(count: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def axes_of(tiling: TileAssignment) -> tuple[tuple[int, ...], ...] | None:
-    """The axes of the mesh of prime lengths that each dimension is sharded over; None if it is not along such axes."""
+def axes_of(tiling: TileAssignment, lengths: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """The axes of a mesh that each dimension is sharded over; None if it is not along such axes."""
     import numpy as np
 
-    primes = _factors(len(tiling.order))
-    strides = [math.prod(primes[i + 1 :]) for i in range(len(primes))]
+    # An axis of one device has the stride of the next, and is never asked for.
+    strides = [math.prod(lengths[i + 1 :]) if length > 1 else 0 for i, length in enumerate(lengths)]
     axes: list[int] = []
     step = 1
     while step < len(tiling.order):  # from the axis that changes fastest
@@ -181,15 +233,16 @@ def axes_of(tiling: TileAssignment) -> tuple[tuple[int, ...], ...] | None:
         if stride not in strides or strides.index(stride) in axes:
             return None
         axes.insert(0, strides.index(stride))
-        step *= primes[axes[0]]
-    if not np.array_equal(np.arange(len(tiling.order)).reshape(primes).transpose(axes).reshape(-1), tiling.order):
+        step *= lengths[axes[0]]
+    every = [*axes, *(i for i, length in enumerate(lengths) if length == 1)]
+    if not np.array_equal(np.arange(len(tiling.order)).reshape(lengths).transpose(every).reshape(-1), tiling.order):
         return None
     mesh_axes: list[tuple[int, ...]] = []
     for tiles in tiling.tiles:
         dimension_axes: list[int] = []
-        while math.prod(primes[axis] for axis in dimension_axes) < tiles:
+        while math.prod(lengths[axis] for axis in dimension_axes) < tiles:
             dimension_axes.append(axes.pop(0))
-        if math.prod(primes[axis] for axis in dimension_axes) != tiles:
+        if math.prod(lengths[axis] for axis in dimension_axes) != tiles:
             return None
         mesh_axes.append(tuple(dimension_axes))
     return tuple(mesh_axes)
@@ -199,27 +252,28 @@ def manual_sharding(devices: tuple[jax.Device, ...]) -> jax.sharding.NamedShardi
     """JAX's sharding of an array whose first dimension is the devices."""
     import jax
 
-    mesh = _sharding(None, devices).mesh
+    mesh = sharding(None, devices).mesh
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
 
 
 def sharding(tiling: TileAssignment | None, devices: tuple[jax.Device, ...]) -> jax.sharding.NamedSharding:
     """JAX's form of a sharding; None is replicated."""
-    return _sharding(tiling, devices)
+    return _sharding(tiling, devices, _of_program.get())
 
 
 @functools.lru_cache(maxsize=4096)
-def _sharding(tiling: TileAssignment | None, devices: tuple[jax.Device, ...]) -> Any:
+def _sharding(tiling: TileAssignment | None, devices: tuple[jax.Device, ...], mesh_axes: Axes | None) -> Any:
     import jax
     import numpy as np
 
     array = np.array(devices, dtype=object)
-    axes = () if tiling is None else axes_of(tiling)
+    if mesh_axes is None:
+        primes = tuple(_factors(len(devices))) or (1,)
+        mesh_axes = Axes(primes, tuple(f"m{i}" for i in range(len(primes))))
+    axes = () if tiling is None else axes_of(tiling, mesh_axes.lengths)
     if axes is not None:
-        primes = _factors(len(devices)) or [1]
-        names = [f"m{i}" for i in range(len(primes))]
-        mesh = jax.sharding.Mesh(array.reshape(primes), names)
-        spec = [tuple(names[axis] for axis in dimension_axes) or None for dimension_axes in axes]
+        mesh = jax.sharding.Mesh(array.reshape(mesh_axes.lengths), mesh_axes.names)
+        spec = [tuple(mesh_axes.names[axis] for axis in dimension_axes) or None for dimension_axes in axes]
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     assert tiling is not None
     shape = [*tiling.tiles, tiling.copies]

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from torch_xla import _config, _events, _fallbacks, _jax_internals
-from torch_xla._core.device import client, environment, placement
+from torch_xla._core.device import client, environment, placement, shardings
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Edge, Graph, Node, Number, fill_template
 from torch_xla._core.lower import convolutions, manual_lowering, placing, rolling, scopes, tpu_limits
@@ -162,7 +162,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     wants = _rule_scope(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
     limits = _config.within(tpu_limits.applies, (platform or place.platform) == "tpu")
-    with wants, mesh, limits, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
+    axes = shardings.within_program(placing.axes_of(graph) if place.mesh else None)
+    with wants, mesh, limits, axes, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
         horizontal_plan = HorizontalPlan(graph, places, convention.input_packs, convention.result_packs)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from torch_xla._core.device import placement, shardings
+from torch_xla._core.graph.graph import Graph
+from torch_xla._core.lower.manual_lowering import ENTER, LEAVE
 
 OPERATOR = "xla.place.default"  # gives its argument, in another place
 
@@ -18,6 +20,12 @@ def constrained(value: Any, number: int) -> Any:
     if not place.mesh:
         return value
     return jax.lax.with_sharding_constraint(value, shardings.sharding(shardings.by_number(number), place.devices))
+
+
+def axes_of(graph: Graph) -> shardings.Axes | None:
+    """The axes of the user's mesh in a program, where there is one."""
+    asked = [node.args[1] for node in graph.nodes if node.op in (OPERATOR, ENTER, LEAVE)]
+    return shardings.axes_for({*graph.leaf_placements, *graph.output_placements, *asked})
 
 
 def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placement) -> Sequence[Any]:

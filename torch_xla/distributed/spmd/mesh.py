@@ -118,7 +118,16 @@ class Mesh:
         used = [axis for group in axes for axis in group]
         order = used + [axis for axis in range(len(self.mesh_shape)) if axis not in used]
         tiles = [math.prod(self.mesh_shape[axis] for axis in group) for group in axes]
-        return shardings.tile_assignment(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
+        tiling = shardings.tile_assignment(tiles, self.get_logical_mesh().transpose(order).reshape(-1).tolist())
+        shardings.note(tiling, self._axes_of_programs())
+        return tiling
+
+    def _axes_of_programs(self) -> shardings.Axes | None:
+        """Its axes in a program, unnamed ones by their index; None where it has the devices in an order of its own."""
+        if not np.array_equal(self.device_ids, np.arange(self.size())):
+            return None
+        names = self.axis_names or (f"axis_{i}" for i in range(len(self.mesh_shape)))
+        return shardings.Axes(self.mesh_shape, tuple(names))
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
         """The indices of mesh axes over which each dimension is split.
