@@ -5,12 +5,17 @@ Counts and kinds come from the environment and the drivers where that is possibl
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 from torch_xla._core.device import client, pjrt_plugins
+from torch_xla._core.execute import parts
 from torch_xla._core.job import session
 from torch_xla._deprecation import warn_once
 from torch_xla._errors import message
+
+runtime = sys.modules[__name__]  # a name of the original
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -108,7 +113,8 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
         device: ``"xla:0"`` or a hardware name such as ``"CPU:0"``.
 
     Returns:
-        At least ``name``; on TPU also ``coords`` and ``core_on_chip``.
+        At least ``name``; on TPU also ``coords`` and ``core_on_chip``. What else the device's PJRT plugin tells is
+        there when it is asked for by its name.
     """
     try:
         index = int(device.rsplit(":", 1)[1])
@@ -117,7 +123,7 @@ def runtime_device_attributes(device: str) -> dict[str, object]:
     devices = _hardware()
     if not 0 <= index < len(devices):
         raise ValueError(message("runtime", f"got device {device!r}", expected=f"an index below {len(devices)}"))
-    return _attributes(devices[index], index)
+    return _Attributes(devices[index], index)
 
 
 def _hardware() -> tuple[Any, ...]:
@@ -126,12 +132,30 @@ def _hardware() -> tuple[Any, ...]:
     return (client.devices_of_job() if client.spmd() else ()) or local_devices
 
 
-def _attributes(device: Any, index: int) -> dict[str, object]:
-    attributes: dict[str, object] = {"name": client.hardware(index)}
-    for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
-        if hasattr(device, name):
-            attributes[name] = getattr(device, name)
-    return attributes
+class _Attributes(dict[str, object]):
+    """Attributes of a device; one of its plugin's own is asked for by name, as JAX does not list them."""
+
+    def __init__(self, device: Any, index: int) -> None:
+        super().__init__(name=client.hardware(index))
+        self._device = device
+        for name in ("coords", "core_on_chip", "slice_index", "device_kind"):
+            self.get(name)
+
+    def __missing__(self, name: str) -> object:
+        value = getattr(self._device, name, None) if isinstance(name, str) and not name.startswith("_") else None
+        if value is None or callable(value):
+            raise KeyError(name)
+        self[name] = value
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None  # type: ignore[arg-type]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
@@ -152,11 +176,13 @@ def addressable_runtime_device_count() -> int:
 def use_spmd(auto: bool | None = False) -> None:
     """Turns SPMD mode on: all devices of the job are one xla device, over which tensors may be split.
 
+    Tensors that there are already are copied to all of them, with a warning.
+
     Args:
         auto: Whether XLA chooses how parameters are split; not in this version.
 
     Raises:
-        RuntimeError: There are xla tensors already.
+        RuntimeError: There are tensors on other devices than ``xla:0``, or in a job of several processes.
         NotImplementedError: `auto` is asked for.
     """
     if auto:
@@ -167,7 +193,12 @@ def use_spmd(auto: bool | None = False) -> None:
                 do="call mark_sharding on the parameters",
             )
         )
-    client.use_spmd()
+    if parts.use_mesh():
+        warnings.warn(
+            "[spmd] xla tensors were made before SPMD mode; each device has a copy now. Call "
+            "torch_xla.runtime.use_spmd() before the first of them to save that",
+            stacklevel=2,
+        )
 
 
 def is_spmd() -> bool:
@@ -192,6 +223,13 @@ def get_num_cached_compilation_graph() -> int:
     from torch_xla._core.compile import cache
 
     return cache.num_graphs()
+
+
+def clear_computation_cache() -> None:
+    """Forgets the compiled graphs in memory; those on disk stay."""
+    from torch_xla._core.compile import cache
+
+    cache.clear()
 
 
 def get_master_ip() -> str:

@@ -35,9 +35,10 @@ class TestRuntime:
             with pytest.raises(ValueError, match=rf"\[runtime\] got device '{name}'"):
                 xr.runtime_device_attributes(name)
 
-    def test_spmd_is_refused_beside_tensors_of_single_devices(self):
-        kept = torch.ones(1, device="xla")
-        with pytest.raises(RuntimeError, match=r"\[spmd\] SPMD mode was asked for, but there are tensors"):
+    @four_cpus
+    def test_spmd_is_refused_beside_tensors_of_other_devices(self):
+        kept = torch.ones(1, device="xla:1")
+        with pytest.raises(RuntimeError, match=r"\[spmd\] got tensors on (xla:0, )?xla:1 before SPMD mode"):
             xr.use_spmd()
         assert not xr.is_spmd() and kept.is_xla
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import plugin
 import pytest
-import torch
 import two_hosts
+from probes import python
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from torch_xla._core.job import launcher
@@ -98,10 +98,46 @@ def test_reads_of_what_is_split_over_processes(how: str, told: str) -> None:
         launcher.run(two_hosts.read, (how,), 2)
 
 
-def test_after_the_first_tensor_it_is_too_late() -> None:
-    import torch_xla.runtime as xr
+def test_tensors_from_before_are_on_each_device() -> None:
+    """Parameters, views of them that were read, an optimizer's state, what is pending and what is on the host."""
+    python(
+        "-c",
+        """
+import warnings
+import numpy as np
+import torch, torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 
-    x = torch.ones(2, device="xla")
-    with pytest.raises(RuntimeError, match="before the first xla tensor"):
+def train(device, between):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8)).to(device)
+    x, optimizer = torch.rand(4, 8).to(device), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    view = model[0].weight.detach()[3:, ::2]
+    view.sum().item(), view.tolist()
+    for i in range(4):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if i == 1:
+            x = x + 1
+            between(model)
+        torch_xla.sync()
+    return [t.cpu() for t in (view, view.t() * 2, x, *model.parameters())]
+
+def split(model):
+    late, unused = torch.arange(3.0).to("xla"), torch.zeros(5, device="xla")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         xr.use_spmd()
-    assert not xr.is_spmd() and x.tolist() == [1, 1]
+        xr.use_spmd()
+    assert [str(w.message)[:39] for w in told] == ["[spmd] xla tensors were made before SPM"], told
+    xs.mark_sharding(model[0].weight, xs.Mesh(np.arange(4), (4,), ("x",)), ("x", None))
+    assert late.tolist() == [0, 1, 2] and unused.tolist() == [0] * 5
+
+for ours, theirs in zip(train("xla", split), train("cpu", lambda model: None)):
+    torch.testing.assert_close(ours, theirs)
+assert xr.is_spmd()
+""",
+        imported=True,
+    )

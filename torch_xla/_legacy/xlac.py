@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from torch_xla import _api, _bindings, _metrics, backends, runtime
+from torch_xla import _api, _bindings, _metrics, _notices, backends, runtime
+from torch_xla._core.compile import cache as _cache
 from torch_xla._core.device import client
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._core.execute import export as _export
@@ -145,6 +147,30 @@ _xla_runtime_is_initialized = client.client_started
 _get_use_eager_mode = _bindings.is_eager
 _set_use_eager_mode = _bindings.set_eager
 _set_allow_execution = region.allow
+
+_init_computation_client = client.hardware_devices
+
+
+def _xla_computation_cache_is_initialized() -> bool:
+    """Whether compiled graphs are kept in a folder."""
+    return _cache.is_kept()
+
+
+def _set_xla_custom_op_name_prefix(tensor: torch.Tensor, prefix: str, max_call_stack_depth: int = 0) -> bool:
+    """Names the operator that computes a tensor in HLO, where ``XLA_HLO_DEBUG=1`` keeps names; whether it is pending.
+
+    `max_call_stack_depth` is not read: ``XLA_IR_DEBUG=1`` says how many lines are kept.
+    """
+    return _bindings.set_scope_of(tensor, prefix)
+
+
+def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Does nothing but check the dimension: a program is compiled for sizes, and says so in a warning."""
+    size = tensor.size(dim)
+    if _notices.is_new("dynamic", "_xla_mark_dynamic"):
+        text = f"[export] got dimension {dim} to be dynamic, which stays {size}: programs are compiled for sizes; "
+        warnings.warn(f"{text}torch_xla.stablehlo exports dynamic dimensions", stacklevel=2)
+
 
 def _set_xla_all_numbers_special_scalars(on: bool) -> None:
     """Makes all numbers constants of programs from now on, or inputs again."""

@@ -93,6 +93,12 @@ def _initialize_from_environment() -> None:
         initialize(path, _config.XLA_PERSISTENT_CACHE_READ_ONLY.get())
 
 
+def is_kept() -> bool:
+    """Whether compiled graphs are kept in a folder."""
+    _initialize_from_environment()
+    return _folder is not None
+
+
 def num_graphs() -> int:
     """Number of executables in memory."""
     return len(_executables)

@@ -117,13 +117,8 @@ def spmd() -> bool:
 
 
 def use_spmd() -> None:
-    """Makes all devices of the job one xla device; RuntimeError where there are xla tensors already."""
+    """Makes all devices of the job one xla device; buffers that there are stay where they are."""
     global _spmd
-    if not _spmd and any(_bindings.live_tensors(index) for index in range(_bindings.device_count())):
-        raise RuntimeError(
-            "[spmd] SPMD mode was asked for, but there are tensors on single devices already; call "
-            "torch_xla.runtime.use_spmd() before the first xla tensor"
-        )
     if not _config.XLA_USE_SPMD.get():  # for processes that this one starts, as 2.9 has it
         _config.XLA_USE_SPMD.set(True)
     if _spmd:

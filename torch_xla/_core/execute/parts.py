@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _metrics
-from torch_xla._core.device import placement, shardings, transfer
+from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.execute import barrier
+from torch_xla._core.job import session
+from torch_xla._errors import message
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,34 @@ def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
         location = barrier.location(tensor)
         moved = transfer.move(location, tensor.shape, tensor.dtype, tensor.device.index, number)
         _bindings.replace_buffer(tensor, moved, number)
+
+
+def use_mesh() -> bool:
+    """Makes all devices of the job one xla device, and replicates the tensors that there are; whether there were any.
+
+    Raises RuntimeError where they are on others than the first device, or the job has other processes.
+    """
+    with barrier.exclusive():
+        holders = [index for index in range(_bindings.device_count()) if _bindings.live_tensors(index)]
+        if client.spmd() or not holders:
+            client.use_spmd()
+            return False
+        if holders != [0] or session.rank_info().world > 1:
+            raise RuntimeError(
+                message(
+                    "spmd",
+                    f"got tensors on {', '.join(f'xla:{index}' for index in holders)} before SPMD mode",
+                    expected="none, or those of xla:0 in a job of one process",
+                    do="call torch_xla.runtime.use_spmd() before the first xla tensor",
+                )
+            )
+        barrier.sync(0, wait=True)
+        tensors = _bindings.bases_on(0)
+        values = [transfer.download(barrier.location(t), t.shape, t.dtype) for t in tensors]
+        client.use_spmd()
+        for tensor, value in zip(tensors, values, strict=True):
+            _bindings.replace_buffer(tensor, transfer.upload(value, 0), shardings.REPLICATED)
+        return True
 
 
 def number_of(tensor: torch.Tensor) -> int:

@@ -27,19 +27,24 @@ std::unordered_map<uint64_t, Scope>& forward_scopes() {
 
 }  // namespace
 
-void set_scope(const std::string& path) {
+Scope scope_of(const std::string& path) {
   static auto* const paths = new std::unordered_map<std::string, Scope>();
   if (path.empty()) {
-    current_scope = nullptr;
-    return;
+    return nullptr;
   }
   const std::lock_guard<std::mutex> guard(lock);
   auto& scope = (*paths)[path];
   if (scope == nullptr) {
     scope = new std::string(path);
   }
-  current_scope = scope;
-  used.store(true, std::memory_order_relaxed);
+  return scope;
+}
+
+void set_scope(const std::string& path) {
+  current_scope = scope_of(path);
+  if (current_scope != nullptr) {
+    used.store(true, std::memory_order_relaxed);
+  }
 }
 
 Scope recorded_scope() {

@@ -9,6 +9,7 @@ using Scope = const std::string*;
 
 // Makes it the path of what the calling thread records from now on; empty for none.
 void set_scope(const std::string& path);
+Scope scope_of(const std::string& path);
 
 // The path of what is being recorded: the thread's, or in a backward pass that of the forward operator.
 Scope recorded_scope();

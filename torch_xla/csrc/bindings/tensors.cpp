@@ -42,6 +42,30 @@ py::list live_tensors(c10::DeviceIndex device) {
   });
 }
 
+// A tensor for each living storage of a device: all of its memory.
+std::vector<at::Tensor> bases_on(c10::DeviceIndex device) {
+  std::vector<c10::weak_intrusive_ptr<Storage>> storages;  // one may be about to go
+  std::vector<StoragePtr> living;
+  std::vector<Alias> bases;
+  {
+    const RecorderLock lock;
+    for_each_storage(device,
+                     [&](Storage& s) { storages.push_back(c10::weak_intrusive_ptr<Storage>::reclaim_copy(&s)); });
+    for (const auto& storage : storages) {
+      living.push_back(storage.lock());
+      const auto& s = living.back();
+      if (s && s->value.node->error == nullptr && !is_placeholder(*s->value.node)) {
+        bases.push_back(memory_alias(s, s->meta));
+      }
+    }
+  }
+  std::vector<at::Tensor> tensors;
+  for (auto& base : bases) {
+    tensors.push_back(make_tensor(std::move(base)));
+  }
+  return tensors;
+}
+
 }  // namespace
 
 void bind_tensors(py::module_& m) {
@@ -80,6 +104,16 @@ void bind_tensors(py::module_& m) {
     return impl_of(t)->alias.storage->generation;
   });
   m.def("base_of", &base_of);
+  m.def("bases_on", &bases_on);
+  m.def("set_scope_of", [](const at::Tensor& t, const std::string& path) {
+    const auto scope = scope_of(path);
+    const RecorderLock lock;
+    auto& node = *impl_of(t)->alias.current().node;
+    if (!node.leaf()) {
+      node.scope = scope;
+    }
+    return !node.leaf();
+  });
   m.def("set_storage",
         [](const at::Tensor& t, const at::Storage& storage, int64_t offset, const std::vector<int64_t>& sizes,
            const std::vector<int64_t>& strides) { set_storage(t, storage, offset, sizes, strides); });
