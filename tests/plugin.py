@@ -40,6 +40,16 @@ def environment(folder: Path, **options: int) -> dict[str, str]:
     return {"PJRT_DEVICE": NAME, "PJRT_NAMES_AND_LIBRARY_PATHS": f"{NAME}:{path}"}
 
 
+def package(folder: Path, name: str, points: dict[str, str], **modules: str) -> None:
+    """Writes what pip leaves of a package: its modules, and metadata with entry points by group."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("".join(f"[{group}]\n{line}\n" for group, line in points.items()))
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+
+
 if __name__ == "__main__":
     path = library()
     sys.exit(MISSING) if path is None else print(f"{NAME}:{path}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import plugin
 import pytest
+from plugin import package
 from probes import python, setting
 
 import torch_xla.core.xla_model as xm
@@ -35,16 +36,6 @@ extern "C" const Api* GetPjrtApi() {
   return &api;
 }
 """
-
-
-def package(folder: Path, name: str, points: dict[str, str], **modules: str) -> None:
-    """Writes what pip leaves of a package: its modules, and metadata with entry points by group."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("".join(f"[{group}]\n{line}\n" for group, line in points.items()))
-    for module, text in modules.items():
-        (folder / f"{module}.py").write_text(text)
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""A vendor's package as those for torch_xla 2.9 are: a plugin, options, attributes, a custom call, tools for its cache.
+
+Around the library of a foreign maker, which knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plugin
+import pytest
+from probes import python
+
+pytestmark = pytest.mark.skipif(plugin.library() is None, reason=plugin.MISSING)
+
+VENDOR = """
+import os
+import torch_xla
+from torch_xla.experimental.plugins import DevicePlugin
+from torch_xla.experimental.stablehlo_custom_call import stablehlo_custom_call
+
+class Vendor(DevicePlugin):
+    def __init__(self):
+        super().__init__()
+        os.environ["XLA_STABLEHLO_COMPILE"] = "1"
+        torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)
+
+    def library_path(self):
+        return os.environ["VENDOR_LIBRARY"]
+
+    def client_create_options(self):
+        return {"cpu_device_count": 4}
+
+def role(tensor, name):
+    shapes, dtypes, attributes = [tensor.shape], [tensor.dtype], {"vendor.role": name}
+    return stablehlo_custom_call([tensor], "vendor.mark", shapes, dtypes, frontend_attributes=attributes)
+"""
+BEGIN = """
+import re, warnings
+import numpy as np
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+import acme
+
+def main_of(text):
+    return text[text.index("func.func public @main"):].partition("func.func private")[0]
+"""
+
+
+def run(program: str, folder: Path, **environment: str) -> str:
+    """What a process prints that has the plugin."""
+    plugin.package(folder, "acme", {"torch_xla.plugins": "ACME = acme:Vendor"}, acme=VENDOR)
+    begin = f"import sys\nsys.path.insert(0, {str(folder)!r})\n{BEGIN}"
+    environment |= {"PJRT_DEVICE": "ACME", "VENDOR_LIBRARY": str(plugin.library()), "PJRT_NAMES_AND_LIBRARY_PATHS": ""}
+    return python("-c", begin + program, imported=True, **environment).stdout
+
+
+def test_it_trains_with_options_and_no_number_is_an_argument(tmp_path: Path) -> None:
+    run(
+        """
+def train(device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)).to(device)
+    x, optimizer = torch.rand(4, 8).to(device), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (model(x) * 0.3 + 0.1).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync(wait=False)
+    return loss.detach().cpu()
+
+torch_xla.set_custom_compile_options({"xla_llvm_disable_expensive_passes": True})
+torch.testing.assert_close(train("xla"), train("cpu"))
+
+x = torch.rand(3, device="cpu").to("xla")
+assert main_of(xm.get_stablehlo([x * 0.3 + 0.1])).partition(" -> ")[0].count("%arg") == 1
+
+torch_xla.set_custom_compile_options({"acme_of_nobody": "3"})
+y = x * 7
+for _ in range(2):
+    try:
+        torch_xla.sync()
+    except RuntimeError as error:
+        assert "acme_of_nobody" in str(error) and "[compile] got" in str(error), error
+    else:
+        raise AssertionError("an option of nobody")
+torch_xla.set_custom_compile_options({})
+torch.testing.assert_close(y.cpu(), x.cpu() * 7)
+""",
+        tmp_path,
+    )
+
+
+def test_its_cache_is_read_by_its_tools_and_its_attributes_by_name(tmp_path: Path) -> None:
+    run(
+        f"""
+from pathlib import Path
+from jax._src.lib import xla_client
+folder = Path({str(tmp_path / "cache")!r})
+assert not torch_xla._XLAC._xla_computation_cache_is_initialized()
+xr.initialize_cache(str(folder))
+x = torch.arange(5.0).to("xla")
+y = x * 2
+torch_xla.sync()
+(file,) = folder.iterdir()
+device = __import__("jax").devices("acme")[0]
+from torch_xla._core.compile import cache
+executable = file.read_bytes()[: -cache._TAIL]
+loaded = device.client.deserialize_executable(executable, xla_client.DeviceList((device,)), xla_client.CompileOptions())
+assert loaded.local_devices() == [device]
+xr.clear_computation_cache()
+assert xr.get_num_cached_compilation_graph() == 0
+(x * 2).tolist(), torch_xla.sync()
+assert met.counter_value("PersistentCacheHit") == 1 and torch_xla._XLAC._xla_computation_cache_is_initialized()
+
+(first, *_) = attributes = xr.global_runtime_device_attributes()
+assert len(attributes) == 4 and first["name"] == "ACME:0" and "device_arch" not in first and first.get("none", 5) == 5
+
+class Device:
+    device_arch, dram_size_bytes = "acme", 1 << 30
+
+own = xr._Attributes(Device(), 1)
+assert own["device_arch"] == "acme" and "dram_size_bytes" in own and own.get("dram_size_bytes") == 1 << 30
+""",
+        tmp_path,
+    )
+
+
+def test_a_module_has_the_axes_and_roles_of_the_user(tmp_path: Path) -> None:
+    run(
+        """
+x = torch.arange(32.0).reshape(8, 4).to("xla")
+view = x[1:]
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    xr.use_spmd()
+assert "[spmd] xla tensors were made before SPMD mode" in str(told[0].message) and len(told) == 1
+assert view.sum().item() == sum(range(4, 32)) and torch.equal(x.cpu(), torch.arange(32.0).reshape(8, 4))
+
+mesh = xs.Mesh(np.arange(4), (1, 4), ("batch", "model"))
+w = torch.rand(8, 4).to("xla")
+xs.mark_sharding(w, mesh, ("model", "batch"))
+text = xm.get_stablehlo([acme.role(w, "parameter") + 1])
+assert re.search(r'sdy.mesh @mesh = <\\["batch"=1, "model"=4\\]>', text), text
+call = re.search(r'custom_call @vendor.mark\\(%arg0\\).*', main_of(text))
+assert call and 'vendor.role = "parameter"' in call.group(0), text
+y = (w * 2 + x).sum(0)
+torch_xla.sync()
+torch.testing.assert_close(y.cpu(), (w.cpu() * 2 + x.cpu()).sum(0))
+
+# Over two meshes the module has neither.
+v = torch.rand(8, 4).to("xla")
+xs.mark_sharding(v, xs.Mesh(np.arange(4), (2, 2), ("a", "b")), ("a", "b"))
+text = xm.get_stablehlo([v + w])
+assert '<["m0"=2, "m1"=2]>' in text, text
+torch.testing.assert_close((v + w).cpu(), v.cpu() + w.cpu())
+""",
+        tmp_path,
+    )
