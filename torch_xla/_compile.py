@@ -12,7 +12,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._api import barrier
-from torch_xla._core.compile import settings
+from torch_xla._core.compile import options as compiler_options
 from torch_xla._core.execute import region
 from torch_xla._core.report import debug_level
 from torch_xla._errors import message
@@ -50,7 +50,7 @@ class _CompileContext:
         self._name = name
         self._limit = max_different_graphs
         self._session = session
-        self._options = None if options is None else settings.checked_options(options)
+        self._options = None if options is None else compiler_options.checked(options)
         self._open: list[tuple[region.Region, Any]] = []
 
     def __enter__(self) -> None:
@@ -163,7 +163,7 @@ def compile(
         return _CompileContext(bool(full_graph), name, max_different_graphs, session, custom_compile_options)
     label = name or getattr(f, "__name__", None) or type(f).__name__
     session = _session_of(f) if max_different_graphs is not None else region.AcceptedGraphs()
-    options = None if custom_compile_options is None else dict(settings.checked_options(custom_compile_options))
+    options = None if custom_compile_options is None else dict(compiler_options.checked(custom_compile_options))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _CompileContext(bool(full_graph), label, max_different_graphs, session, options):
@@ -186,7 +186,7 @@ def set_custom_compile_options(compile_options: Mapping[str, str | int | float])
     Raises:
         TypeError: They are something else.
     """
-    settings.set_custom_options(compile_options)
+    compiler_options.set_custom(compile_options)
 
 
 def step() -> Any:

@@ -15,7 +15,7 @@ from conftest import Counting
 from probes import of_pytorch
 
 import torch_xla
-from torch_xla._core.compile import cache, settings
+from torch_xla._core.compile import cache, options, settings
 from torch_xla.ops import precision
 
 # Each reads the default dtype somewhere: in the recorder, a Meta kernel, a rule, a decomposition or a CPU kernel.
@@ -166,12 +166,12 @@ CHOSEN = {"xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.fixture
-def options() -> Iterator[None]:
+def reset() -> Iterator[None]:
     yield
     torch_xla.set_custom_compile_options({})
 
 
-@pytest.mark.usefixtures("options")
+@pytest.mark.usefixtures("reset")
 class TestOptions:
     """Those of the user's for the device's compiler."""
 
@@ -204,9 +204,9 @@ class TestOptions:
             for chosen in (None, CHOSEN, None, CHOSEN):
                 with torch_xla.compile(custom_compile_options=chosen):
                     with torch_xla.compile():
-                        got.append(settings.custom_options())
+                        got.append(options.custom())
                     y = x.sin()
-        assert got == [(), (*CHOSEN.items(),)] * 2 and settings.custom_options() == ()
+        assert got == [(), (*CHOSEN.items(),)] * 2 and options.custom() == ()
         torch.testing.assert_close(y.cpu(), x.cpu().sin())
 
     def test_an_unknown_one_leaves_the_graph_pending(self, compiles: Counting) -> None:

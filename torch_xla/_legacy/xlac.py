@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from torch_xla import _api, _bindings, _metrics, _notices, backends, runtime
-from torch_xla._core.compile import cache as _cache
 from torch_xla._core.device import client
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._core.execute import export as _export
@@ -153,7 +152,9 @@ _init_computation_client = client.hardware_devices
 
 def _xla_computation_cache_is_initialized() -> bool:
     """Whether compiled graphs are kept in a folder."""
-    return _cache.is_kept()
+    from torch_xla._core.compile import cache  # which imports JAX
+
+    return cache.is_kept()
 
 
 def _set_xla_custom_op_name_prefix(tensor: torch.Tensor, prefix: str, max_call_stack_depth: int = 0) -> bool:

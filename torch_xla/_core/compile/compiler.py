@@ -10,7 +10,7 @@ import jax
 import torch
 
 from torch_xla import _bindings, _events, _metrics
-from torch_xla._core.compile import interruptible, result_places, settings, shared
+from torch_xla._core.compile import interruptible, options, result_places, shared
 from torch_xla._core.compile.dispatch import starter
 from torch_xla._core.device import client, placement
 from torch_xla._core.graph.graph import Graph
@@ -57,7 +57,7 @@ def executable(
 def _options_for(device: int) -> dict[str, Any]:
     """The options of one compile: one that rounds as PyTorch does, on a CPU one that keeps barriers, and the user's."""
     own = {} if placement.of(device).platform != "cpu" else {_DISABLED: _EXPANDER}
-    return {_EXCESS: False, **own, **dict(settings.custom_options())}
+    return {_EXCESS: False, **own, **dict(options.custom())}
 
 
 def lower(graph: Graph, name: str) -> lowering.Lowered:
@@ -107,7 +107,7 @@ def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str
                 if called and str(error).startswith(_LACKING) and not client.is_own_cpu():
                     # JAX lowers for a kind of device, of which a plugin's may have less than JAX's own.
                     raise NeedsHost(", ".join(called), f"the device has not all of it: {error}") from None
-                custom = dict(settings.custom_options())
+                custom = dict(options.custom())
                 if custom:
                     raise OptionsError(
                         message(

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from torch_xla import _bindings, _config
-from torch_xla._core.compile import cache, settings
+from torch_xla._core.compile import cache, options
 from torch_xla._core.device import placement
 from torch_xla._core.execute import op_by_op, region
 from torch_xla._core.graph.graph import describe
@@ -60,7 +60,7 @@ def counts(device: int) -> bool:
     return (
         _config.XLA_COMPILE_WHEN_HOT.get()
         and op_by_op.on()
-        and not (region.stack() or _bindings.is_eager() or settings.custom_options())
+        and not (region.stack() or _bindings.is_eager() or options.custom())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
         and session.connected() is None
         and placement.of(device).on_host

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from torch_xla import _bindings
-from torch_xla._core.compile import settings
+from torch_xla._core.compile import options as compiler_options
 from torch_xla._core.graph.graph import Graph, Node
 from torch_xla._core.report import recompiles
 from torch_xla._errors import GraphLimitError, message
@@ -41,7 +41,7 @@ class Region:
     full_graph: bool = False
     max_different_graphs: int | None = None
     session: AcceptedGraphs = field(default_factory=AcceptedGraphs)
-    options: settings.Options | None = None  # of the device's compiler; None for those in force outside of it
+    options: compiler_options.Options | None = None  # of the device's compiler; None for those in force outside of it
     closing: bool = False
 
 
@@ -82,7 +82,7 @@ def entered(region: Region) -> Iterator[Region]:
     """Makes a region the innermost one."""
     stack().append(region)
     try:
-        with nullcontext() if region.options is None else settings.with_options(region.options):
+        with nullcontext() if region.options is None else compiler_options.within(region.options):
             yield region
     finally:
         stack().remove(region)
