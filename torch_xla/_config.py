@@ -162,6 +162,7 @@ MASTER_PORT = _int("MASTER_PORT", 29500, "Port at which they meet, set likewise.
 TORCHELASTIC_USE_AGENT_STORE = _bool(
     "TORCHELASTIC_USE_AGENT_STORE", False, "Whether who started the processes listens at that port, set likewise."
 )
+XLA_JOB_TRY = _text("XLA_JOB_TRY", None, "Name of this try of a job, set by torch_xla.launch.")
 XLA_CPU_COLLECTIVES = _choice(
     "XLA_CPU_COLLECTIVES", ("torch", "xla"), "torch", "Whose collectives CPU devices use: PyTorch's, or XLA's own."
 )

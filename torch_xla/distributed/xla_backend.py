@@ -9,7 +9,8 @@ tensors run at once, on an inner process group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from types import FunctionType
@@ -23,12 +24,12 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch_xla import _api, _config, runtime
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
-from torch_xla._core.job import pending, session
+from torch_xla._core.job import pending, session, tries
 from torch_xla._core.job.store import host_group
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
-from torch_xla._torch_internals import Reducer, _create_work_from_future
+from torch_xla._torch_internals import Reducer, _create_work_from_future, _rendezvous_handlers
 from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops
 from torch_xla.distributed._host_work import HostWork
 
@@ -514,10 +515,22 @@ def _create(options: Any, backend_options: Any) -> ProcessGroupXla:
     return group
 
 
+def _of_this_try(find: Callable[..., Iterator[tuple[Any, int, int]]]) -> Callable[..., Iterator[tuple[Any, int, int]]]:
+    """Makes a rendezvous handler give a part of the store, where that is of other tries of the job too."""
+
+    @functools.wraps(find)
+    def find_this_try(url: str, *args: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, world in find(url, *args, **options):
+            yield tries.of_this_try(store, rank, world, "torch.distributed"), rank, world
+
+    return find_this_try
+
+
 _default_device.install()
 _device_mesh.install()
 _fsdp_ops.install()
 Reducer._rebuild_buckets = _config.within(_orders_buckets, True)(Reducer._rebuild_buckets)
 if "xla" not in dist.Backend.backend_list:
+    _rendezvous_handlers.update({name: _of_this_try(_rendezvous_handlers[name]) for name in ("env", "tcp")})
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     register_rendezvous_handler("xla", rendezvous.pjrt_rendezvous_handler)

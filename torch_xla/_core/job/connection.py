@@ -19,7 +19,7 @@ from typing import Any
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, environment
 from torch_xla._core.graph import sequence
-from torch_xla._core.job import pending, program_starts, store
+from torch_xla._core.job import orphans, pending, program_starts, store, tries
 from torch_xla._core.job.waits import Ranks, Wait, line, until
 from torch_xla._errors import JobError
 
@@ -29,13 +29,14 @@ _PAUSES = (0.0002, 0.02)  # seconds between two looks at a meeting, at first and
 class Session:
     """The connection of this process to its job.
 
-    `stopped` says why nothing can be done together any more, if so; `over` is set when this process has told the others
-    that it has ended.
+    `stopped` says why nothing can be done together any more, if so; `orphaned` whether that is since nobody waits for
+    this process; `over` is set when this process has told the others that it has ended.
     """
 
     def __init__(self, rank_info: environment.RankInfo) -> None:
         self.rank_info = rank_info
         self.stopped: str | None = None
+        self.orphaned = False
         self.over = threading.Event()
         self.everyone: Ranks = tuple(range(rank_info.world))
         self._groups: dict[Ranks, Any] = {}
@@ -46,7 +47,9 @@ class Session:
         self._publishing = threading.Lock()
         self._pid = os.getpid()
         self.members: list[dict[str, Any]] = []
-        self.store = store.prefixed(store.connect(rank_info, serves=rank_info.rank == 0 and not rank_info.served))
+        whole = store.connect(rank_info, serves=rank_info.rank == 0 and not rank_info.served)
+        self._prefix = f"torch_xla/{tries.name_of_try(whole, rank_info.rank, rank_info.world, 'job')}"
+        self.store = store.prefix(self._prefix, whole)
         self._group_store = self.new_store()  # groups wait in it
 
     def join(self) -> None:
@@ -100,7 +103,7 @@ class Session:
         limit = None if self.members else _config.XLA_JOB_START_TIMEOUT.get()
 
         def all_here() -> bool | None:
-            self.check()
+            self.check_launcher()
             return self.store.add(key, 0) >= len(ranks) or None
 
         with self.asking():
@@ -151,11 +154,9 @@ class Session:
         """
         process_group = self._groups.get(ranks)
         if process_group is None:
-            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
             name = "group/" + ".".join(map(str, ranks))
             self.meet(name, ranks)
-            group_store, place = PrefixStore(name, self._group_store), ranks.index(self.rank_info.rank)
+            group_store, place = store.prefix(name, self._group_store), ranks.index(self.rank_info.rank)
             timeout = timedelta(seconds=_config.XLA_COLLECTIVE_TIMEOUT.get() + 60)
             process_group = self._groups[ranks] = store.host_group(group_store, place, len(ranks), timeout)
             _bindings.add_collective_group(list(ranks), process_group)
@@ -163,7 +164,7 @@ class Session:
 
     def new_store(self) -> Any:
         """A new connection to the store, for a caller that blocks in it: a connection answers one request at a time."""
-        return store.prefixed(store.connect(self.rank_info, serves=False))
+        return store.prefix(self._prefix, store.connect(self.rank_info, serves=False))
 
     # What the others see of this process, and it of them.
 
@@ -222,6 +223,12 @@ class Session:
         if self.stopped is not None:
             raise JobError(self.stopped)
 
+    def check_launcher(self) -> None:
+        """The same, also where whoever started this process has ended; for those that look now and then."""
+        if self.stopped is None and orphans.launcher_is_gone():
+            self.lost()
+        self.check()
+
     def stop(self, reason: str) -> None:
         """Stops the job in this process alone: its collectives and meetings fail, with this reason."""
         if self.stopped is None:
@@ -242,16 +249,16 @@ class Session:
             first = reason
         self.stop(first)
 
-    def lost(self, error: Exception) -> JobError:
-        """The exception to raise when the store does not answer."""
-        who = "whoever started the processes" if self.rank_info.served else "rank 0"
-        self._lost = True
+    def lost(self, error: Exception | None = None) -> JobError:
+        """The exception to raise when whoever started the processes has ended, or the store does not answer."""
+        self._lost = self.orphaned = True
+        who = "rank 0"
+        if self.rank_info.served or error is None:
+            who = f"whoever started the processes, and has {self.rank_info.address}:{self.rank_info.port},"
         wait = self.wait_now()
         doing = f"in {wait.what}, " if wait is not None else ""
-        self.stop(
-            f"[job] rank {self.rank_info.rank}, {doing}at {line()}, lost the connection to "
-            f"{self.rank_info.address}:{self.rank_info.port}: {who} has ended ({str(error).splitlines()[0]})"
-        )
+        why = f" ({str(error).splitlines()[0]})" if error is not None else ""
+        self.stop(f"[job] {who} has ended, and with it rank {self.rank_info.rank}, {doing}at {line()}{why}")
         return JobError(self.stopped)
 
     def leave(self, failure: BaseException | None = None) -> None:

@@ -10,10 +10,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +21,7 @@ from typing import Any
 
 from torch_xla import _config, _notices
 from torch_xla._core.device import client, environment, pjrt_plugins
-from torch_xla._core.job import connection, session, store
+from torch_xla._core.job import connection, orphans, session, store, tries
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
 
@@ -72,17 +69,18 @@ def run(
             start_method = "forkserver"
     host = environment.rank_info()
     if host.world == 1:
-        server = store.listen("127.0.0.1", 0)
+        server, try_name = store.listen("127.0.0.1", 0), "0"
         host = replace(host, address="127.0.0.1", port=server.port)
     else:
         server = store.connect(host, serves=host.rank == 0 and not host.served)
-    entry = _Entry(fn, args, processes, host, client.device_type(), tuple(modules))
+        try_name = tries.name_of_try(server, host.rank, host.world, "hosts")
+    entry = _Entry(fn, args, processes, host, client.device_type(), try_name, tuple(modules))
     try:
         with _preloading([_PRELOADED, *modules]):
             workers = mp.start_processes(entry, (), processes, False, daemon, start_method)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, pickle.PicklingError) as error:  # the first of them; none has been started
         raise _unsendable(fn, error) from error
-    context = started.Processes(workers.processes, workers.error_files, server, host)
+    context = started.Processes(workers.processes, workers.error_files, server, try_name, host)
     if not join:
         return context
     while not context.join():
@@ -127,6 +125,7 @@ class _Entry:
     count: int  # processes of this host
     host: environment.RankInfo
     kind: str  # of device
+    try_name: str
     modules: tuple[str, ...]
     # Who they are forked from has it as it was at the first launch.
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -136,10 +135,11 @@ class _Entry:
             del os.environ[name]
         os.environ.update(self.environ)
         os.environ.update(variables(index, self.count, self.host, self.kind))
+        _config.XLA_JOB_TRY.set(self.try_name)
         client.publish_count()
         for name in self.modules:  # whom this process was forked from may have been started for another job
             importlib.import_module(name)
-        threading.Thread(target=_end_with_launcher, name="torch_xla-launcher", daemon=True).start()
+        orphans.follow_launcher(session.end_orphan)
         try:
             self.fn(session.rank_info().rank, *self.args)
             session.finish()
@@ -152,20 +152,6 @@ class _Entry:
             raise
         finally:
             session.leave()
-
-
-def _end_with_launcher() -> None:
-    """Ends this process, wherever it is, once the one that started it has ended: nobody waits for it any more.
-
-    The kernel's signal to orphans does not come: their parent is the process that they were forked from.
-    """
-    launcher = multiprocessing.parent_process()
-    if launcher is None:
-        return
-    launcher.join()
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(started.KILL_TIMEOUT)
-    os._exit(1)
 
 
 def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> dict[str, str]:

@@ -24,12 +24,14 @@ class Processes(ProcessContext):
     """PyTorch's context of processes that it waits for, which tells the others of each that has ended.
 
     `error_files` are where each writes its traceback; `server` is the store at which they meet, which listens as long
-    as they may ask; `host` is this one among those of the job.
+    as they may ask, `try_name` tells what is of these; `host` is this one among those of the job.
     """
 
-    def __init__(self, processes: list[Any], error_files: list[str], server: Any, host: RankInfo) -> None:
+    def __init__(
+        self, processes: list[Any], error_files: list[str], server: Any, try_name: str, host: RankInfo
+    ) -> None:
         super().__init__(processes, error_files)
-        self._store = store.prefixed(server)
+        self._store = store.prefix(f"torch_xla/{try_name}", server)
         self._host = host
         self._first = host.rank * len(processes)
         self._failed: list[int] = []  # in the order in which they ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import functools
+import os
 import signal
 import socket
 import sys
@@ -14,7 +15,7 @@ from contextlib import suppress
 
 from torch_xla import _bindings
 from torch_xla._core.device import client, environment, failures
-from torch_xla._core.job import failed_collective, pending, watch
+from torch_xla._core.job import failed_collective, orphans, pending, watch
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.store import own_address
 from torch_xla._core.job.waits import Ranks
@@ -64,6 +65,8 @@ def session() -> Session | None:
             if info.world == 1:
                 return None
             _show_where_ended()
+            if "TORCHELASTIC_RUN_ID" in os.environ:  # by torchrun
+                orphans.follow_launcher(end_orphan)
             connection = Session(info)
             watching = watch.start(connection)
             failures.add_explanation(functools.partial(failed_collective.explain, connection))
@@ -76,6 +79,13 @@ def session() -> Session | None:
             finally:
                 _session = connection
         return _session
+
+
+def end_orphan() -> None:
+    """Stops the job in this process, whose launcher has ended, and ends it."""
+    if _session is not None and _session.is_own():
+        orphans.end(str(_session.lost()), _session.over)
+    orphans.end(f"[job] rank {rank_info().rank} ends, as whoever started it has ended", threading.Event())
 
 
 def _show_where_ended() -> None:

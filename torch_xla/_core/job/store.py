@@ -40,11 +40,11 @@ def _own(made: T) -> T:
     return made
 
 
-def prefixed(store: Any) -> Any:
-    """The part of a store that this package uses in this run of the job."""
+def prefix(name: str, store: Any) -> Any:
+    """The part of a store whose keys begin so."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    return _own(PrefixStore(f"torch_xla/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store))
+    return _own(PrefixStore(name, store))
 
 
 def read(store: Any, key: str) -> str | None:
@@ -53,7 +53,7 @@ def read(store: Any, key: str) -> str | None:
 
 
 def tell_end(store: Any, rank: int, reason: str) -> None:
-    """Tells the others in a store, as `prefixed` gives it, that a process has ended, if that was not told already.
+    """Tells the others in a store, that all of the job use, that a process has ended, if that was not told already.
 
     The reason is "" where it had nothing more to do.
     """

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from torch_xla import _config, _notices
 from torch_xla._core.device import background, client
-from torch_xla._core.job import pending, program_starts
+from torch_xla._core.job import orphans, pending, program_starts
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Ranks, Wait, line, parse, soon
 from torch_xla._errors import JobError
@@ -56,6 +56,8 @@ class _Watch:
                     self._session.lost(error)
                 break
         if self._session.stopped is not None:
+            if self._session.orphaned:
+                orphans.end(self._session.stopped, self._session.over)
             self._end_where_stuck(self._session.stopped)
 
     def _end_where_stuck(self, reason: str) -> None:
@@ -87,6 +89,7 @@ class _Watch:
             return True
 
     def _look(self) -> None:
+        self._session.check_launcher()
         self._answer()
         if self._session.stopped is not None:
             return
