@@ -14,10 +14,15 @@ class ExecutionError(RuntimeError):
 class JobError(RuntimeError):
     """The processes of a job do not do the same, or one of them is gone.
 
-    Some nodes of a graph cannot run because of it.
+    Some nodes of a graph cannot run because of it. What a library said of it is not shown before the reason: it names
+    sockets and numbers of its own.
     """
 
     nodes: tuple[int, ...] = ()
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.__suppress_context__ = True
 
 
 class LateJobError(JobError, ExecutionError):

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -267,8 +268,21 @@ def mixed(x, now):
 
 
 @_fault(
+    "has a full disk, the others are in a barrier of PyTorch's",
+    rf"rank 1 has ended \(.*No space left.*, and rank \d waits for it in torch.distributed.barrier\(\), at {_LINE}",
+    "No space left",
+)
+def barrier(x, now):
+    dist.init_process_group("xla", init_method="xla://")
+    now()
+    if _culprit():
+        Path("/dev/full").write_text("a checkpoint")
+    dist.barrier()
+
+
+@_fault(
     "raises before it has joined",
-    rf"rank 1 has ended \(ValueError: no data\), and rank \d waits for it in rendezvous 'start', at {_LINE}",
+    rf"rank 1 has ended \(ValueError: no data\), and rank \d waits for it in the start of the job, at {_LINE}",
     "ValueError: no data",
 )
 def before_joining(x, now):

@@ -105,7 +105,16 @@ def test_in_programs_that_span_the_job(tmp_path, names):
 
 def check_nothing_is_left(folder: Path, output: str) -> None:
     wait_until_gone(f"JOB_TEST={folder}")
-    for sign in ("terminate called", "Aborted", "Check failure", "frame #0", "leaked", "Segmentation"):
+    for sign in (
+        "terminate called",
+        "Aborted",
+        "Check failure",
+        "frame #0",
+        "leaked",
+        "Segmentation",
+        "GLHF",
+        "INTERNAL:",
+    ):
         assert sign not in output
 
 

@@ -47,3 +47,19 @@ if __name__ == "__main__":
     assert "put torch_xla.sync() at the end of its body" in err
     assert {line for _, line in told} <= {f"{script}:6 in steps", f"{script}:7 in steps"}
     assert {count for count, _ in told} == {"512", "1250"}, err
+
+
+@pytest.mark.costs("processes of a job")
+def test_workers_of_a_pool_end_without_a_word(tmp_path: Path) -> None:
+    """A pool ends them by SIGTERM, at which a process of a job says where it was."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import multiprocessing, time, torch_xla, torch_xla.core.xla_model as xm
+def work(index):
+    xm.rendezvous("start")
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+if __name__ == "__main__":
+    torch_xla.launch(work)
+""")
+    assert "Stack" not in python(script, devices=2, imported=True).stderr

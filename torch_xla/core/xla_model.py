@@ -362,7 +362,11 @@ def xla_rendezvous(payload: bytes = b"", ordinals: list[int] | None = None, tag:
     if not isinstance(payload, bytes):
         raise TypeError(message("rendezvous", f"`payload` must be bytes, not {type(payload)}"))
     _api.replaceable("sync")()
-    return [payload] if connection is None else connection.meet(tag or "rendezvous", members, payload)
+    return (
+        [payload]
+        if connection is None
+        else connection.meet(tag or "rendezvous", members, f"rendezvous {tag!r}" if tag else "a rendezvous", payload)
+    )
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: list[int] | None = None) -> list[bytes]:

@@ -33,7 +33,7 @@ class HostWork(Work):
         self, start: Callable[[], Any], what: str, ranks: Sequence[int], place: tuple[str, int] | None = None
     ) -> None:
         super().__init__()
-        self._what = f"{what} of CPU tensors"
+        self._what = f"{what.strip('_').removesuffix('_base')} of CPU tensors"
         self._ranks = session.as_ranks(ranks)
         self._place = place
         self._after: Callable[[], object] | None = None
@@ -45,7 +45,7 @@ class HostWork(Work):
         except RuntimeError as error:  # of a message, whose other end has gone already
             if connection is None or place is not None:
                 raise
-            raise self._explained(connection, error) from error
+            raise self._explained(connection, error) from None
 
     def _explained(self, connection: Session, error: RuntimeError) -> JobError:
         return JobError(failed_collective.explain(connection, f"[collective] {self._what}: {error}"))
@@ -82,7 +82,7 @@ class HostWork(Work):
                 if turn():
                     return
             except RuntimeError as error:
-                raise self._explained(connection, error) from error
+                raise self._explained(connection, error) from None
             now = time.monotonic()
             if timeout > _FOREVER and now - start > timeout.total_seconds():
                 raise RuntimeError(f"[process group] {self._what} took more than {timeout}")

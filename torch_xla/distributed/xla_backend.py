@@ -120,7 +120,7 @@ class ProcessGroupXla(ProcessGroup):
         self._ranks = list(ranks)
         if (connection := session.session()) is not None:
             # All are here now, which a message between two of them does not say; and PyTorch has them wait after this.
-            connection.meet("process group", session.as_ranks(ranks))
+            connection.meet("process group", session.as_ranks(ranks), "the start of a process group")
             self._host()
 
     @property
@@ -423,7 +423,7 @@ class ProcessGroupXla(ProcessGroup):
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
     ) -> Any:
         """All gather the longest part of all, padded; XLA's shapes are fixed, and only the sizes here are known."""
-        widest = max(session.exchange_ints(max([*output_splits, *input_splits]), self._members))
+        widest = max(session.exchange_ints(max([*output_splits, *input_splits]), self._members, "all_to_all"))
         input_sizes = input_splits or [input.size(0) // self.size()] * self.size()
         output_sizes = output_splits or [output.size(0) // self.size()] * self.size()
         rest = input.shape[1:]
@@ -441,7 +441,7 @@ class ProcessGroupXla(ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:
         """Computes what is pending, and waits for all processes of the group."""
         _api.sync(wait=True)
-        session.wait_for_all(self._members)
+        session.wait_for_all(self._members, "torch.distributed.barrier()")
         return _done([])
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:

@@ -38,7 +38,6 @@ def of_graph(
         failure = error.refusal
     elif (reason := explained(error)) is not None:
         failure = JobError(reason)
-        failure.__cause__ = error
     elif not nodes and not fills and (halves := graph.independent_halves()):
         return None, halves
     elif not isinstance(error, (JobError, OutOfMemoryError)):
@@ -66,6 +65,8 @@ def late(error: Exception, device: int) -> ExecutionError:
         failure = memory_stats.explain_late(error, device)
     else:
         failure = ExecutionError(f"[run] a graph that was started failed, on xla:{device}: {error}")
+    if not isinstance(failure, JobError):
+        failure.__cause__ = error
     for other in dict.fromkeys(others):
         if other != str(error):
             failure.add_note(f"[run] another that was started failed too: {other}")

@@ -228,11 +228,13 @@ def finish(started: Any, index: int | None = None) -> None:
     """
     try:
         started.block_until_ready()
+        return
     except Exception as error:
         if index is None and started.is_deleted():
             text = f"[transfer] a buffer, {started.aval}, is gone: something outside torch_xla deleted it ({error})"
             raise RuntimeError(text) from None
-        raise failures.late(error, placement.index_of(started) if index is None else index) from error
+        failure = failures.late(error, placement.index_of(started) if index is None else index)
+    raise failure
 
 
 def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:

@@ -51,7 +51,7 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
         reason = failures.explained(error)
         if reason is None:
             raise
-        raise JobError(reason) from error
+        raise JobError(reason) from None
     except BaseException:  # the thread that is in it must not be waited for
         connection.break_off(f"[job] rank {rank} was interrupted in {sequence.meaning(number)[0]}")
         raise

@@ -28,7 +28,7 @@ def prepare(graph: Graph) -> None:
         connection.check()
         for group, entries in sequence.collectives(graph, connection.rank_info.rank).items():
             if client.spans_job():
-                connection.compare(group, entries)
+                connection.compare(group, entries, "the first start of a program with collectives")
             elif len(group) > 1:
                 connection.group(group)
     except JobError as error:

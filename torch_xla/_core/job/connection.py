@@ -79,7 +79,8 @@ class Session:
             )
         if self.store.add(f"taken/{self.rank_info.rank}", 1) > 1:
             self.fail(f"[job] two processes are rank {self.rank_info.rank} of the job at {self.rank_info.address}")
-        members = [json.loads(text) for text in self.meet("start", self.everyone, json.dumps(identity).encode())]
+        identities = self.meet("start", self.everyone, "the start of the job", json.dumps(identity).encode())
+        members = [json.loads(text) for text in identities]
         for name in ("torch_xla", "device"):
             for rank, other in enumerate(members):
                 if other[name] != members[0][name]:
@@ -89,11 +90,11 @@ class Session:
 
     # Meeting.
 
-    def meet(self, name: str, ranks: Ranks, payload: bytes = b"", what: str | None = None) -> list[bytes]:
+    def meet(self, name: str, ranks: Ranks, what: str, payload: bytes = b"") -> list[bytes]:
         """Waits until these processes, this one among them, are at a meeting point, and exchanges bytes.
 
-        `what` says in words what this process comes for. Gives the payloads, by place in `ranks`; raises JobError where
-        somebody cannot come.
+        `what` says in the user's words what this process comes for. Gives the payloads, by place in `ranks`; raises
+        JobError where somebody cannot come.
         """
         self.check()
         pending.run()
@@ -109,7 +110,7 @@ class Session:
         with self.asking():
             self.store.set(f"{key}/{self.rank_info.rank}", payload)
             self.store.add(key, 1)
-            with self.waiting(Wait(ranks, what or f"rendezvous {name!r}", count, f"{name!r}", limit=limit)):
+            with self.waiting(Wait(ranks, what, count, f"{name!r}", limit=limit)):
                 until(all_here, *_PAUSES)
             payloads = [self.store.get(f"{key}/{rank}") for rank in ranks]
             if self.store.add(f"{key}/read", 1) == len(ranks):
@@ -117,19 +118,17 @@ class Session:
                     self.store.delete_key(entry)
         return payloads
 
-    def compare(
-        self, ranks: Ranks, entries: Sequence[sequence.Entry], purpose: str | None = None, copies: Any = None
-    ) -> list[Any]:
+    def compare(self, ranks: Ranks, entries: Sequence[sequence.Entry], purpose: str, copies: Any = None) -> list[Any]:
         """Compares what these processes are about to run; `purpose` says for what, for those who see this one wait.
 
         Gives the copies of all of them, in the order of ranks. Raises JobError in all where they differ.
         """
         digest = hashlib.sha256("\n".join(text for text, _ in entries).encode()).hexdigest()
-        payloads = self.meet("program", ranks, json.dumps([digest, copies]).encode(), purpose)
+        payloads = self.meet("program", ranks, purpose, json.dumps([digest, copies]).encode())
         replies = [json.loads(text) for text in payloads]
         differing = next((place for place, (other, _) in enumerate(replies) if other != replies[0][0]), None)
         if differing is not None:
-            lists = [json.loads(text) for text in self.meet("text", ranks, json.dumps(entries).encode())]
+            lists = [json.loads(text) for text in self.meet("text", ranks, purpose, json.dumps(entries).encode())]
             both = lists[0], lists[differing]
             pairs = itertools.zip_longest(*([text for text, _ in those] for those in both))
             first = next(i for i, (one, other) in enumerate(pairs) if one != other)
@@ -145,7 +144,7 @@ class Session:
         except JobError:
             raise
         except RuntimeError as error:
-            raise self.lost(error) from error
+            raise self.lost(error) from None
 
     def group(self, ranks: Ranks) -> Any:
         """PyTorch's process group of some processes for values on the host, in the given order.
@@ -155,7 +154,7 @@ class Session:
         process_group = self._groups.get(ranks)
         if process_group is None:
             name = "group/" + ".".join(map(str, ranks))
-            self.meet(name, ranks)
+            self.meet(name, ranks, "the first collective of a group")
             group_store, place = store.prefix(name, self._group_store), ranks.index(self.rank_info.rank)
             timeout = timedelta(seconds=_config.XLA_COLLECTIVE_TIMEOUT.get() + 60)
             process_group = self._groups[ranks] = store.host_group(group_store, place, len(ranks), timeout)

@@ -23,17 +23,17 @@ from torch_xla._core.job.waits import Ranks
 _WATCH_ENDS = 5.0  # seconds
 
 
-def exchange_ints(number: int, ranks: Sequence[int]) -> list[int]:
-    """Exchanges an integer between these processes; returns all, in the order of `ranks`."""
+def exchange_ints(number: int, ranks: Sequence[int], what: str) -> list[int]:
+    """Exchanges an integer between these processes, for what `what` says; returns all, in the order of `ranks`."""
     connection = session()
     if connection is None:
         return [number]
-    return [int(text) for text in connection.meet("numbers", as_ranks(ranks), str(number).encode())]
+    return [int(text) for text in connection.meet("numbers", as_ranks(ranks), what, str(number).encode())]
 
 
-def wait_for_all(ranks: Sequence[int]) -> None:
+def wait_for_all(ranks: Sequence[int], what: str) -> None:
     """Waits until all of these processes have called this."""
-    exchange_ints(0, ranks)
+    exchange_ints(0, ranks, what)
 
 
 _session: Session | None = None
@@ -93,6 +93,13 @@ def _show_where_ended() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.__stderr__ is not None:
         with suppress(OSError, ValueError):  # it has no file
             faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=False, chain=True)
+            os.register_at_fork(after_in_child=_end_silently)
+
+
+def _end_silently() -> None:
+    """Undoes that in a child, such as a worker of a pool, which is ended when there is no more work."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the program stands in its place
+        faulthandler.unregister(signal.SIGTERM)
 
 
 def _meeting_of_clients() -> client.Meeting | None:
@@ -105,7 +112,7 @@ def _meeting_of_clients() -> client.Meeting | None:
         address = own_address(connection.rank_info)
         with socket.create_server((address, 0)) as free:
             endpoint = f"{address}:{free.getsockname()[1]}".encode()
-    endpoints = connection.meet("devices", connection.everyone, endpoint)
+    endpoints = connection.meet("devices", connection.everyone, "the first use of the devices", endpoint)
     return endpoints[0].decode(), connection.rank_info.world, connection.rank_info.rank
 
 
