@@ -302,8 +302,7 @@ void bind_operator_runs(py::module_& m) {
       .def_property_readonly("graph", &OpByOpRun::graph, py::return_value_policy::reference)
       .def_property_readonly("interrupted", &OpByOpRun::interrupted)
       .def("start", &OpByOpRun::start)
-      .def("finish", [](OpByOpRun& run) { run.finish(); })
-      .def("values", &OpByOpRun::values)
+      .def("finish", &OpByOpRun::finish)
       .def("raise_as_kernel", &OpByOpRun::raise_as_kernel)
       .def_property_readonly("position", &OpByOpRun::position);
 }

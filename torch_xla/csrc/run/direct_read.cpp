@@ -51,7 +51,7 @@ bool compute(const Tensor& tensor) {
   try {
     if (!graph.outputs.empty() && graph.fits_host() && !graph.has_fills()) {
       // Without rules: what needs one is left. No signal handler runs in it, which could cut the graph again.
-      OpByOpRun(graph, py::none(), std::nullopt).finish(/*signals=*/false);
+      OpByOpRun(graph, py::none(), std::nullopt).finish();
       return true;
     }
   } catch (const py::error_already_set& error) {

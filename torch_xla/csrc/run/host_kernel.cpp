@@ -2,41 +2,17 @@
 
 #if __has_include(<xla/ffi/api/ffi.h>)
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <xla/ffi/api/ffi.h>
 
 #include "run/ffi_values.h"
 #include "run/host_operators.h"
-#include "run/worker.h"
-
-// PyTorch's OpenMP; missing where it was built with another kind of threads.
-extern "C" [[gnu::weak]] void omp_set_num_threads(int);
+#include "run/kernel_thread.h"
 
 namespace torch_xla {
 
 namespace {
-
-// A scope in which PyTorch's kernels stay in this thread.
-class SingleThreaded {
- public:
-  SingleThreaded() : before_(at::get_num_threads()) {  // the first time in a thread, this sets the number
-    if (omp_set_num_threads) {
-      omp_set_num_threads(1);
-    }
-  }
-  ~SingleThreaded() {
-    if (omp_set_num_threads) {
-      omp_set_num_threads(before_);
-    }
-  }
-  SingleThreaded(const SingleThreaded&) = delete;
-  SingleThreaded& operator=(const SingleThreaded&) = delete;
-
- private:
-  const int before_;
-};
 
 namespace ffi = xla::ffi;
 using Numbers = FfiNumbers;
@@ -130,9 +106,7 @@ ffi::Error call_kernel(ffi::RemainingArgs operands, ffi::RemainingRets results, 
   };
   try {
     if (ffi_attribute<bool>(attributes, "_parallel")) {
-      // The one thread whose kernels PyTorch divides among its own: OpenMP keeps a team for each thread that ever did
-      // so, and with one for each of XLA's there would be the square of the number of cores.
-      start_in(kProgramsWorker, work).get();
+      start_in_kernel_thread(work).get();
     } else {
       const SingleThreaded single_threaded;
       work();

@@ -16,10 +16,11 @@
 #include "base/no_warnings.h"
 #include "base/python_hooks.h"
 #include "base/tensors_of.h"
+#include "cut/host_partition.h"
 #include "ir/op_info.h"
 #include "run/host_operators.h"
+#include "run/kernel_thread.h"
 #include "run/leaf_values.h"
-#include "run/worker.h"
 #include "tensor/lazy_clone.h"
 #include "tensor/placement.h"
 
@@ -32,9 +33,9 @@ using at::Tensor;
 // How often an interrupt is looked for.
 constexpr std::chrono::milliseconds kSignalCheckInterval(100);
 
-// Kernels without autograd, autocast, modes and transforms, whatever the thread has switched on.
-c10::DispatchKeySet excluded() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+Metric& operators_time() {
+  static auto& time = metric("OperatorsTime");
+  return time;
 }
 
 // Whether an argument is the type of a tensor that is made, which is left out where an out= tensor has decided it.
@@ -93,49 +94,31 @@ class OpByOpRun::Run {
     });
   }
 
-  // Computes what is left. `without_python` is a thread that has no Python: what it cannot do without, or what raises,
-  // is left.
-  void compute(bool without_python, bool* interrupted = nullptr) {
-    static auto& time = metric("OperatorsTime");
-    if (at_ == graph_.nodes.size()) {
-      return;
-    }
-    const Timed timed(time);
-    const c10::impl::ForceDispatchKeyGuard kernels(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded());
-    const at::NoGradGuard no_gradients;
-    const NoWarnings no_warnings;
-    if (without_python) {
-      try {
-        while (at_ < graph_.nodes.size() && step(&Run::without_rule)) {
-        }
-      } catch (...) {  // raised again where it can be told
+  // Computes what is left, outputs too, until an operator needs Python or raises: in a thread that has no Python.
+  void compute() {
+    const Computing scope;
+    try {
+      while (at_ < graph_.nodes.size() && step(&Run::without_rule)) {
       }
-      return;
+      if (at_ == graph_.nodes.size()) {
+        end();
+      }
+    } catch (...) {  // raised again where it can be told
     }
-    auto last_check = std::chrono::steady_clock::now();
-    while (at_ < graph_.nodes.size()) {
+  }
+
+  // Computes, with Python, what that has come to.
+  void compute_next() {
+    const Computing scope;
+    if (at_ < graph_.nodes.size()) {
       step(&Run::results_of);
-      if (const auto now = std::chrono::steady_clock::now();
-          interrupted != nullptr && now - last_check > kSignalCheckInterval) {
-        last_check = now;
-        const py::gil_scoped_acquire gil;
-        if (PyErr_CheckSignals() != 0) {
-          *interrupted = true;
-          throw py::error_already_set();
-        }
-      }
+    } else {
+      end();
     }
   }
 
+  bool ended() const { return ended_; }
   size_t position() const { return at_; }
-
-  std::vector<Tensor> values() {
-    std::vector<Tensor> values;
-    for (const auto index : outputs_) {
-      values.push_back(owned(values_[index]));
-    }
-    return values;
-  }
 
   void raise_as_kernel(std::vector<Tensor>& inputs) {
     const auto& node = *graph_.nodes[at_];
@@ -149,12 +132,11 @@ class OpByOpRun::Run {
     by_kernel(node, indices);
   }
 
-  Vector<Arguments::Result> outputs() {
+  Vector<Arguments::Result> take_results() {
     Vector<Arguments::Result> results;
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-      auto value = owned(values_[outputs_[i]]);
+    for (size_t i = 0; i < results_.size(); ++i) {
       auto& result = results.emplace_back();
-      result.source = c10::make_intrusive<HostValues>(std::move(value), graph_.device, /*immutable=*/true);
+      result.source = c10::make_intrusive<HostValues>(std::move(results_[i]), graph_.device, /*immutable=*/true);
       if (!graph_.output_placements.empty()) {
         result.placement = graph_.output_placements[i] == kUnspecified ? kReplicated : graph_.output_placements[i];
       }
@@ -163,6 +145,23 @@ class OpByOpRun::Run {
   }
 
  private:
+  // A scope of kernels without autograd, autocast, modes and transforms, whatever the thread has switched on.
+  struct Computing {
+    Timed timed{operators_time()};
+    c10::impl::ForceDispatchKeyGuard kernels{
+        c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+    at::NoGradGuard no_gradients;
+    NoWarnings no_warnings;
+  };
+
+  void end() {
+    while (results_.size() < outputs_.size()) {
+      results_.push_back(owned(values_[outputs_[results_.size()]]));
+    }
+    ended_ = true;
+  }
+
   uint32_t index_of(const Value& v) const { return v.node->leaf() ? v.node->slot : first_[v.node->slot] + v.index; }
 
   void drop(uint32_t index) {
@@ -396,6 +395,8 @@ class OpByOpRun::Run {
   std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
+  std::vector<Tensor> results_;  // of the graph
+  bool ended_ = false;
   std::unordered_set<const void*> owned_memory_;  // memory of leaves and of results
 };
 
@@ -419,22 +420,20 @@ bool OpByOpRun::start() {
   if (!run_->has_kernels() || !graph_.begin_async()) {
     return false;
   }
-  // PyTorch's threads are chosen in each thread.
-  process_ = getpid();
-  task_ = start_in(graph_.device, [run = run_, threads = at::get_num_threads()]() mutable {
-    if (at::get_num_threads() != threads) {
-      at::set_num_threads(threads);
-    }
-    run->compute(/*without_python=*/true);
-    run = nullptr;  // its values
-  });
+  begin();
   return true;
 }
 
-std::vector<Tensor> OpByOpRun::values() {
-  const py::gil_scoped_release unlocked;
-  run_->compute(/*without_python=*/false, &interrupted_);
-  return run_->values();
+void OpByOpRun::begin() {
+  // PyTorch's threads are chosen in each thread.
+  process_ = getpid();
+  task_ = start_in_kernel_thread([run = run_, threads = at::get_num_threads()]() mutable {
+    if (at::get_num_threads() != threads) {
+      at::set_num_threads(threads);
+    }
+    run->compute();
+    run = nullptr;  // its values
+  });
 }
 
 void OpByOpRun::raise_as_kernel(std::vector<Tensor> inputs) {
@@ -442,12 +441,39 @@ void OpByOpRun::raise_as_kernel(std::vector<Tensor> inputs) {
   run_->raise_as_kernel(inputs);
 }
 
-void OpByOpRun::finish(bool signals) {
+void OpByOpRun::finish() {
   interrupted_ = false;
   if (task_.valid() && is_lost()) {
     new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
     run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
     task_ = {};
+  }
+  const auto run = run_;  // a signal handler may finish it
+  const bool here = !done() && !task_.valid() && (graph_.fits_host() || fits_host_partition(graph_));
+  while (!done()) {
+    if (!here) {
+      wait();
+    }
+    const py::gil_scoped_release unlocked;
+    const SingleThreaded alone;
+    if (here) {
+      run->compute();
+    }
+    if (done() || run->ended()) {
+      break;
+    }
+    run->compute_next();
+  }
+  if (!done()) {
+    graph_.attach(run->take_results());
+  }
+  run_ = nullptr;  // its values
+}
+
+// Returns when the kernel thread has done what it can; raises what a signal handler does meanwhile.
+void OpByOpRun::wait() {
+  if (!task_.valid()) {
+    begin();
   }
   for (auto task = task_; task.valid(); task = task_) {  // a signal handler may have finished it
     bool ended = false;
@@ -462,22 +488,6 @@ void OpByOpRun::finish(bool signals) {
       throw py::error_already_set();
     }
   }
-  const auto run = run_;  // a signal handler may finish it
-  if (run == nullptr) {
-    return;
-  }
-  Vector<Arguments::Result> results;
-  {
-    const py::gil_scoped_release unlocked;
-    run->compute(/*without_python=*/false, signals ? &interrupted_ : nullptr);
-    if (!done()) {
-      results = run->outputs();
-    }
-  }
-  if (!done()) {
-    graph_.attach(std::move(results));
-  }
-  run_ = nullptr;  // its values
 }
 
 }  // namespace torch_xla

@@ -26,20 +26,18 @@ class OpByOpRun {
   OpByOpRun& operator=(const OpByOpRun&) = delete;
   ~OpByOpRun();
 
-  // Begins in the device's worker, while the host records on; nothing else is cut there until it is finished. False
-  // where that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
+  // Begins in the kernel thread, while the host records on; nothing else is cut there until it is finished. False where
+  // that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
   bool start();
-  // Computes what is left, and gives the results to their tensors. May be called again after an interrupt, and in a
-  // signal handler that a call of it runs: what that has done the other leaves. Without `signals`
-  // no handler runs meanwhile.
-  void finish(bool signals = true);
-  // Computes what is left; the values of the graph's outputs, which it gives to nobody.
-  std::vector<at::Tensor> values();
+  // Computes what is left, and gives the results to their tensors: a few small operators in the calling thread, what
+  // needs Python there too, and the rest in the kernel thread. May be called again after an interrupt, and in a
+  // signal handler that a call of it runs: what that has done the other leaves.
+  void finish();
   // Raises what the CPU kernel of the node that it has come to says of these inputs.
   void raise_as_kernel(std::vector<at::Tensor> inputs);
   // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
   bool done() const { return graph_.nodes.empty(); }
-  // Whether the worker has more to do.
+  // Whether the kernel thread has more to do.
   bool busy() const {
     return task_.valid() && !is_lost() && task_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   }
@@ -54,6 +52,8 @@ class OpByOpRun {
 
  private:
   class Run;
+  void begin();
+  void wait();
   bool is_lost() const { return process_ != getpid(); }
 
   Graph& graph_;

@@ -8,6 +8,7 @@
 #include "base/python_hooks.h"
 #include "device/device.h"
 #include "run/in_flight.h"
+#include "run/kernel_thread.h"
 
 namespace torch_xla {
 
@@ -109,6 +110,7 @@ void set_eager_operation(bool on) { eager_operation = on; }
 py::object execute(Arguments& arguments, Program& program) {
   auto& in_flight = InFlight::of(arguments.device);
   in_flight.wait_for_programs(kMaxProgramsInFlight - 1);
+  release_team();
   static auto &lazy = metric("ExecuteTime"), &eager = metric("EagerOpExecuteTime");
   const Timed whole(eager_operation ? eager : lazy);
   py::object token;

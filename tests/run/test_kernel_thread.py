@@ -1,0 +1,73 @@
+"""OpenMP keeps one team of threads for PyTorch's kernels, however graphs run: of several the threads would sleep."""
+
+from __future__ import annotations
+
+import json
+
+from probes import python
+
+# Prints, after ten steps in each way, how many threads there are more than before the first one.
+STEPS = """
+import json, os, sys
+import torch, torch_xla
+from torch_xla import _config
+
+threads = int(sys.argv[1])
+torch.set_num_threads(threads)
+at_work = lambda: len(os.listdir("/proc/self/task"))
+own_work = lambda: torch.ones(1_000_000).mul(2).sum()
+before = at_work()
+own_work()
+x = torch.rand(4, 3, 24, 24)
+layers = torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3), torch.nn.Flatten(), torch.nn.Linear(12800, 10)
+model = torch.nn.Sequential(*layers)
+model(x)
+x, model = x.to("xla"), model.to("xla")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+def step(reads):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    loss.item() if reads else torch_xla.sync(wait=True)
+
+grown = {}
+for hot in ("1", "0"):
+    os.environ["XLA_COMPILE_WHEN_HOT"] = hot
+    os.environ["XLA_HOST_COMPUTE"] = "1"
+    for way in ("barriers", "reads", "own work"):
+        for turn in range(10):
+            if way == "own work":
+                own_work()
+            if hot == "1":
+                x = torch.cat([x, x[:1]])  # new graphs
+            step(way == "reads")
+        grown[f"{way}, {hot}"] = at_work() - before
+print(json.dumps(grown))
+"""
+
+
+def test_one_team_after_ten_steps_in_any_way() -> None:
+    alone, shared = (json.loads(python("-c", STEPS, count).stdout) for count in ("1", "5"))
+    assert {way: shared[way] - alone[way] for way in alone} == dict.fromkeys(alone, 4)
+    assert len(alone) == 6
+
+
+FORK = """
+import os
+import torch, torch_xla
+torch.set_num_threads(4)
+work = lambda: torch.ones(1_000_000).mul(2).sum().item()
+step = lambda: (torch.ones(1_000_000, device="xla") * 2).sum().item()
+work()
+for use in (step, work):  # a child may use the device where this process has not
+    if not (child := os.fork()):
+        assert work() == use() == 2e6
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and work() == step()
+"""
+
+
+def test_a_fork_of_a_thread_that_had_a_team_divides_its_kernels() -> None:
+    python("-c", FORK, timeout=60)
