@@ -66,6 +66,19 @@ class TestCounts:
             for _ in range(8):
                 total(x)
 
+    @pytest.mark.parametrize(("gates", "programs"), [(0, 0), (60, 1)])
+    def test_what_is_mostly_convolutions_is_not_compiled(
+        self, gates: int, programs: int, compiles: Counting, counted: Counting
+    ) -> None:
+        """A program would call the same kernels; fusing what is between them is worth one."""
+        x, weight = torch.rand(2, 32, 24, 24).to("xla"), torch.rand(32, 32, 3, 3).to("xla") / 300
+        with compiles(programs), counted("UncompiledRun", 3 if programs else 6):
+            for _ in range(6):
+                y = torch.conv2d(x, weight, padding=1)
+                for _ in range(gates):
+                    y = y * y.sigmoid() + x
+                torch_xla.sync()
+
     def test_three_runs_in_a_row_are_enough(self, compiles: Counting) -> None:
         with compiles(0):
             for rows in (*range(2, 12), 20, 20, 20):

@@ -123,7 +123,7 @@ def agree(call: Callable[..., Tensor | tuple[Tensor, ...]], arguments: tuple[Ten
 
 class TestEachOperator:
     def test_all_are_here(self) -> None:
-        assert {*CALLS, *BACKWARD} == set(host_kernel._WORK)
+        assert {*CALLS, *BACKWARD} == set(host_kernel.OPERATORS)
 
     @pytest.mark.parametrize("name", CALLS)
     def test_call(self, name: str) -> None:
@@ -341,7 +341,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("work", [1, 1 << 40])
     def test_a_kernel_that_fails_is_an_error(self, work: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(host_kernel._WORK, "aten.gather.default", lambda *rest, **others: work)
+        monkeypatch.setitem(host_kernel.OPERATORS, "aten.gather.default", lambda *rest, **others: work)
         kept = torch.ones(4).to("xla") * 2
         wrong = torch.gather(ROWS.to("xla"), 1, torch.full((64, 1), 600).to("xla"))
         with pytest.raises(RuntimeError, match="index 600 is out of bounds"):

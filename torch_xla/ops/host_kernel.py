@@ -85,12 +85,18 @@ def attempt(
     Returns one array per result of the Meta kernel, None where undefined.
     """
     # A kernel is called with the numbers that its schema wants, and these are none while the program is made.
-    measure = _WORK.get(str(op)) if _enabled.get() and not varied_arguments(args, kwargs) else None
-    work = measure(*args, **kwargs) if measure is not None else 0
-    if not work:
+    if not (_enabled.get() and str(op) in OPERATORS) or varied_arguments(args, kwargs):
+        return None
+    multiplications = work(str(op), args, **kwargs)
+    if not multiplications:
         return None
     with jax.named_scope(op.name().split("::")[-1]):
-        return _place(op, args, kwargs, out, work >= (_ASIDE if aside else _PARALLEL))
+        return _place(op, args, kwargs, out, multiplications >= (_ASIDE if aside else _PARALLEL))
+
+
+def work(name: str, args: Sequence[Any], **kwargs: Any) -> int:
+    """Roughly how many multiplications one of `OPERATORS` takes; 0 where XLA:CPU is not much slower."""
+    return OPERATORS[name](*args, **kwargs)
 
 
 def _place(
@@ -253,8 +259,8 @@ def _scattered(x: jax.Array, mask: jax.Array, source: jax.Array) -> int:
     return places if source.size < places else 0
 
 
-# By overload, roughly how many multiplications such arguments take, and 0 where XLA:CPU is not much slower.
-_WORK: dict[str, Callable[..., int]] = {
+# What such arguments take, by overload.
+OPERATORS: dict[str, Callable[..., int]] = {
     "aten._fft_c2c.default": _transform,
     "aten._fft_c2r.default": _transform,
     "aten._fft_r2c.default": _transform,

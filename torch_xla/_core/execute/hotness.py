@@ -3,8 +3,9 @@
 Each line of the user's that asks for graphs counts how many different ones came from it without a program. A graph is
 compiled when it has run as often as that, or three times in a row. So the body of a loop is compiled in its second
 step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. One of hundreds of
-operators on few values, such as a loop in Python over the elements of a tensor, has to run more often. Only counts
-decide, never time: a program that is run again does the same again.
+operators on few values, such as a loop in Python over the elements of a tensor, has to run more often, and one that is
+mostly convolutions stays as it is (`worth`). Only counts decide, never time: a program that is run again does the same
+again.
 """
 
 from __future__ import annotations
@@ -15,16 +16,13 @@ from dataclasses import dataclass
 from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache, options
 from torch_xla._core.device import placement
-from torch_xla._core.execute import op_by_op, region
+from torch_xla._core.execute import op_by_op, region, worth
 from torch_xla._core.graph.graph import describe
 from torch_xla._core.job import session
 from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
-# XLA takes tens of milliseconds to compile an operator, and a program of small ones saves that in thousands of runs: a
-# graph of them runs (operators / 64) squared times before it is compiled.
-_SMALL = 64
 
 _Key = tuple[str, int]
 
@@ -44,6 +42,7 @@ class _Graph:
 
     line: _Line
     runs: int = 0
+    least: float | None = None  # runs before it is compiled, once it repeats
 
 
 _lines: OrderedDict[tuple[str | None, int], _Line] = OrderedDict()
@@ -79,7 +78,9 @@ def is_due(graph: _bindings.Graph) -> bool:
     if entry is None:
         return False
     repeats = entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
-    return repeats and entry.runs >= (graph.small_operators // _SMALL) ** 2
+    if repeats and entry.least is None:
+        entry.least = worth.runs_before(describe(graph))
+    return repeats and entry.least is not None and entry.runs >= entry.least
 
 
 def note(graph: _bindings.Graph) -> None:

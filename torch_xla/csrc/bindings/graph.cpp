@@ -274,7 +274,6 @@ void bind_parts(py::class_<Graph>& graph) {
 void bind_acts(py::class_<Graph>& graph) {
   graph.def("provide_fills", checked(&provide_fills))
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
-      .def_property_readonly("small_operators", [](const Graph& g) { return g.small_operators(); })
       .def_property_readonly("fits_host", checked(+[](Graph& g) { return g.fits_host(); }))
       .def_property_readonly("fits_host_partition", checked(+[](Graph& g) { return fits_host_partition(g); }))
       .def("partition_for_host", checked(+[](Graph& g, const Cut& what) {

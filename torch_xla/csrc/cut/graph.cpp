@@ -101,17 +101,6 @@ bool Graph::fits_host() const {
   return values <= most && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
-size_t Graph::small_operators() const {
-  constexpr int64_t kValues = 1024;
-  int64_t values = 0;
-  for (const auto& node : nodes) {
-    for (const auto& meta : node->outs->metas) {
-      values += meta.defined() ? meta.numel() : 0;
-    }
-  }
-  return values <= kValues * static_cast<int64_t>(nodes.size()) ? nodes.size() : 0;
-}
-
 int64_t Graph::unreferenced_bytes() const {
   const RecorderLock lock;
   std::unordered_set<const Node*> tensor_leaves;

@@ -83,9 +83,6 @@ class Graph final : public Structure, public Arguments {
   bool fits_host() const;
   static constexpr size_t kMostHostNodes = 24;
 
-  // How many operators there are, where each works on few values: it takes as long to compile as any.
-  size_t small_operators() const;
-
   // Bytes of the leaves that no tensor references any more: the graph alone keeps them.
   int64_t unreferenced_bytes() const;
 
