@@ -232,6 +232,25 @@ def test_functions_of_the_c_library_are_computed_once(call: Callable[[Tensor], T
         torch.testing.assert_close(have.cpu(), want)
 
 
+@pytest.mark.parametrize(
+    "neighbours",
+    [
+        lambda u: [torch.roll(u, shift, dim) for shift in (1, -1) for dim in (0, 1)],
+        lambda u: [F.pad(u, (1, 1))[:, :-2], F.pad(u, (1, 1))[:, 2:], F.pad(u, (0, 0, 1, 1))[2:]],
+        lambda u: [F.pad(u[None], (1, 1), mode="replicate")[0, :, shift : shift + 16] for shift in (0, 2)],
+    ],
+)
+def test_chains_of_stencils_compute_each_step_once(neighbours: Callable[[Tensor], list[Tensor]]) -> None:
+    def steps(count: int) -> float:
+        u = image(16, 16).to("xla")
+        for _ in range(count):
+            u = u + (sum(neighbours(u)) - 4 * u) * 0.1
+        torch_xla.sync()
+        return float(list(cache._executables.values())[-1].keep.cost_analysis()["flops"])
+
+    assert steps(6) <= 3.5 * steps(2)
+
+
 def test_results_are_written_where_xla_wants_them() -> None:
     text = lowering.lower(cut_of(*ROWS.to("xla").max(1)), to_run=True).stage.as_text()
     assert '_overload = "dim_max"' in text

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax import lax
 
 from torch_xla import _bindings, _config
 from torch_xla._torch_internals import OpOverload
@@ -70,6 +71,11 @@ def enabled(on: bool) -> AbstractContextManager[None]:
 def in_use() -> bool:
     """Whether this is such a scope; part of what a lowered operator is."""
     return _enabled.get()
+
+
+def once(x: jax.Array) -> jax.Array:
+    """A value that XLA:CPU computes once, and not again in each fusion, or at each place, where one reads it."""
+    return lax.optimization_barrier(x) if in_use() else x
 
 
 def attempt(

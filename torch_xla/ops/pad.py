@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.args import ints
 from torch_xla.ops.registry import Context, lowers
 
@@ -20,7 +20,7 @@ def _constant_pad(ctx: Context, x: jax.Array, pad: Sequence[int], value: Any) ->
     config = [(0, 0, 0)] * x.ndim
     for i in range(len(pad) // 2):
         config[x.ndim - 1 - i] = (pad[2 * i], pad[2 * i + 1], 0)
-    return lax.pad(x, dtypes.cast(value, ctx.meta.dtype), config)
+    return host_kernel.once(lax.pad(x, dtypes.cast(value, ctx.meta.dtype), config))
 
 
 def _border(x: jax.Array, dim: int, width: int, after: bool, reflect: bool) -> jax.Array:
@@ -58,7 +58,7 @@ def transpose_of(linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shap
 def _register(kind: str, reflect: bool) -> None:
     @lowers(*(f"aten.{kind}_pad{n}d.default" for n in (1, 2, 3)))
     def forward(ctx: Context, x: jax.Array, pad: Sequence[int]) -> jax.Array:
-        return _pad(x, pad, reflect)
+        return host_kernel.once(_pad(x, pad, reflect))
 
     @lowers(*(f"aten.{kind}_pad{n}d_backward.default" for n in (1, 2, 3)))
     def backward(ctx: Context, grad: jax.Array, x: jax.Array, pad: Sequence[int]) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from torch_xla.ops import dtypes
+from torch_xla.ops import dtypes, host_kernel
 from torch_xla.ops.args import axes, axis, clamp_slice, ints
 from torch_xla.ops.registry import Context, NumberInput, array_of, lowers
 
@@ -394,7 +394,7 @@ def _roll(ctx: Context, x: jax.Array, shifts: Sequence[int], dims: Sequence[int]
         return jnp.reshape(jnp.roll(jnp.reshape(x, (-1,)), array_of(ints(shifts, 1)[0])), x.shape)
     for shift, dim in zip(ints(shifts, 1), axes(dims, x.ndim), strict=True):
         x = jnp.roll(x, array_of(shift), dim) if x.ndim else x
-    return x
+    return host_kernel.once(x)  # of a chain of stencils XLA makes fusions that compute each step anew at each place
 
 
 def _triangle(x: jax.Array, diagonal: int | NumberInput, lower: bool) -> jax.Array:
