@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -78,6 +78,36 @@ def functions(index: int) -> None:
     torch.testing.assert_close(
         (ours.running_var.cpu() - 0.75) * count / (count - 1), host.running_var - 0.75, rtol=1e-3, atol=1e-4
     )
+
+
+def buckets(index: int) -> None:
+    """Lists travel in buckets of one dtype up to a size, and give what each tensor alone gives."""
+    world = xr.world_size()
+    sizes = ((2, 3), (4,), (2, 1, 2), (300_000,), (6,))
+    tensors = [(torch.arange(torch.Size(size).numel()).reshape(size) % 97 + index).to("xla") for size in sizes]
+    tensors[:4] = [tensor.float() for tensor in tensors[:4]]
+
+    def sent(call: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], int]:
+        before = torch_xla._bindings.op_counts().get("collective", 0)
+        results = call()
+        return results, torch_xla._bindings.op_counts()["collective"] - before
+
+    calls = (
+        (lambda: xm.all_gather(tensors), lambda cap: xm.all_gather_bucketized(tensors, bucket_cap_mb=cap)),
+        (
+            lambda: xm.reduce_scatter(xm.REDUCE_SUM, tensors, 0.5, 0, world),
+            lambda cap: xm.reduce_scatter_bucketized(xm.REDUCE_SUM, tensors, 0.5, 0, world, bucket_cap_mb=cap),
+        ),
+    )
+    for alone, bucketized in calls:
+        expected, count = sent(alone)
+        assert count == len(sizes)
+        for cap, buckets in ((160, 2), (1, 3), (0, 5)):  # one of three, one of 1.14 MiB, one of integers
+            results, count = sent(lambda cap=cap, bucketized=bucketized: bucketized(cap))
+            assert count == buckets, (cap, count)
+            for result, each in zip(results, expected, strict=True):
+                assert torch.equal(result.cpu(), each.cpu())
+        assert bucketized(160)[0].shape == expected[0].shape
 
 
 def reads(index: int) -> None:

@@ -25,6 +25,10 @@ def test_a_read_that_needs_nobody_leaves_collectives_pending() -> None:
     launcher.run(core_bodies.reads, (), 2)
 
 
+def test_lists_travel_in_buckets() -> None:
+    launcher.run(core_bodies.buckets, (), 2)
+
+
 def test_steps_broadcasts_seeds_and_files(tmp_path: Path) -> None:
     launcher.run(core_bodies.steps, (str(tmp_path),), 2)
 

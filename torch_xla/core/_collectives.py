@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,23 +61,44 @@ def _check_tensors(name: str, argument: str, value: Any) -> None:
     )
 
 
-def _deliver(name: str, value: Any, output: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Applies ``convert`` to a tensor or to each of a list, into ``output`` where that is given."""
+def _deliver(
+    name: str,
+    value: Any,
+    output: Any,
+    convert: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    bucket_cap_mb: int = 0,
+) -> Any:
+    """Applies ``convert`` to buckets of a list, or to a tensor alone, into ``output`` where that is given."""
     if isinstance(value, torch.Tensor):
-        if output is None:
-            return convert(value)
-        return _fill(output, convert(value))
+        (result,) = convert([value])
+        return result if output is None else _fill(output, result)
     argument = "input" if name.startswith("reduce") else "value"
     _check_tensors(name, argument, value)
+    results = (result for bucket in _buckets(value, bucket_cap_mb) for result in convert(bucket))
     if output is None:
-        return [convert(item) for item in value]
+        return [*results]
     if not isinstance(output, list) or not all(isinstance(item, torch.Tensor) for item in output):
         raise TypeError(message(name, f"`output` needs to be a list of Tensors, but given {type(output).__name__}"))
     if len(output) != len(value):
         raise ValueError(message(name, f"`output` length doesn't match `input` length: {len(output)} vs {len(value)}"))
-    for target, item in zip(output, value, strict=True):
-        _fill(target, convert(item))
+    for target, result in zip(output, [*results], strict=True):
+        _fill(target, result)
     return output
+
+
+def _buckets(tensors: Sequence[torch.Tensor], cap_mb: int) -> Iterator[list[torch.Tensor]]:
+    """A list in parts of one dtype and of so many MiB at most, or of one tensor."""
+    bucket: list[torch.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if bucket and (filled + size > cap_mb * 2**20 or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += size
+    if bucket:
+        yield bucket
 
 
 def _fill(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -154,22 +175,35 @@ def all_gather(
     Returns:
         New tensors, or ``output``.
     """
+    return _all_gather(value, dim, groups, output)
+
+
+def _all_gather(value: Tensors, dim: int, groups: Groups, output: Tensors | None, bucket_cap_mb: int = 0) -> Tensors:
     chosen = check_groups("all_gather", groups)
 
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
-        if not -max(tensor.dim(), 1) <= dim < max(tensor.dim(), 1):
-            raise IndexError(
-                message("all_gather", f"dim={dim}", expected=f"a dimension of a {tensor.dim()}-dimensional tensor")
-            )
-        if runtime.world_size() == 1:
-            return tensor.clone()
-        gathered = collectives.record("all_gather", [tensor], chosen)[0]
+    def joined(tensor: torch.Tensor, gathered: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 0:
             return gathered
         place = dim % tensor.dim()
         return gathered.movedim(0, place).flatten(place, place + 1)
 
-    return _deliver("all_gather", value, output, gather)
+    def gather(bucket: list[torch.Tensor]) -> list[torch.Tensor]:
+        for tensor in bucket:
+            if not -max(tensor.dim(), 1) <= dim < max(tensor.dim(), 1):
+                raise IndexError(
+                    message("all_gather", f"dim={dim}", expected=f"a dimension of a {tensor.dim()}-dimensional tensor")
+                )
+        if runtime.world_size() == 1:
+            return [tensor.clone() for tensor in bucket]
+        if len(bucket) == 1:
+            gathered = collectives.record("all_gather", bucket, chosen)
+        else:
+            (flat,) = collectives.record("all_gather", [torch.cat([t.reshape(-1) for t in bucket])], chosen)
+            parts = flat.split([t.numel() for t in bucket], 1)
+            gathered = [part.reshape(-1, *t.shape) for part, t in zip(parts, bucket, strict=True)]
+        return [*map(joined, bucket, gathered)]
+
+    return _deliver("all_gather", value, output, gather, bucket_cap_mb)
 
 
 def all_gather_bucketized(
@@ -197,7 +231,7 @@ def all_gather_bucketized(
             )
         )
     _check_tensors("all_gather_bucketized", "input_list", input_list)
-    return all_gather(input_list, dim=dim, groups=groups, output=output, pin_layout=pin_layout)
+    return _all_gather(input_list, dim, groups, output, bucket_cap_mb)
 
 
 def all_to_all(
@@ -338,6 +372,19 @@ def reduce_scatter(
     Returns:
         New tensors, or ``output``.
     """
+    return _reduce_scatter(reduce_type, input, scale, scatter_dim, shard_count, groups, output)
+
+
+def _reduce_scatter(
+    reduce_type: str,
+    input: Tensors,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Groups,
+    output: Tensors | None,
+    bucket_cap_mb: int = 0,
+) -> Tensors:
     _check_reduction("reduce_scatter", reduce_type)
     chosen = check_groups("reduce_scatter", groups)
     size = len(own_group(chosen))
@@ -346,13 +393,20 @@ def reduce_scatter(
             message("reduce_scatter", f"shard_count={shard_count}", expected=f"{size}, the number of processes")
         )
 
-    def scatter(tensor: torch.Tensor) -> torch.Tensor:
+    def scatter(bucket: list[torch.Tensor]) -> list[torch.Tensor]:
         if runtime.world_size() == 1:
-            return _scaled(tensor, scale)
-        parts = _parts("reduce_scatter", tensor, scatter_dim % tensor.dim(), size)
-        return _times(collectives.record("reduce_scatter", [parts], chosen, reduce_type)[0], scale)
+            return [_scaled(tensor, scale) for tensor in bucket]
+        stacks = [_parts("reduce_scatter", tensor, scatter_dim % tensor.dim(), size) for tensor in bucket]
+        if len(stacks) == 1:
+            results = collectives.record("reduce_scatter", stacks, chosen, reduce_type)
+        else:
+            flat = torch.cat([stack.reshape(size, -1) for stack in stacks], 1)
+            (shard,) = collectives.record("reduce_scatter", [flat], chosen, reduce_type)
+            shards = shard.split([stack.numel() // size for stack in stacks])
+            results = [part.reshape(stack.shape[1:]) for part, stack in zip(shards, stacks, strict=True)]
+        return [_times(result, scale) for result in results]
 
-    return _deliver("reduce_scatter", input, output, scatter)
+    return _deliver("reduce_scatter", input, output, scatter, bucket_cap_mb)
 
 
 def reduce_scatter_bucketized(
@@ -380,7 +434,7 @@ def reduce_scatter_bucketized(
         bucket_cap_mb: Size of a bucket in MiB.
     """
     _check_tensors("reduce_scatter_bucketized", "input_list", input_list)
-    return reduce_scatter(reduce_type, input_list, scale, scatter_dim, shard_count, groups, output, pin_layout)
+    return _reduce_scatter(reduce_type, input_list, scale, scatter_dim, shard_count, groups, output, bucket_cap_mb)
 
 
 def all_reduce_bucketized_gradients(
@@ -399,16 +453,7 @@ def all_reduce_bucketized_gradients(
         pin_layout: See `all_reduce`.
         bucket_cap_mb: Size of a bucket in MiB; 0 sends each gradient alone.
     """
-    bucket: list[torch.Tensor] = []
-    filled = 0
-    for gradient in gradients:
-        size = gradient.numel() * gradient.element_size()
-        if bucket and filled + size > bucket_cap_mb * 2**20:
-            all_reduce(REDUCE_SUM, bucket, scale=scale, groups=groups, pin_layout=pin_layout)
-            bucket, filled = [], 0
-        bucket.append(gradient)
-        filled += size
-    if bucket:
+    for bucket in _buckets(gradients, bucket_cap_mb):
         all_reduce(REDUCE_SUM, bucket, scale=scale, groups=groups, pin_layout=pin_layout)
 
 
