@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 
+from torch_xla import _bindings
 from torch_xla._core.graph import sequence
 from torch_xla._core.job import program_starts
 from torch_xla._core.job.connection import Session
@@ -20,13 +20,12 @@ def explain(session: Session, error: str) -> str | None:
     if session.stopped is not None:
         return session.stopped
     text = (error if failed is not None else error[error.index("[") :]).splitlines()[0]
+    within, differing = _bindings.take_collective_failure() or (None, [])
     try:
-        differing = re.search(r"is about to run (-?\d+), rank (\d+) (-?\d+)", text)
         if differing:
-            text = _difference(session, int(differing[1]), int(differing[2]), int(differing[3]))
+            text = _difference(session, *differing)
         else:
-            place = re.search(r"; it was in (.* of ranks [\d, ]+)$", text)
-            operation = place[1] if place else failed.what if failed is not None else "a collective"
+            operation = within or (failed.what if failed is not None else "a collective")
             position = f"rank {session.rank_info.rank} was in {operation}, at {line(threading.get_ident())}"
             text = soon(lambda: _who_left(session, position)) or f"[job] {position}, which failed: {text}"
     except RuntimeError as lost:

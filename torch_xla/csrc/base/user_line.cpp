@@ -27,7 +27,7 @@ std::vector<std::string>& skipped() {
 
 std::atomic<int> depth{0};
 thread_local Frame current_frame = nullptr;
-// The interpreter's frame that a PlaceScope is in, which stays where it is, and its line.
+// The interpreter's frame that a LineScope is in, which stays where it is, and its line.
 thread_local std::pair<const void*, Frame> scope_line{nullptr, nullptr};
 
 // Changes when what `Lines` hold may be wrong.
@@ -38,10 +38,10 @@ class Lines {
  public:
   // The line of the user, or null for a frame that is skipped; nothing for an unknown instruction.
   std::optional<Frame> find(const void* instruction) {
-    const auto& entry = entries_[scope_line(instruction)];
+    const auto& entry = entries_[slot(instruction)];
     return entry.instruction == instruction ? std::optional<Frame>(entry.line) : std::nullopt;
   }
-  void add(const void* instruction, Frame line) { entries_[scope_line(instruction)] = {instruction, line}; }
+  void add(const void* instruction, Frame line) { entries_[slot(instruction)] = {instruction, line}; }
 
   static Lines& of_thread() {
     thread_local std::unique_ptr<Lines> lines;
@@ -60,7 +60,7 @@ class Lines {
   };
   static constexpr size_t kEntries = 1024;
 
-  static size_t scope_line(const void* instruction) {
+  static size_t slot(const void* instruction) {
     const auto address = reinterpret_cast<uintptr_t>(instruction);
     return (address >> 1 ^ address >> 11) % kEntries;
   }

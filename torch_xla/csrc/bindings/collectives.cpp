@@ -14,6 +14,10 @@ void bind_collectives(py::module_& m) {
     }
     return py::make_tuple(wait.ranks, wait.what, wait.count, wait.seconds);
   });
+  m.def("take_collective_failure", []() -> py::object {
+    const auto failure = take_collective_failure();
+    return failure ? py::object(py::make_tuple(failure->what, failure->differing)) : py::none();
+  });
   m.def("stop_collectives", &stop_collectives);
 }
 

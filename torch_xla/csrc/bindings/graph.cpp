@@ -15,7 +15,7 @@ namespace torch_xla {
 
 namespace {
 
-// Makes a node of a graph by the classes that Python has: `Node`, `Wire`, `Input`, `Number` and `Meta`. Code of
+// Makes a node of a graph by the classes that Python has: `Node`, `Edge`, `Input`, `Number` and `Meta`. Code of
 // Python's runs meanwhile, and perhaps a signal handler that computes the node: what that changes is copied.
 class NodeDescription {
  public:

@@ -135,7 +135,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   device = cut.device;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
-              "[graph] got until for chosen tensors, expected it for what is pending");
+              "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
   const RecorderLock lock;
   if (runs && !cut.retry && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);

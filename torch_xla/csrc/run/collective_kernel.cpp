@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 
 #include "run/ffi_values.h"
 
@@ -44,6 +45,7 @@ struct Job {
   int64_t rank = 0;
   std::map<std::vector<int64_t>, Group> groups;
   std::optional<Wait> wait;
+  std::optional<CollectiveFailure> failure;  // the latest that nobody has taken
   std::string stopped;
 };
 Job& job() {
@@ -77,8 +79,8 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
   }
 }
 
-// The collective that this thread is in, for messages.
-thread_local std::string current;
+// The collective that this thread is in, and what is known of its failure.
+thread_local CollectiveFailure current;
 
 // One collective of this process's group.
 class CollectiveCall {
@@ -89,7 +91,7 @@ class CollectiveCall {
     TORCH_CHECK(j.stopped.empty(), j.stopped);
     rank_ = j.rank;
     size_ = static_cast<int64_t>(ranks_.size());
-    current = "; it was in " + what + " of ranks " + listed(ranks_);
+    current = {what + " of ranks " + listed(ranks_), {}};
     if (size_ > 1) {
       const auto it = j.groups.find(ranks_);
       TORCH_CHECK(it != j.groups.end(), "[collective] rank ", rank_, " has no group of ranks ", listed(ranks_));
@@ -130,8 +132,10 @@ class CollectiveCall {
     }
     for (int64_t i = 0; i < size_; ++i) {
       const auto next = announced[i].front();
-      TORCH_CHECK(next == ahead[0], "[collective] rank ", rank_, " is about to run ", ahead[0], ", rank ", ranks_[i],
-                  " ", next);
+      if (next != ahead[0]) {
+        current.differing = {ahead[0], ranks_[i], next};
+        TORCH_CHECK(false, "[collective] ranks ", rank_, " and ", ranks_[i], " are about to run different collectives");
+      }
     }
     for (auto& queue : announced) {
       queue.pop_front();
@@ -371,7 +375,11 @@ void run_collective(ffi::RemainingArgs& operands, ffi::RemainingRets& results, c
   }
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+ffi::Error failed(const std::string& text) {
+  const std::lock_guard lock(job().mutex);
+  job().failure = current;
+  return ffi::Error::Internal("[collective] " + text.substr(0, text.find('\n')));
+}
 
 ffi::Error call_collective(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
   try {
@@ -379,11 +387,11 @@ ffi::Error call_collective(ffi::RemainingArgs operands, ffi::RemainingRets resul
     run_collective(operands, results, attributes);
     return ffi::Error::Success();
   } catch (const c10::Error& error) {
-    return ffi::Error::Internal("[collective] " + first_line(error.what_without_backtrace()) + current);
+    return failed(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return ffi::Error::Internal("[collective] " + first_line(error.what()) + current);
+    return failed(error.what());
   } catch (...) {  // XLA calls this through C, which nothing may be thrown through
-    return ffi::Error::Internal("[collective] something was thrown that is no std::exception");
+    return failed("something was thrown that is no std::exception");
   }
 }
 
@@ -415,6 +423,11 @@ CollectiveWait collective_wait() {
   return {wait->ranks, wait->what, wait->count, std::chrono::duration<double>(Clock::now() - wait->since).count()};
 }
 
+std::optional<CollectiveFailure> take_collective_failure() {
+  const std::lock_guard lock(job().mutex);
+  return std::exchange(job().failure, std::nullopt);
+}
+
 void stop_collectives(const std::string& reason) {
   const std::lock_guard lock(job().mutex);
   job().stopped = reason;
@@ -430,6 +443,7 @@ py::object collective_kernel_target() { return py::none(); }
 void set_collective_rank(int64_t) {}
 void add_collective_group(const std::vector<int64_t>&, const py::object&) {}
 CollectiveWait collective_wait() { return {}; }
+std::optional<CollectiveFailure> take_collective_failure() { return std::nullopt; }
 void stop_collectives(const std::string&) {}
 
 }  // namespace torch_xla

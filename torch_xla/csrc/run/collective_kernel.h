@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,14 @@ struct CollectiveWait {
   double seconds = 0;
 };
 CollectiveWait collective_wait();
+// A collective that failed: in words, and where members were about to run different ones, this process's number of it,
+// the other rank and its number.
+struct CollectiveFailure {
+  std::string what;
+  std::vector<int64_t> differing;
+};
+// The latest since the last call.
+std::optional<CollectiveFailure> take_collective_failure();
 // Has all collectives fail, those that are under way too.
 void stop_collectives(const std::string& reason);
 

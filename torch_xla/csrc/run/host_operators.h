@@ -20,7 +20,7 @@ using BoundsCheck = bool (*)(const HostStack&);
 // How the CPU runs an operator, read once from its name, schema and tags.
 struct HostOperator {
   // The results of an operator that the CPU has under another name, or that draws: as the rule of a program does, bit
-  // for bit. Nothing where it has to go another way. Null for all others.
+  // for bit. No value where the call has to be computed otherwise. Null for all others.
   AlternateKernel alternate;
   // Whether the kernel stays within what it is given. Some go wherever their indices or lengths say, which the kernel
   // of their forward has checked, and neither its rule nor a program did. Null for all others.

@@ -64,7 +64,7 @@ Program::Program(Graph& graph, bool waits)
 }
 
 void Program::set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out) {
-  TORCH_CHECK(in.size() == inputs.size() && out.size() == outputs.size(), "[run] got places of ", in.size(),
+  TORCH_CHECK(in.size() == inputs.size() && out.size() == outputs.size(), "[run] got placements of ", in.size(),
               " inputs and ", out.size(), " outputs, expected ", inputs.size(), " and ", outputs.size());
   for (size_t i = 0; i < in.size(); ++i) {
     inputs[i].placement = in[i];
