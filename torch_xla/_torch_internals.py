@@ -61,9 +61,9 @@ _LATE = {
     "SymT": "torch.utils._sympy.symbol",
     "symbol_is_type": "torch.utils._sympy.symbol",
     "_decomposed": "torch.ao.quantization.fx",  # operators `torch.ops.quantized_decomposed`; else torchao's
-    "_create_work_from_future": "torch._C._distributed_c10d",  # of what is recorded; else a `Work` of Python's
     "Reducer": "torch._C._distributed_c10d",  # of DistributedDataParallel; else the order of its buckets is a read
     "_rendezvous_handlers": "torch.distributed.rendezvous",  # make stores, by scheme; else Gloo's keys are of all tries
+    "_math_ops": "torch.distributed.tensor._ops",  # DTensor's rules of reductions; else PyTorch's fault is seen
     # What DTensor asks of a tensor; else of a DTensor that is made of its parts.
     "DTensorSpec": "torch.distributed.tensor._dtensor_spec",
     "TensorMeta": "torch.distributed.tensor._dtensor_spec",

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_storage import Wrapped
 from torch import nn
+from torch.distributed import checkpoint
 
 ORIGINS = ["cpu", "xla", "xla:1"]
 
@@ -170,6 +171,30 @@ def test_safetensors(origin: str, target: str, tmp_path: Path) -> None:
     names = [*VIEWS, "parameter", "part", "attribute", "no memory"]
     for together in [*((name,) for name in names), ("whole", "slice"), ("row", "column"), ("slice", "other")]:
         assert outcome(together, origin, target) == outcome(together, "cpu", "cpu"), together
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("target", ORIGINS)
+def test_distributed_checkpoints(origin: str, target: str, tmp_path: Path) -> None:
+    def state(device: str, scale: int) -> dict[str, Any]:
+        made = values(device)
+        with torch.no_grad():
+            made["whole"].mul_(scale)
+        # PyTorch itself loads into no elements that share memory, and reads no classes that it does not know.
+        refused = ("expanded", "overlapping", "subclass", "wrapper")
+        return {name: x for name, x in made.items() if isinstance(x, torch.Tensor) and name not in refused}
+
+    def loaded(device: str, target: str) -> dict[str, Any]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        checkpoint.save(state(device, 3), checkpoint_id=folder, no_dist=True)
+        made = state(target, 1)
+        checkpoint.load(made, checkpoint_id=folder, no_dist=True)
+        return made
+
+    made, expected = loaded(origin, target), loaded("cpu", "cpu")
+    for name in expected:
+        assert describe(name, made[name]) == describe(name, expected[name]), name
 
 
 def test_a_subclass_of_parts_in_the_old_format_as_others_save_it_is_refused():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from torch_xla import _notices
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 
@@ -37,12 +38,17 @@ def install() -> None:
 
 
 def check_mesh(device_type: str) -> None:
-    """Raises where `fully_shard` makes a mesh of the host because it was given none, and the processes are xla's."""
+    """Tells of a mesh of the host where the processes are xla's; raises where `fully_shard` makes it by itself."""
     if device_type == "cpu" and not default_accelerator.on() and dist.is_initialized() and dist.get_backend() == "xla":
         frame = inspect.currentframe()  # nothing else tells a mesh of PyTorch's own from one that a program makes
         while frame is not None and frame.f_code.co_name != "_init_default_mesh":
             frame = frame.f_back
-        if frame is not None:
+        if frame is None:
+            text = (
+                "[device mesh] got a mesh of the CPU in a job of xla: for xla, name it, or " + default_accelerator.HOW
+            )
+            _notices.notify("device_mesh", "cpu", text)
+        else:
             got = "got no mesh, and PyTorch's default is one of the process's accelerator"
             do = f"give mesh=init_device_mesh('xla', (world_size,)); or {default_accelerator.HOW}"
             raise RuntimeError(message("fully_shard", got, do=do))

@@ -12,6 +12,7 @@ import torch
 from torch.distributed import Work
 
 from torch_xla._core.device import background
+from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.job import failed_collective, session
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Wait
@@ -22,7 +23,48 @@ _LOOK = 1.0  # seconds between two looks whether who sends is there
 _FOREVER = timedelta(0)
 
 
-class HostWork(Work):
+class Done(Work):
+    """The handle of what is recorded, or was done at once: whoever reads the results waits for them.
+
+    PyTorch's own, of a future, refuses to wait with a limit.
+    """
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta = _FOREVER) -> bool:
+        """Returns at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Returns when it is there."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is there."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it is there and did not fail."""
+        return True
+
+    def exception(self) -> Any:
+        """Why it failed."""
+        return None
+
+    def result(self) -> Any:
+        """The tensors."""
+        return self._result
+
+    def get_future(self) -> torch.futures.Future:
+        """A future that has the tensors."""
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
+class HostWork(Done):
     """The work of PyTorch's host group; the job sees who waits for it, and ends the wait when it stops.
 
     `start` starts the work and gives it, `what` says in words what it does, `ranks` take part. `place` is the group and
@@ -37,7 +79,6 @@ class HostWork(Work):
         self._ranks = session.as_ranks(ranks)
         self._place = place
         self._after: Callable[[], object] | None = None
-        self._result: Any = None
         self._finished = False
         connection = session.connected()
         try:
@@ -55,6 +96,7 @@ class HostWork(Work):
         self._after, self._result = after, result
         return self
 
+    @untraced
     def wait(self, timeout: timedelta = _FOREVER) -> bool:
         """Returns when it is there; JobError where it cannot come."""
         if self._finished:
@@ -128,10 +170,6 @@ class HostWork(Work):
             if (end := connection.end_of(rank)) is not None:
                 connection.fail(f"{end}, and rank {connection.rank_info.rank} waits for it in {self._what}")
 
-    def synchronize(self) -> None:
-        """Returns when it is there."""
-        self.wait()
-
     def is_completed(self) -> bool:
         """Whether it is there."""
         return bool(self._work.is_completed())
@@ -144,16 +182,11 @@ class HostWork(Work):
         """Why it failed."""
         return self._work.exception()
 
+    @untraced
     def result(self) -> Any:
         """The tensors."""
         self.wait()
         return self._work.result() if self._result is None else self._result
-
-    def get_future(self) -> torch.futures.Future:
-        """A future that has the tensors."""
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(self.result())
-        return future
 
     def _source_rank(self) -> int:
         return int(self._work._source_rank())

@@ -27,6 +27,11 @@ def install() -> None:
 
     register_sharding(_FORWARD)(_forward)
     register_sharding(_BACKWARD)(_backward)
+    from torch_xla._torch_internals import _math_ops
+
+    # No dimensions in a list mean all; DTensor takes them for none. `norm()` has them on devices PyTorch does not list.
+    if (dims := getattr(_math_ops, "_infer_reduction_dims", None)) is not None:
+        _math_ops._infer_reduction_dims = lambda given, ndim: None if given in ([], ()) else dims(given, ndim)
     _ring()["custom_ops"].update({_FORWARD: _around, _BACKWARD: _around})  # taken from there in the scope of a ring
 
 

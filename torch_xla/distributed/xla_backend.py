@@ -29,9 +29,9 @@ from torch_xla._core.job.store import host_group
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
 from torch_xla._internal import rendezvous
-from torch_xla._torch_internals import Reducer, _create_work_from_future, _rendezvous_handlers
+from torch_xla._torch_internals import Reducer, _rendezvous_handlers
 from torch_xla.distributed import _default_device, _device_mesh, _fsdp_ops
-from torch_xla.distributed._host_work import HostWork
+from torch_xla.distributed._host_work import Done, HostWork
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
@@ -49,12 +49,6 @@ _REDUCTIONS = {
     dist.ReduceOp.BXOR: "xor",
     dist.ReduceOp.PREMUL_SUM: "sum",
 }
-
-
-def _done(result: Any) -> Any:
-    future: torch.futures.Future = torch.futures.Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -234,7 +228,7 @@ class ProcessGroupXla(ProcessGroup):
     def _fill(self, outputs: Tensors, results: Tensors) -> Any:
         for output, result in zip(outputs, results, strict=True):
             _copy(output, result)
-        return _done(list(outputs))
+        return Done(list(outputs))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Reduces tensors in place."""
@@ -262,7 +256,7 @@ class ProcessGroupXla(ProcessGroup):
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Reduces tensors in place."""
-        return self.allreduce(tensors, opts) if tensors else _done(tensors)
+        return self.allreduce(tensors, opts) if tensors else Done(tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         """Reduces tensors in place on one process."""
@@ -272,7 +266,7 @@ class ProcessGroupXla(ProcessGroup):
             buffers = list(tensors) if mine else [t.clone() for t in tensors]  # only the root's may change
             return self._reduce_on_host(buffers, opts.reduceOp)
         results = self._reduced("all_reduce", tensors, opts.reduceOp)
-        return self._fill(tensors, results) if mine else _done(tensors)
+        return self._fill(tensors, results) if mine else Done(tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         """Overwrites tensors with those of one process."""
@@ -297,7 +291,7 @@ class ProcessGroupXla(ProcessGroup):
         """Collects tensors of all processes, whose shapes may differ."""
         for outputs, tensor in zip(output_tensors_list, input_tensors, strict=True):
             self._fill(outputs, self._gathered(tensor, [tuple(o.shape) for o in outputs]))
-        return _done([list(outputs) for outputs in output_tensors_list])
+        return Done([list(outputs) for outputs in output_tensors_list])
 
     def _gathered(self, tensor: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -318,7 +312,7 @@ class ProcessGroupXla(ProcessGroup):
         """Collects tensors of all processes."""
         for place, tensor in enumerate(input_tensors):
             self.allgather([[outputs[place] for outputs in output_tensors_list]], [tensor])
-        return _done([list(outputs) for outputs in output_tensors_list])
+        return Done([list(outputs) for outputs in output_tensors_list])
 
     def _allgather_base(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None) -> Any:
         return self._fill([output_tensor], [self._rows(input_tensor)])
@@ -339,7 +333,7 @@ class ProcessGroupXla(ProcessGroup):
                 _copy(output, flat.split([part.numel() for part in parts])[self.rank()])
             else:
                 self._scatter_sum(output, torch.stack([part.reshape(output.shape) for part in parts]), op)
-        return _done(list(output_tensors))
+        return Done(list(output_tensors))
 
     def _scatter_sum(self, output: torch.Tensor, parts: torch.Tensor, op: Any) -> None:
         """Reduces parts, one per process in the first dimension."""
@@ -361,13 +355,13 @@ class ProcessGroupXla(ProcessGroup):
             )
         parts = input_tensor.reshape(self.size(), *output_tensor.shape)
         self._scatter_sum(output_tensor, parts.clone() if _are_on_host([parts]) else parts, op)
-        return _done([output_tensor])
+        return Done([output_tensor])
 
     def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Reduces, and keeps this process's part."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, tensor, opts)
-        return _done(list(outputs))
+        return Done(list(outputs))
 
     def gather(self, output_tensors_list: Lists, input_tensors: Tensors, opts: Any) -> Any:
         """Collects tensors on one process."""
@@ -378,13 +372,13 @@ class ProcessGroupXla(ProcessGroup):
             gathered = self._record("all_gather", [tensor])[0]
             if self.rank() == opts.rootRank:
                 self._fill(output_tensors_list[place], list(gathered.unbind(0)))
-        return _done([list(outputs) for outputs in output_tensors_list])
+        return Done([list(outputs) for outputs in output_tensors_list])
 
     def gather_single(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, opts: Any) -> Any:
         """Collects tensors on one process, in one."""
         self._check_place(opts.rootRank)
         gathered = self._rows(input_tensor)
-        return self._fill([output_tensor], [gathered]) if self.rank() == opts.rootRank else _done([])
+        return self._fill([output_tensor], [gathered]) if self.rank() == opts.rootRank else Done([])
 
     def scatter(self, output_tensors: Tensors, input_tensors_list: Lists, opts: Any) -> Any:
         """Hands out the tensors of one process."""
@@ -397,7 +391,7 @@ class ProcessGroupXla(ProcessGroup):
             else:
                 parts = output.new_zeros((self.size(), *output.shape))
             _copy(output, self._record("broadcast", [parts], root=opts.rootRank)[0][self.rank()])
-        return _done(list(output_tensors))
+        return Done(list(output_tensors))
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Any:
         """Sends part ``i`` to process ``i``."""
@@ -442,7 +436,7 @@ class ProcessGroupXla(ProcessGroup):
         """Computes what is pending, and waits for all processes of the group."""
         _api.sync(wait=True)
         session.wait_for_all(self._members, "torch.distributed.barrier()")
-        return _done([])
+        return Done([])
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Computes what is pending, and waits for all processes of the group."""
@@ -453,20 +447,20 @@ class ProcessGroupXla(ProcessGroup):
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> Any:
         """Sends to another process."""
         self._check_partner(dst_rank)
-        group, host = self._host(), [t.detach().cpu() for t in tensors]
+        group, host = self._host(), [t.detach().cpu().contiguous() for t in tensors]
         work = HostWork(lambda: group.send(host, dst_rank, tag), "send", [self._members[dst_rank]])
         return work.then(None, host)
 
     def recv(self, out_tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> Any:
         """Receives from another process."""
         self._check_partner(src_rank)
-        group, host = self._host(), [torch.empty_like(t, device="cpu") for t in out_tensors]
+        group, host = self._host(), [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in out_tensors]
         work = HostWork(lambda: group.recv(host, src_rank, tag), "recv", [self._members[src_rank]])
         return work.then(lambda: self._fill(out_tensors, host), out_tensors)
 
     def recv_anysource(self, out_tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Receives from whichever process sends first."""
-        group, host = self._host(), [torch.empty_like(t, device="cpu") for t in out_tensors]
+        group, host = self._host(), [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in out_tensors]
         work = HostWork(lambda: group.recv_anysource(host, tag), "recv", [])
         return work.then(lambda: self._fill(out_tensors, host), out_tensors)
 
@@ -483,7 +477,7 @@ class ProcessGroupXla(ProcessGroup):
         pass
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        return _done([])
+        return Done([])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

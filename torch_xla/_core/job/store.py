@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -105,7 +105,8 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
         )
     try:
         if serves and rank_info.address in LOCAL:
-            return listen(rank_info.address, rank_info.port)
+            with suppress(OSError):  # PyTorch's own store may listen there, for init_process_group: then it is shared
+                return listen(rank_info.address, rank_info.port)
         store = TCPStore(
             rank_info.address, rank_info.port, None, serves, timeout, wait_for_workers=False, multi_tenant=True
         )
