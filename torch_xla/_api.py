@@ -119,7 +119,9 @@ def index_of(device: torch.device | str | None) -> int:
     parsed = torch.device(device)
     if parsed.type != "xla":
         raise RuntimeError(message("device", f"Invalid device format: {device}", expected="xla or xla:<index>"))
-    index = _bindings.current_device() if parsed.index is None else parsed.index
+    index = _bindings.current_device() if parsed.index is None else _bindings.known_index(parsed.index)
+    if index >= _bindings.device_count():
+        client.publish_count()
     if index >= client.device_count():
         raise RuntimeError(message("device", f"got {device}", expected=f"one of {list(map(str, devices()))}"))
     return index

@@ -34,10 +34,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _index(device: Any = None) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return _bindings.current_device() if index is None else index
+    index = device if isinstance(device, int) or device is None else torch.device(device).index
+    if index is None:
+        return _bindings.current_device()
+    return _bindings.known_index(index)
 
 
 # Devices.
@@ -70,6 +70,7 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Makes a device, or the device of an index, the current one."""
+    client.publish_count()  # a script may have set how many there are after the import
     _bindings.set_current_device(_index(device))
 
 

@@ -65,7 +65,7 @@ def _restore(storage: Any, location: str) -> Any:
     count = _bindings.device_count()
     if location == "xla":
         device = torch.device("xla", _bindings.current_device())
-    elif device.index >= count:
+    elif (device := torch.device("xla", _bindings.known_index(device.index))).index >= count:
         expected = f"one of the {count} devices of this process"
         do = "give torch.load a map_location"
         raise RuntimeError(message("load", f"got a value for {location}", expected=expected, do=do))

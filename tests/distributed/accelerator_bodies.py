@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -12,6 +15,13 @@ from torch.utils.data import DataLoader
 
 import torch_xla
 import torch_xla.distributed.xla_backend  # noqa: F401
+
+
+def saved(value: object) -> bytes:
+    """A file of `torch.save`."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
 
 
 def device_agnostic(index: int) -> None:
@@ -31,6 +41,19 @@ def device_agnostic(index: int) -> None:
         total = torch.full((2,), float(rank), device=device)
         dist.all_reduce(total, group=group)
         assert total.tolist() == [expected] * 2
+    # A process has one device: the number of its LOCAL_RANK means that one, others are refused at their line.
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    assert torch.accelerator.current_device_index() == 0 == torch.xla.current_device()
+    with torch.device("xla", rank):
+        assert torch.ones(1).to(f"xla:{rank}").device == torch.device("xla:0")
+    assert torch.load(io.BytesIO(saved(torch.ones(1))), map_location=f"xla:{rank}").device == torch.device("xla:0")
+    for refused in (
+        torch.accelerator.set_device_index,
+        torch.xla.set_device,
+        lambda i: torch.ones(1, device=f"xla:{i}"),
+    ):
+        with pytest.raises(RuntimeError, match=r"\[device\] got xla:9, available are xla:0 to xla:0"):
+            refused(9)
     (batch,) = DataLoader(torch.arange(4.0).reshape(2, 2), batch_size=2, pin_memory=True)
     for options in ({}, {"offload_policy": CPUOffloadPolicy()}):
         torch.manual_seed(0)

@@ -66,3 +66,32 @@ def accelerate_loop(index: int, folder: str) -> None:
         torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
     assert accelerator.reduce(torch.tensor([float(index)], device=accelerator.device), "sum").item() == 1
     xm.rendezvous("over")
+
+
+def split_by_transformers(index: int, folder: str) -> None:
+    """A model by ``tp_plan="auto"``, and by a `DistributedConfig`: its values, and a step's."""
+    import torch.distributed as dist
+    from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    torch_xla.experimental.use_as_accelerator()
+    dist.init_process_group()
+    tokens = torch.arange(12).view(2, 6)
+    host = LlamaForCausalLM.from_pretrained(folder)
+    expected = host(tokens, labels=tokens)
+    expected.loss.backward()
+    for options in (
+        {"tp_plan": "auto"},
+        {"distributed_config": DistributedConfig(tp_size=2)},
+        {"distributed_config": DistributedConfig(fsdp_size=2)},
+    ):
+        split = LlamaForCausalLM.from_pretrained(folder, **options)
+        assert {param.device for param in split.parameters()} == {torch.device("xla:0")}
+        assert sum(param.to_local().numel() for param in split.parameters() if hasattr(param, "to_local")) > 0
+        found = split(tokens.to("xla"), labels=tokens.to("xla"))
+        logits = found.logits.full_tensor() if hasattr(found.logits, "full_tensor") else found.logits
+        torch.testing.assert_close(logits.detach().cpu(), expected.logits.detach(), rtol=1e-4, atol=1e-5)
+        found.loss.backward()
+        for (name, param), theirs in zip(split.named_parameters(), host.parameters(), strict=True):
+            grad = param.grad.full_tensor() if hasattr(param.grad, "full_tensor") else param.grad
+            torch.testing.assert_close(grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5, msg=f"{options}: {name}")

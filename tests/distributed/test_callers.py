@@ -32,6 +32,14 @@ def test_the_trainer_of_transformers_learns_what_one_process_does(tmp_path: Path
         torch.testing.assert_close(result[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_transformers_splits_a_model_over_the_processes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    launcher.run(caller_bodies.split_by_transformers, (str(tmp_path),), 2)
+
+
 SCRIPT = f"""
 import sys, warnings
 sys.path.insert(0, {str(Path(__file__).parent)!r})

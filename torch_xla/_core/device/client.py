@@ -156,10 +156,17 @@ def counts_without_client() -> bool:
 def publish_count() -> None:
     """Tells the recorder how many devices there are, as PyTorch's autograd asks it without starting a client."""
     if _started or spmd() or counts_without_client():
-        _bindings.set_device_count(max(device_count(), 1))
+        _publish(max(device_count(), 1))
     else:
         # A plugin counts its devices only once started; the count may be too high, but not too low.
-        _bindings.set_device_count(32)
+        _publish(32)
+
+
+def _publish(count: int) -> None:
+    _bindings.set_device_count(count)
+    in_job = _config.WORLD_SIZE.is_set() and _config.WORLD_SIZE.get() > 1 and not spmd()
+    has_one = count == 1 or (not _started and _platform() != "cpu")  # of those that others show, it will take one
+    _bindings.set_own_index(_config.LOCAL_RANK.get() if in_job and has_one else 0)
 
 
 def client_started() -> bool:
@@ -237,8 +244,8 @@ def _start() -> tuple[jax.Device, ...]:
         else:
             local_rank = _config.LOCAL_RANK.get()
             devices = devices[local_rank : local_rank + 1] or devices[:1]
-    _bindings.set_device_count(1 if spmd() else len(devices))
     _started = True
+    _publish(1 if spmd() else len(devices))
     jax_import.restore_variables()
     # JAX has registered its own before: the latest is called first at exit and before a fork, and last after one.
     atexit.register(_finish_at_exit)

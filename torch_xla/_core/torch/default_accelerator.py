@@ -31,7 +31,7 @@ def _current(*_: Any) -> torch.device:
 def _exchange(index: int) -> int:
     before: int = _bindings.current_device()
     if index >= 0:
-        _bindings.set_current_device(index)
+        torch.xla.set_device(index)  # type: ignore[attr-defined]
     return before
 
 

@@ -20,9 +20,11 @@ def _takes_device(op: OpOverload) -> bool:
 
 
 def _with_index(value: Any) -> Any:
-    if isinstance(value, torch.device) and value == torch.device("xla"):  # which no index makes equal
-        return torch.device("xla", _bindings.current_device())
-    return value
+    if not isinstance(value, torch.device) or value.type != "xla":
+        return value
+    return torch.device(
+        "xla", _bindings.current_device() if value.index is None else _bindings.known_index(value.index)
+    )
 
 
 def _on_current_device(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -68,6 +68,8 @@ void bind_recorder(py::module_& m) {
     check_count(n);
     set_device_count(static_cast<c10::DeviceIndex>(n));
   });
+  m.def("set_own_index", &set_own_index);
+  m.def("known_index", &known_index);
   m.def("set_spans_mesh", &set_spans_mesh);
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);

@@ -14,6 +14,7 @@ namespace torch_xla {
 namespace {
 
 std::atomic<int> count{1};
+std::atomic<int> own{0};
 std::atomic<bool> mesh{false};
 thread_local c10::DeviceIndex current = 0;
 
@@ -30,10 +31,10 @@ struct XlaGuard final : c10::impl::DeviceGuardImplInterface {
     return {c10::DeviceType::XLA, old};
   }
   c10::Device getDevice() const override { return {c10::DeviceType::XLA, current}; }
-  void setDevice(c10::Device device) const override { uncheckedSetDevice(device); }
+  void setDevice(c10::Device device) const override { current = device_index(device); }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.has_index()) {
-      current = device.index();
+      current = static_cast<c10::DeviceIndex>(known_index(device.index()));
     }
   }
   c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
@@ -77,10 +78,10 @@ struct XlaHooks final : at::XLAHooksInterface {
   std::string showConfig() const override { return "torch_xla on PJRT"; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }
   c10::DeviceIndex getCurrentDevice() const override { return current; }
-  void setCurrentDevice(c10::DeviceIndex device) const override { current = device; }
+  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
     const auto old = current;
-    current = device;
+    set_current_device(device);
     return old;
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
@@ -98,10 +99,14 @@ void set_spans_mesh(bool on) { mesh.store(on); }
 void set_device_count(c10::DeviceIndex n) { count.store(n); }
 c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(count.load(std::memory_order_relaxed)); }
 c10::DeviceIndex current_device() { return current; }
-void set_current_device(c10::DeviceIndex index) { current = index; }
+void set_current_device(c10::DeviceIndex index) { current = device_index(c10::Device(c10::DeviceType::XLA, index)); }
+
+void set_own_index(int index) { own.store(index); }
+int known_index(int index) { return index == own.load(std::memory_order_relaxed) ? 0 : index; }
 
 c10::DeviceIndex device_index(const std::optional<c10::Device>& device) {
-  const auto index = device && device->has_index() ? device->index() : current_device();
+  const auto index =
+      device && device->has_index() ? static_cast<c10::DeviceIndex>(known_index(device->index())) : current_device();
   TORCH_CHECK(index < device_count(), "[device] got xla:", static_cast<int>(index),
               ", available are xla:0 to xla:", static_cast<int>(device_count()) - 1,
               "; CPU_NUM_DEVICES=n gives n CPU devices");

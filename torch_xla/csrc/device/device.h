@@ -12,6 +12,11 @@ void set_device_count(c10::DeviceIndex count);
 c10::DeviceIndex device_count();
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
+// The index by which programs name the only device of a process of a job, as if it saw those of its host: its
+// LOCAL_RANK; 0 where that is no other name.
+void set_own_index(int index);
+// The index of the device that an index names; the same one where there is none.
+int known_index(int index);
 // The device that an argument means: one without an index is the current one. Raises where there is none.
 c10::DeviceIndex device_index(const std::optional<c10::Device>& device);
 
