@@ -74,6 +74,23 @@ def test_arithmetic():
     yield A.remainder.Scalar_Tensor, 7, J
 
 
+def test_numbers_are_rounded_to_half_types_as_cpu_kernels_read_them():
+    # Bit for bit: quotients, remainders and comparisons jump.
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.cat([torch.linspace(-40, 40, 301), torch.tensor([0.3, 1.3, 7.7, 1e-6])]).to(dtype)
+        whole = torch.tensor(2051)
+        for number in (0.3, 1.3, 7.7, 3e-6):
+            for op in (A.add, A.sub, A.rsub, A.mul, A.fmod, A.remainder, A.floor_divide, A.eq, A.ne, A.lt, A.ge):
+                one, several = (
+                    getattr(op, "Scalar", None),
+                    getattr(op, "Tensor", op.default if op is A.floor_divide else None),
+                )
+                calls = [(one, x, number), (several, x, torch.tensor(number)), (several, x, whole.expand(len(x)))]
+                for overload, *args in calls:
+                    got, want = lower(overload, *args)[0], overload(*args)
+                    assert torch.equal(got.nan_to_num(), want.nan_to_num()), (overload, dtype, number)
+
+
 @values
 def test_powers():
     for exponent in (2, 3, 0, 1, -1, -2, 0.5, -0.5, 2.5, 10, True):
@@ -87,6 +104,23 @@ def test_powers():
     yield A.pow.Tensor_Tensor, *PAIRS
     yield A.pow.Scalar, 2, torch.arange(5)
     yield A.pow.Scalar, 2.5, X
+    for dtype in (torch.bfloat16, torch.float16):
+        yield A.pow.Tensor_Scalar, X.abs().to(dtype) * 4, 3.3
+        yield A.pow.Scalar, 1.3, X.to(dtype) * 3
+
+
+def test_powers_of_two_are_exact_and_only_results_overflow():
+    n = torch.arange(-126, 128)
+    assert torch.equal(lower(A.exp2.default, n.float())[0], torch.ldexp(torch.ones(254), n))
+    many = torch.tensor([[130], [20], [-20], [-140]])
+    small = torch.tensor([0.0, 1e-3, -3.0, INF]).expand(4, 4)  # PyTorch warns of what it broadcasts
+    for x in (small, small.half(), small.bfloat16(), small.double()):
+        torch.testing.assert_close(lower(A.ldexp.Tensor, x, many)[0], torch.ldexp(x, many), rtol=0, atol=1e-40)
+    for x, y in (
+        (small[0].half(), torch.tensor([10.0, -3.0, 0.5, 2.0])),
+        (torch.tensor([3, 4]), torch.tensor([1, -1])),
+    ):
+        torch.testing.assert_close(lower(A.ldexp.Tensor, x, y)[0], torch.ldexp(x, y))
 
 
 @values

@@ -26,6 +26,10 @@ def test_functions():
     a, x = torch.rand(4, 1) * 5, torch.rand(3) * 5
     yield A.igamma.default, a, x
     yield A.igammac.default, a, x
+    limits = torch.tensor([0.0, 2.0, math.inf])
+    yield A.igamma.default, limits[:, None], limits
+    yield A.igammac.default, limits[:, None], limits
+    yield A.polygamma.default, 1, torch.tensor([1e4, 4e19, math.inf])
     x, q = torch.tensor([[2.0], [3.5], [1.0], [0.5]]), torch.tensor([0.3, 2.0, 9.0])
     yield A.special_zeta.default, x, q
     yield A.special_zeta.other_scalar, torch.tensor([2, 3]), 2.5

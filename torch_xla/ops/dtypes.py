@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import torch
+from jax import lax
 
 from torch_xla import _config
 from torch_xla.ops.call_settings import default_dtype
@@ -197,14 +198,38 @@ def compute_type(*operands: Any, floating: bool = False) -> torch.dtype:
 
 
 def promote(*operands: Any, floating: bool = False) -> list[jax.Array]:
-    """Operands of an elementwise operator, in their `compute_type` and broadcast to one shape."""
-    return broadcast(*operands, dtype=compute_type(*operands, floating=floating))
+    """Operands of an elementwise operator, in their `compute_type` and broadcast to one shape.
+
+    What has another type than the promoted one is rounded to that first, as PyTorch's kernels read it.
+    """
+    dtype = result_type(*operands)
+    dtype = to_float(dtype) if floating else dtype
+    return broadcast(*(rounded(x, dtype) for x in operands), dtype=opmath(dtype))
 
 
 def convert(*operands: Any, floating: bool = False) -> list[jax.Array]:
-    """As `promote`, each operand in its own shape."""
-    dtype = compute_type(*operands, floating=floating)
-    return [cast(x, dtype) for x in operands]
+    """As `promote`, each operand in its own shape; numbers, and arrays of one element, are not rounded."""
+    dtype = result_type(*operands)
+    dtype = to_float(dtype) if floating else dtype
+    return [cast(x if is_number(x) or x.size == 1 else rounded(x, dtype), opmath(dtype)) for x in operands]
+
+
+def rounded(x: Any, dtype: torch.dtype) -> Any:
+    """The values that `x` has in a half type, in the type that is computed in; of other types, `x` itself."""
+    wide = opmath(dtype)
+    if wide == dtype or (not is_number(x) and dtype_of(x) == dtype):
+        return x
+    if is_number(x) and not isinstance(x, NumberInput):
+        with np.errstate(all="ignore"):
+            return jnp.asarray(np.asarray(x).astype(numpy_dtype(dtype)).astype(numpy_dtype(wide)))
+    info = jnp.finfo(numpy_dtype(dtype))
+    x = cast(x, wide)
+    result = lax.reduce_precision(x, info.nexp, info.nmant)  # XLA would skip a cast there and back
+    if info.tiny == jnp.finfo(x.dtype).tiny:
+        return result
+    step = float(info.smallest_subnormal)  # of what would become 0
+    small = lax.round(x * (1 / step), lax.RoundingMethod.TO_NEAREST_EVEN) * step
+    return jnp.where(lax.abs(x) < float(info.tiny), small, result)
 
 
 def broadcast(*operands: Any, dtype: torch.dtype) -> list[jax.Array]:

@@ -11,7 +11,7 @@ import torch
 from jax import lax
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.args import scale
+from torch_xla.ops.args import is_constant, scale
 from torch_xla.ops.arithmetic import add, multiply, select, subtract
 from torch_xla.ops.division import divide
 from torch_xla.ops.registry import Context, NumberInput, Rule, lowers
@@ -31,10 +31,16 @@ def binary(fn: Binary, floating: bool = False) -> Rule:
 # Addition and division.
 
 
+def _scaled(ctx: Context, x: Any, y: Any, alpha: Any) -> list[jax.Array]:
+    """Both operands, the second times a number."""
+    x, y = dtypes.promote(x, y)
+    factor = None if is_constant(alpha, 1) else dtypes.cast(dtypes.rounded(alpha, ctx.meta.dtype), dtypes.dtype_of(y))
+    return [x, y if factor is None else multiply(y, factor)]
+
+
 @lowers("aten.add.Tensor", "aten.add.Scalar")
 def _add(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
-    x, y = dtypes.promote(x, y)
-    return add(x, scale(y, alpha))
+    return add(*_scaled(ctx, x, y, alpha))
 
 
 @lowers("aten._add_relu.Tensor")
@@ -44,8 +50,7 @@ def _add_relu(ctx: Context, x: Any, y: Any, *, alpha: Any) -> jax.Array:
 
 @lowers("aten.sub.Tensor", "aten.sub.Scalar")
 def _sub(ctx: Context, x: Any, y: Any, alpha: Any) -> jax.Array:
-    x, y = dtypes.promote(x, y)
-    return subtract(x, scale(y, alpha))
+    return subtract(*_scaled(ctx, x, y, alpha))
 
 
 @lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
@@ -71,10 +76,8 @@ def _floor_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 def _whole_part(x: jax.Array, y: jax.Array, dtype: torch.dtype) -> jax.Array:
     quotient = divide(x, y)
     if dtype in (torch.float16, torch.bfloat16) and y.size != 1:
-        # Rounded to the result's type before it is cut, unless there is one divisor for all. XLA would skip a cast
-        # there and back.
-        info = jnp.finfo(dtypes.numpy_dtype(dtype))
-        quotient = lax.reduce_precision(quotient, info.nexp, info.nmant)
+        # Rounded to the result's type before it is cut, unless there is one divisor for all.
+        quotient = dtypes.rounded(quotient, dtype)
     return jnp.trunc(quotient)
 
 
@@ -92,13 +95,27 @@ def _div(ctx: Context, x: Any, y: Any) -> jax.Array:
 def _div_mode(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None) -> jax.Array:
     if rounding_mode is None:
         return _div(ctx, x, y)
-    if rounding_mode == "trunc" and ctx.meta.dtype.is_floating_point:
-        x, y = dtypes.convert(x, y)
+    if rounding_mode == "floor":
+        return _div_floor(ctx, x, y)
+    x, y = dtypes.convert(x, y)
+    if ctx.meta.dtype.is_floating_point:
         return _whole_part(x, y, ctx.meta.dtype)
-    x, y = dtypes.promote(x, y)
     if x.dtype == jnp.bool_:
         x, y = x.astype(jnp.int8), y.astype(jnp.int8)
-    return _floor_divide(x, y) if rounding_mode == "floor" else lax.div(x, y)
+    return lax.div(*jnp.broadcast_arrays(x, y))
+
+
+@lowers("aten.floor_divide.default", "aten.floor_divide.Scalar")
+def _div_floor(ctx: Context, x: Any, y: Any) -> jax.Array:
+    x, y = jnp.broadcast_arrays(*dtypes.convert(x, y))
+    if x.dtype == jnp.bool_:
+        x, y = x.astype(jnp.int8), y.astype(jnp.int8)
+    return _floor_divide(x, y)
+
+
+@lowers("aten.mul.Tensor", "aten.mul.Scalar")
+def _mul(ctx: Context, x: Any, y: Any) -> jax.Array:
+    return multiply(*dtypes.convert(x, y))
 
 
 # Powers.
@@ -128,7 +145,7 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @lowers("aten.pow.Tensor_Scalar")
 def _pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
-    dtype = dtypes.compute_type(x, exponent)
+    given, dtype = x, dtypes.compute_type(x, exponent)
     x = dtypes.cast(x, dtype)
     # The common exponents become products and roots, which is what PyTorch's kernel does.
     if jnp.issubdtype(x.dtype, jnp.inexact) and not isinstance(exponent, (complex, NumberInput)):
@@ -136,7 +153,7 @@ def _pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
             return lax.sqrt(x) if exponent > 0 else lax.rsqrt(x)
         if abs(exponent) <= 4 and exponent == int(exponent):
             return lax.integer_pow(x, int(exponent))
-    return _power(*dtypes.broadcast(x, exponent, dtype=dtype))
+    return _power(*dtypes.broadcast(x, dtypes.rounded(exponent, dtypes.result_type(given, exponent)), dtype=dtype))
 
 
 # Comparison and choice.
@@ -194,7 +211,6 @@ _PROMOTED: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("clamp_max", ("default", "Tensor"), lax.min),
     ("clamp_min", ("default", "Tensor"), lax.max),
     ("eq", _TENSOR_SCALAR, lax.eq),
-    ("floor_divide", ("default", "Scalar"), _floor_divide),
     ("fmax", _DEFAULT, _fmax),
     ("fmin", _DEFAULT, _fmin),
     ("fmod", _TENSOR_SCALAR, lax.rem),
@@ -209,7 +225,6 @@ _PROMOTED: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("lt", _TENSOR_SCALAR, lax.lt),
     ("maximum", _DEFAULT, lax.max),
     ("minimum", _DEFAULT, lax.min),
-    ("mul", _TENSOR_SCALAR, multiply),
     ("ne", _TENSOR_SCALAR, lax.ne),
     ("pow", ("Tensor_Tensor", "Scalar"), _power),
     ("remainder", ("Tensor", "Scalar", "Scalar_Tensor"), _remainder),
@@ -222,7 +237,6 @@ _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
     ("atan2", _DEFAULT, lax.atan2),
     ("copysign", _TENSOR_SCALAR, jnp.copysign),
     ("hypot", _DEFAULT, jnp.hypot),
-    ("ldexp", ("Tensor",), lambda x, y: x * lax.exp2(y)),
     ("logaddexp", _DEFAULT, logaddexp),
     ("logaddexp2", _DEFAULT, jnp.logaddexp2),
     ("special_xlog1py", ("default", "other_scalar", "self_scalar"), _xlog1py),
@@ -230,6 +244,18 @@ _FLOATING: tuple[tuple[str, tuple[str, ...], Binary], ...] = (
 )
 for _name, _overloads, _fn in _FLOATING:
     lowers(*(f"aten.{_name}.{overload}" for overload in _overloads))(binary(_fn, floating=True))
+
+
+@lowers("aten.ldexp.Tensor")
+def _ldexp(ctx: Context, x: jax.Array, y: jax.Array) -> jax.Array:
+    given = dtypes.dtype_of(x)
+    if dtypes.is_floating(x) and not jnp.issubdtype(y.dtype, jnp.inexact):  # rounded once; the kernel counts in int32
+        wide = dtypes.widen(x)
+        return jnp.ldexp(*jnp.broadcast_arrays(wide, y.astype(jnp.int32)))
+    # A product with a power, which is rounded, or overflows, in its own type.
+    two = jnp.asarray(2, dtypes.numpy_dtype(given if given.is_floating_point else torch.float32))
+    dtype = dtypes.result_type(2.0 if given == torch.float32 else two, y)
+    return multiply(*dtypes.promote(x, dtypes.cast(lax.pow(*dtypes.promote(two, y)), dtype)))
 
 
 @lowers("aten.nextafter.default")

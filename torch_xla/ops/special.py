@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy import special
 
 from torch_xla.ops import dtypes
-from torch_xla.ops.elementwise import binary
+from torch_xla.ops.elementwise import Binary, binary
 from torch_xla.ops.registry import Context, lowers
 from torch_xla.ops.unary import Unary, floating
 
@@ -42,8 +42,23 @@ def _zeta(order: jax.Array, x: jax.Array) -> jax.Array:
     total, rest = lax.while_loop(lambda carry: jnp.any(below(carry[1])), step, (jnp.zeros_like(x), x))
     infinite = (order == 1) | ((order > 1) & (x <= 0) & (x == lax.floor(x)))
     undefined = (order < 1) | ((x < 0) & (order != lax.floor(order)))
-    value = jnp.where(undefined, jnp.full_like(x, math.nan), total + lax.zeta(order, rest))
+    # Far right the terms underflow, or are infinite, where their sum is not.
+    far = lax.pow(rest, 1 - order) / (order - 1) + lax.pow(rest, -order) / 2
+    value = total + jnp.where(rest > 2.0**27, far, lax.zeta(order, rest))
+    value = jnp.where(undefined, jnp.full_like(x, math.nan), value)
     return jnp.where(infinite, jnp.full_like(x, math.inf), value)
+
+
+def _at_limits(zero: float, one: float, fn: Binary) -> Binary:
+    """An incomplete gamma function, with its values where its series has none: `zero` at 0, `one` at infinity."""
+
+    def limited(a: jax.Array, x: jax.Array) -> jax.Array:
+        value = jnp.where(x == 0, zero, jnp.where((a == 0) | (x == math.inf), one, fn(a, x)))
+        value = jnp.where((a == math.inf) & (x != 0), jnp.where(x == math.inf, math.nan, zero), value)
+        undefined = (x < 0) | (a < 0) | ((a == 0) & ~(x > 0)) | (x != x) | ((a != a) & (x != 0))
+        return jnp.where(undefined, math.nan, value).astype(a.dtype)
+
+    return limited
 
 
 def _spherical_j0(x: jax.Array) -> jax.Array:
@@ -71,8 +86,8 @@ _FLOATING: dict[str, Unary] = {
 for _name, _fn in _FLOATING.items():
     lowers(f"aten.{_name}.default")(floating(_fn))
 
-lowers("aten.igamma.default")(binary(lax.igamma, floating=True))
-lowers("aten.igammac.default")(binary(lax.igammac, floating=True))
+lowers("aten.igamma.default")(binary(_at_limits(0.0, 1.0, lax.igamma), floating=True))
+lowers("aten.igammac.default")(binary(_at_limits(1.0, 0.0, lax.igammac), floating=True))
 lowers("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar")(
     binary(_zeta, floating=True)
 )
@@ -86,7 +101,7 @@ def _polygamma(ctx: Context, order: int, x: jax.Array) -> Any:
     if order == 1:
         # Reflection for the negative half line, where the series does not converge.
         reflected = jnp.where(x < 0.5, 1 - x, x)
-        positive = lax.zeta(jnp.full_like(x, 2), reflected)
+        positive = _zeta(jnp.full_like(x, 2), reflected)
         return jnp.where(x < 0.5, (math.pi / lax.sin(math.pi * x)) ** 2 - positive, positive)
     sign = -1.0 if order % 2 == 0 else 1.0
     return sign * math.factorial(order) * _zeta(jnp.full_like(x, order + 1), x)

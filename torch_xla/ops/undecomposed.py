@@ -17,6 +17,7 @@ repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused
 _scaled_dot_product_fused_attention_overrideable_backward
 _grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values any.dims_out all.dims_out
 kaiser_window kaiser_window.periodic kaiser_window.beta conj_physical.out conj_physical_
+ldexp.Tensor ldexp.out ldexp_
 """.split()
 
 # PyTorch's kernels of these, for any device, read the memory of their arguments, which this device's tensors lack.
