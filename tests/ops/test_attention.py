@@ -116,6 +116,17 @@ def test_any_number_of_dimensions_is_one_operator(case):
     assert sum("attention" in node for node in nodes) == 1 and not any("softmax" in node for node in nodes)
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7)])
+def test_a_mask_beside_a_causal_one(shape):
+    shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    keep = (numbers > -0.5).index_fill(-1, torch.tensor(0), True)  # no row is masked whole
+    for mask in (numbers, keep):
+        both = (attend(device, shapes, mask, is_causal=True) for device in ("xla", "cpu"))
+        for ours, theirs in zip(*both, strict=True):
+            torch.testing.assert_close(ours, theirs, **TOL)
+
+
 @pytest.mark.parametrize("mask", [None, "rows", "columns", "causal"])
 def test_long_sequences_are_taken_in_parts(mask, monkeypatch):
     monkeypatch.setattr(attention, "_SCORES", 64)

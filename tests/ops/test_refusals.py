@@ -35,6 +35,11 @@ def _zero(device: str) -> torch.Tensor:
     return torch.zeros(1, dtype=torch.int64, device=device)
 
 
+def _attend(d: str, shape: tuple[int, ...], mask: torch.Tensor | None = None) -> torch.Tensor:
+    x = _ones(d, F32, *shape)
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
 REFUSED: dict[str, Callable[[str], Any]] = {
     "max of nothing": lambda d: _empty(d, 0).max(),
     "min along nothing": lambda d: _empty(d, 0, 3).min(0),
@@ -125,6 +130,10 @@ REFUSED: dict[str, Callable[[str], Any]] = {
     "a histogram without end": lambda d: [torch.histc(_line(d), 4, 0.5, end) for end in (1.5, torch.inf)],
     "largest norm": lambda d: [torch.renorm(_ones(d, F32), 2, 0, most) for most in (1.5, -1.5)],
     "width of a shrink": lambda d: [torch.nn.functional.softshrink(_line(d), by) for by in (0.5, -0.5)],
+    "shrink of booleans": lambda d: torch.nn.functional.softshrink(_ones(d, torch.bool)),
+    "integers as a mask": lambda d: _attend(d, (2, 3, 4), mask=_ones(d, torch.int64)),
+    "a mask in half precision": lambda d: _attend(d, (2, 3, 4), mask=_ones(d, torch.float16)),
+    "attention of vectors": lambda d: _attend(d, (4,)),
     "number for a mask": lambda d: [_bytes(d).masked_fill(_ones(d, torch.bool), n) for n in (7, 300)],
     "number for a row": lambda d: [_bytes(d).index_fill(0, _zero(d), n) for n in (7, 300)],
     "bound of bytes": lambda d: [_bytes(d).clamp(max=n) for n in (7, 300)],

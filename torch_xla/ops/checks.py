@@ -188,6 +188,8 @@ def _unasked(facts: _Facts, arguments: Sequence[Any], tensors: list[torch.Tensor
 
 @functools.cache
 def _largest(dtype: torch.dtype) -> float:
+    if dtype == torch.bool:
+        return 1.0
     real = dtype.to_real() if dtype.is_complex else dtype
     largest = float(torch.finfo(real).max if real.is_floating_point else torch.iinfo(real).max)
     return math.inf if real == torch.float64 else largest

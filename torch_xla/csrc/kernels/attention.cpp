@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <cmath>
+
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -59,9 +61,23 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
   TORCH_CHECK(query.scalar_type() == key.scalar_type() && query.scalar_type() == value.scalar_type(),
               "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
               " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
+  TORCH_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+              "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: ", query.dim(),
+              " key.dim: ", key.dim(), " and value.dim: ", value.dim(), " instead.");
+  const bool masked = mask && mask->defined();
+  TORCH_CHECK(!masked || mask->scalar_type() == at::kBool || mask->scalar_type() == at::kFloat ||
+                  mask->scalar_type() == query.scalar_type(),
+              "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: ",
+              mask->dtype(), " and  query.dtype: ", query.dtype(), " instead.");
+  if (masked && is_causal && dropout_p == 0 && mask->dim() >= 2 &&
+      fused(query, key, value, mask, /*is_causal=*/false, enable_gqa)) {
+    const auto later = at::ones({query.size(-2), key.size(-2)}, query.options().dtype(at::kBool)).triu_(1);
+    return attend(query, key, value, additive(mask, query.scalar_type())->masked_fill(later, -INFINITY), dropout_p,
+                  /*is_causal=*/false, scale, enable_gqa);
+  }
   const auto dims = query.dim();
-  const bool alike = dims >= 2 && key.dim() == dims && value.dim() == dims && dims != 4 && !enable_gqa &&
-                     is_xla(query) && query.numel() > 0 && key.numel() > 0 && value.numel() > 0 &&
+  const bool alike = key.dim() == dims && value.dim() == dims && dims != 4 && !enable_gqa && is_xla(query) &&
+                     query.numel() > 0 && key.numel() > 0 && value.numel() > 0 &&
                      query.sizes().slice(0, dims - 2) == key.sizes().slice(0, dims - 2) &&
                      query.sizes().slice(0, dims - 2) == value.sizes().slice(0, dims - 2);
   if (alike) {
