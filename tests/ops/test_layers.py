@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import turns
+from torch import nn
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -123,3 +124,99 @@ def test_float32_parameters_beside_16_bits(module, dtype):
     x = torch.randn(4, 6, 8).to(dtype).requires_grad_()
     own, got = (results(module, ((x,), {}), device) for device in ("cpu", "xla"))
     expect_close(got, own, results(module, widened(((x,), {}), dtype), "cpu"), dtype)
+
+
+# Layers, and shapes of what they are given, that have no features, no rows or no length.
+EMPTY: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (lambda: nn.Linear(0, 5), (3, 0)),
+    (lambda: nn.Linear(0, 5), (0,)),
+    (lambda: nn.Linear(4, 0), (3, 4)),
+    (lambda: nn.Linear(4, 0, bias=False), (2, 3, 4)),
+    (lambda: nn.Linear(4, 2), (0, 4)),
+    (lambda: nn.Linear(4, 2), (2, 0, 4)),
+    (lambda: nn.Conv1d(3, 4, 2), (0, 3, 6)),
+    (lambda: nn.Conv2d(3, 4, 2), (0, 3, 6, 6)),
+    (lambda: nn.Conv2d(3, 4, 2), (0, 6, 6)),
+    (lambda: nn.ConvTranspose2d(3, 4, 2), (0, 3, 6, 6)),
+    (lambda: nn.BatchNorm1d(4), (0, 4)),
+    (lambda: nn.BatchNorm2d(4).eval(), (0, 4, 3, 3)),
+    (lambda: nn.InstanceNorm1d(4), (0, 4, 3)),
+    (lambda: nn.GroupNorm(2, 4), (0, 4, 3)),
+    (lambda: nn.LayerNorm(4), (0, 4)),
+    (lambda: nn.LayerNorm(0), (3, 0)),
+    (lambda: nn.RMSNorm(4), (0, 4)),
+    (lambda: nn.LSTM(3, 4), (5, 0, 3)),
+    (lambda: nn.LSTM(3, 4), (0, 2, 3)),
+    (lambda: nn.GRU(3, 4, batch_first=True), (0, 5, 3)),
+    (lambda: nn.RNNCell(3, 4), (0, 3)),
+    (lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0), (5, 0, 4)),
+    (lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0), (0, 3, 4)),
+    (lambda: nn.PReLU(4), (0, 4)),
+    (lambda: nn.GLU(), (3, 0)),
+    (lambda: nn.Softmax(-1), (3, 0)),
+    (lambda: nn.LogSoftmax(0), (0, 3)),
+    (lambda: nn.MaxPool2d(2), (0, 3, 4, 4)),
+    (lambda: nn.AvgPool1d(2), (0, 3, 4)),
+    (lambda: nn.AdaptiveAvgPool2d(2), (0, 3, 4, 4)),
+    (lambda: nn.AdaptiveMaxPool1d(2), (2, 0, 4)),
+    (lambda: nn.Upsample(scale_factor=2), (0, 3, 4, 4)),
+    (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (1, 0, 4, 4)),
+    (lambda: nn.ReflectionPad2d(1), (0, 3, 4, 4)),
+    (lambda: nn.ZeroPad2d(1), (0, 3, 4, 4)),
+    (lambda: nn.Unfold(2), (0, 3, 4, 4)),
+    (lambda: nn.Fold((4, 4), 2), (0, 12, 9)),
+    (lambda: nn.Flatten(), (0, 3, 4)),
+    (lambda: nn.CosineSimilarity(), (3, 0)),
+    (lambda: nn.PairwiseDistance(), (0, 3)),
+    (lambda: nn.Bilinear(3, 2, 4), (0, 3)),
+    (lambda: nn.MSELoss(), (0, 3)),
+    (lambda: nn.SmoothL1Loss(), (0,)),
+    (lambda: nn.GELU(), (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), EMPTY)
+def test_zero_sizes(make, shape):
+    torch.manual_seed(0)
+    module, arguments = make(), [torch.randn(shape, requires_grad=True)]
+    if isinstance(module, (nn.CosineSimilarity, nn.PairwiseDistance, nn.MSELoss, nn.SmoothL1Loss, nn.Bilinear)):
+        arguments.append(torch.randn((*shape[:-1], 2) if isinstance(module, nn.Bilinear) else shape))
+    try:
+        own = results(module, (arguments, {}), "cpu")
+    except (RuntimeError, ValueError, IndexError) as error:
+        with pytest.raises(type(error)):
+            results(module, (arguments, {}), "xla")
+        return
+    expect_close(results(module, (arguments, {}), "xla"), own, own, torch.float32)
+
+
+UNTRACED = ("Lazy", "Transformer", "MultiheadAttention")  # several sizes, or Python of their own
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("grad", [True, False])
+def test_traced_modules_give_what_modules_give(grad):
+    wrong, traced = [], 0
+    for info in module_db:
+        given = inputs(info, torch.float32, training=False)[:1]
+        if not given or given[0].forward_input.kwargs or any(name in info.name for name in UNTRACED):
+            continue
+        module = info.module_cls(*given[0].constructor_input.args, **given[0].constructor_input.kwargs).eval()
+        arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in given[0].forward_input.args]
+        with torch.set_grad_enabled(grad):
+            try:
+                torch.jit.trace(module, tuple(arguments), check_trace=False)
+            except RuntimeError:
+                continue  # PyTorch does not trace it
+            try:
+                module = module.to("xla")
+                arguments = tree_map_only(torch.Tensor, lambda t: t.to("xla"), arguments)
+                function = torch.jit.trace(module, tuple(arguments), check_trace=False)
+                others = tree_map_only(torch.Tensor, lambda t: t.flip(0), arguments)
+                for got, want in zip(tensors(function(*others)), tensors(module(*others)), strict=True):
+                    torch.testing.assert_close(got.detach(), want.detach(), equal_nan=True)
+            except Exception as error:
+                wrong.append(f"{info.name}: {type(error).__name__} {error}")
+            traced += 1
+    assert not wrong, "\n".join(wrong)
+    assert traced > 60

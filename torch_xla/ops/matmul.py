@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,7 +142,7 @@ def _weight_grad(grad: jax.Array, x: jax.Array, dtype: torch.dtype) -> jax.Array
     """Sum over all rows of the outer products of the last dimensions."""
     if host_kernel.in_use():
         # XLA:CPU transposes both for a product that sums over several dimensions, and neither where it is the first.
-        grad, x = (jnp.reshape(values, (-1, values.shape[-1])) for values in (grad, x))
+        grad, x = (jnp.reshape(v, (math.prod(v.shape[:-1]), v.shape[-1])) for v in (grad, x))
         out = Meta((grad.shape[-1], x.shape[-1]), dtype)
         results = host_kernel.attempt(torch.ops.aten.tensordot.default, (grad, x, [0], [0]), {}, (out,), aside=True)
         if results is not None:

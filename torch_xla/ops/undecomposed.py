@@ -12,7 +12,7 @@ _conj _neg_view
 """.split()
 
 OPERATORS = """
-_unsafe_view linear native_layer_norm native_group_norm convolution convolution_backward embedding stack mean sum
+_unsafe_view linear native_layer_norm native_group_norm convolution_backward embedding stack mean sum
 repeat masked_fill.Scalar masked_fill.Tensor index_put _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward
 _grouped_mm addr addr_ addr.out kron.out matmul.out linear.out mode.values any.dims_out all.dims_out

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/TracerMode.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/alias_native.h>
@@ -415,7 +416,19 @@ Tensor& bernoulli_out(const Tensor& p, std::optional<at::Generator> generator, T
   return out.bernoulli_(p, std::move(generator));
 }
 
-// Reached by a direct call of `_convolution`, which looks for a backend of its own.
+// PyTorch's tracer leaves this out, and records the `_convolution` that it is made of.
+void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const auto traced = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_convolution", "");
+  if (!at::tracer::impl::is_dispatch_enabled()) {
+    record(op, stack);
+    return;
+  }
+  const bool benchmark = false, deterministic = false, cudnn = false, tf32 = false;
+  torch::jit::push(stack, benchmark, deterministic, cudnn, tf32);
+  traced.callBoxed(stack);
+}
+
+// Reached by `_convolution`, which looks for a backend of its own.
 Tensor convolution_overrideable(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
                                 IntArrayRef output_padding, int64_t groups) {
@@ -456,6 +469,7 @@ TORCH_LIBRARY_IMPL(aten, XLA, m) {
   m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("bernoulli.out", TORCH_FN(bernoulli_out));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
+  m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
 }

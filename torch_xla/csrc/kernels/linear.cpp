@@ -69,9 +69,9 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(DispatchKeySet keys, const Te
       is_undecomposed(keys, {&input, &grad, &weight})) {
     return at::_ops::linear_backward::redispatch(derivatives(keys), input, grad, weight, output_mask);
   }
-  const auto rows = grad.reshape({-1, weight.size(0)});
-  return {output_mask[0] ? grad.matmul(weight) : Tensor(),
-          output_mask[1] ? rows.t().mm(input.reshape({-1, weight.size(1)})) : Tensor(),
+  const auto matrix = [](const Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); };
+  const auto rows = matrix(grad);
+  return {output_mask[0] ? grad.matmul(weight) : Tensor(), output_mask[1] ? rows.t().mm(matrix(input)) : Tensor(),
           output_mask[2] ? rows.sum(0) : Tensor()};
 }
 

@@ -102,8 +102,8 @@ void each_kernel(Visit visit) {
        ops::masked_fill_Scalar>(visit);
   each<ops::add__Tensor, ops::sub__Tensor, ops::mul__Tensor, ops::div__Tensor, ops::addcmul_, ops::addcdiv_,
        ops::lerp__Scalar>(visit);
-  each<ops::mm, ops::bmm, ops::addmm, ops::linear, ops::convolution, ops::embedding, ops::gather, ops::_softmax,
-       ops::_log_softmax, ops::native_layer_norm, ops::sum_dim_IntList, ops::mean, ops::mean_dim>(visit);
+  each<ops::mm, ops::bmm, ops::addmm, ops::linear, ops::embedding, ops::gather, ops::_softmax, ops::_log_softmax,
+       ops::native_layer_norm, ops::sum_dim_IntList, ops::mean, ops::mean_dim>(visit);
   each<ops::view, ops::_unsafe_view, ops::select_int, ops::slice_Tensor, ops::transpose_int, ops::t, ops::permute,
        ops::unsqueeze, ops::squeeze_dim, ops::expand>(visit);
 }
