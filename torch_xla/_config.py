@@ -145,6 +145,11 @@ def _fractions(raw: str) -> tuple[float, ...]:
 
 # Device and processes.
 PJRT_DEVICE = _text("PJRT_DEVICE", None, "Kind of device to run on: CPU, CUDA, TPU or the name of an installed plugin.")
+XLA_AHEAD = _text(
+    "XLA_AHEAD",
+    None,
+    "Topology to compile for in place of running, such as v5e:8x8, and options of torch_xla.ahead after it.",
+)
 PJRT_LIBRARY_PATH = _text("PJRT_LIBRARY_PATH", None, "Library of PJRT_DEVICE=LIBRARY, to try one without a package.")
 XLA_REGISTER_INSTALLED_PLUGINS = _bool(
     "XLA_REGISTER_INSTALLED_PLUGINS", True, "Whether installed packages are looked through for torch_xla.plugins."

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xla._core.device import transfer
+from torch_xla._core.device import arrays, transfer
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 7)])
@@ -39,7 +39,7 @@ def test_a_fill_has_the_bits_of_the_number(dtype: torch.dtype, number: complex, 
 def test_a_large_fill_of_zeros_takes_its_memory_when_it_is_written() -> None:
     """The client takes it as it is: as much as the model has parameters, twice."""
     before = _resident()
-    filled = transfer._host_fill((1 << 28,), torch.float32, 0.0)
+    filled = arrays.filled((1 << 28,), torch.float32, 0.0)
     assert filled.ctypes.data % 64 == 0
     assert _resident() - before < 1 << 28
     assert not np.any(filled[:: 1 << 20])

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch_xla import _bindings, _config, _events, _extension, _files, _metrics, _notices
 from torch_xla._core.compile import compiler, settings
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.device import client, placement, shardings
+from torch_xla._core.device import buffers, client, placement, shardings
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import describe
 from torch_xla._core.job import session
@@ -232,6 +232,7 @@ def _save(graph: _bindings.Graph, executable: Executable) -> None:
         payload = executable.loaded.serialize()
         with _files.replacing(path) as draft:
             Path(draft).write_bytes(payload + hashlib.sha256(payload).digest() + _MAGIC)
+        _events.mark("kept", path)
         _keep_below_size_limit(path.parent)
     except Exception as error:  # a full disk, or a plugin that cannot serialize: the program runs all the same
         text = f"a compiled graph could not be kept in {path.parent}: {one_line(error)}"
@@ -256,7 +257,7 @@ def _keep_below_size_limit(folder: Path) -> None:
 
 
 def _load(graph: _bindings.Graph) -> Executable | None:
-    if _folder is None:
+    if _folder is None or not buffers.kind().CAN_LOAD:
         return None
     path = _file(graph)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.compile import interruptible, options, result_places, shared
 from torch_xla._core.compile.dispatch import starter
-from torch_xla._core.device import client, placement
+from torch_xla._core.device import buffers, client, placement
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job import session
 from torch_xla._core.lower import lowering
@@ -107,6 +107,7 @@ def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str
                 if called and str(error).startswith(_LACKING) and not client.is_own_cpu():
                     # JAX lowers for a kind of device, of which a plugin's may have less than JAX's own.
                     raise NeedsHost(", ".join(called), f"the device has not all of it: {error}") from None
+                _events.mark("refused", graph, error)
                 custom = dict(options.custom())
                 if custom:
                     raise OptionsError(
@@ -118,7 +119,9 @@ def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str
                         )
                     ) from error
                 raise
-        return executable(loaded, graph, waits=lowered.has_callback, keep=compiled)
+        made = executable(loaded, graph, waits=lowered.has_callback, keep=compiled)
+        _events.mark("compiled", graph, made)
+        return made
 
     def loaded(payload: bytes) -> Executable:
         return executable(deserialize(payload, graph.device), graph, elsewhere=True)
@@ -135,11 +138,12 @@ def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chos
     options = _options_on(place)
     options.env_option_overrides = list(chosen.items())
     stage: Any = lowered.stage
-    return place.local[0].client.compile_and_load(
+    return buffers.kind().compile(
+        place.local[0].client,
         stage.compiler_ir("stablehlo"),
         xla_client.DeviceList(place.devices),
         options,
-        host_callbacks=compile_arguments(stage)["host_callbacks"],
+        compile_arguments(stage)["host_callbacks"],
     )
 
 

@@ -17,8 +17,8 @@ from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from torch_xla import _bindings, _config
-from torch_xla._core.device import allocator, background, jax_import, pjrt_plugins
-from torch_xla._errors import one_line
+from torch_xla._core.device import allocator, background, described, environment, jax_import, pjrt_plugins, shapes
+from torch_xla._errors import message, one_line
 
 if TYPE_CHECKING:
     import jax
@@ -47,6 +47,8 @@ def device_type() -> str:
     name = _chosen or _config.PJRT_DEVICE.get()
     if name is not None:
         return name.upper() if name.upper() in pjrt_plugins.OWN else name
+    if described.topology() is not None:
+        return described.platform().upper()
     return _detect_device_type()
 
 
@@ -78,7 +80,7 @@ def _platform() -> str:
 
 def is_own_cpu() -> bool:
     """Whether the devices are those of JAX's own CPU client: they compute in this process's memory."""
-    return _platform() == "cpu" and not (_started and _of_plugin(_devices()[0]))
+    return _platform() == "cpu" and not (described.topology() or (_started and _of_plugin(_devices()[0])))
 
 
 @functools.cache
@@ -92,6 +94,8 @@ def has_callbacks() -> bool:
     """Whether programs of the devices can call functions of this process. A plugin is asked by a program that does."""
     if is_own_cpu():
         return True
+    if described.topology() is not None:  # nothing runs, and libtpu compiles such a program only where it does
+        return False
     import jax
     import numpy as np
 
@@ -124,6 +128,8 @@ def use_spmd() -> None:
     if _spmd:
         return
     _spmd = True
+    if described.topology() is not None and environment.rank_info().world == 1:  # a process for each host
+        environment.stand_for(described.hosts(), 1)
     _bindings.set_spans_mesh(True)
     publish_count()
 
@@ -137,6 +143,8 @@ def hardware_count() -> int:
     """Number of devices that this process has. Asks the client only for kinds that cannot be counted otherwise."""
     if _started:
         return len(_devices())
+    if described.topology() is not None:
+        return len(_described()[0])
     platform = _platform()
     if platform == "cpu":
         return _config.CPU_NUM_DEVICES.get()
@@ -150,7 +158,7 @@ def hardware_count() -> int:
 
 def counts_without_client() -> bool:
     """Whether the devices can be counted before the client is started."""
-    return _platform() in ("cpu", "cuda", "rocm", "tpu")
+    return described.topology() is None and _platform() in ("cpu", "cuda", "rocm", "tpu")
 
 
 def publish_count() -> None:
@@ -181,9 +189,13 @@ def _devices() -> tuple[jax.Device, ...]:
 
 @functools.cache
 def _start() -> tuple[jax.Device, ...]:
-    global _started
+    global _everyone
     import jax
 
+    if described.topology() is not None:
+        devices, _everyone = _described()
+        _end_start(devices)
+        return devices
     platform = _platform()
     if platform == "cpu" and _config.CPU_NUM_DEVICES.get() > 1:
         try:
@@ -230,7 +242,6 @@ def _start() -> tuple[jax.Device, ...]:
 
         host_kernel.register()  # a program from disk may call it
     if _processes > 1:
-        global _everyone
         job_devices = tuple(sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id)))
         first = {device.process_index: device for device in reversed(job_devices)}
         if len(first) == _processes:
@@ -244,6 +255,27 @@ def _start() -> tuple[jax.Device, ...]:
         else:
             local_rank = _config.LOCAL_RANK.get()
             devices = devices[local_rank : local_rank + 1] or devices[:1]
+    _end_start(devices)
+    return devices
+
+
+def _described() -> tuple[tuple[jax.Device, ...], tuple[jax.Device, ...]]:
+    """The devices of this process and, in a job, those of all, which are not here."""
+    if device_type().lower() != described.platform():
+        raise RuntimeError(
+            message(
+                "ahead",
+                f"got {_config.XLA_AHEAD.name}={described.topology()} and PJRT_DEVICE={device_type()}",
+                expected=f"PJRT_DEVICE={described.platform().upper()}",
+                do="unset one of them",
+            )
+        )
+    info = environment.rank_info()
+    return described.local_devices(info.rank, info.world, spmd())
+
+
+def _end_start(devices: tuple[jax.Device, ...]) -> None:
+    global _started
     _started = True
     _publish(1 if spmd() else len(devices))
     jax_import.restore_variables()
@@ -252,7 +284,6 @@ def _start() -> tuple[jax.Device, ...]:
     enter_or_leave = partial(next, _forks_quietly())
     os.register_at_fork(before=enter_or_leave, after_in_parent=enter_or_leave, after_in_child=enter_or_leave)
     os.register_at_fork(after_in_child=_note_fork)
-    return devices
 
 
 def _forks_quietly() -> Iterator[None]:
@@ -271,7 +302,9 @@ def set_meeting(find: Callable[[], Meeting | None]) -> None:
 
 
 def _may_span() -> bool:
-    return spmd() or _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
+    if spmd() or described.topology() is not None:
+        return True
+    return _platform() != "cpu" or _config.XLA_CPU_COLLECTIVES.get() == "xla"
 
 
 def spans_job() -> bool:
@@ -376,6 +409,8 @@ def hardware(index: int) -> str:
 def memory_stats(index: int) -> dict[str, int] | None:
     """The client's memory statistics in bytes, or None where it keeps none (CPU, some plugins)."""
     device = jax_device(index)
+    if described.topology() is not None:
+        return shapes.memory_stats(device)
     try:
         return device.memory_stats()
     except Exception:  # a plugin's own

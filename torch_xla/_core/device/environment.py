@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from torch_xla import _config
+from torch_xla._core.device import described
 from torch_xla._errors import message
 
 
@@ -29,12 +30,32 @@ class RankInfo:
     served: bool = False  # whether somebody else than rank 0 listens there, as torchrun does
 
 
+_imagined: RankInfo | None = None
+_chosen_rank = 0
+
+
+def choose_rank(rank: int) -> None:
+    """Says which of a job's processes this is to be, where the others are not there."""
+    global _chosen_rank
+    _chosen_rank = rank
+
+
+def stand_for(world: int, local_world: int) -> None:
+    """Makes this process one of a job whose others are not there, as its devices are not; with so many on a host."""
+    global _imagined
+    rank = _chosen_rank
+    _imagined = RankInfo(rank, world, rank % local_world, local_world, rank // local_world, "127.0.0.1")
+
+
 def rank_info() -> RankInfo:
     """The place of this process; alone where nothing tells of others.
 
     ValueError where variables contradict each other.
     """
-    info = _torchrun() or _slurm() or _tpu_pod() or _alone()
+    if described.topology() is None:
+        info = _torchrun() or _slurm() or _tpu_pod() or _alone()
+    else:
+        info = _imagined or _torchrun() or _slurm() or RankInfo()
     if not 0 <= info.rank < info.world:
         raise ValueError(
             message("job", f"got rank {info.rank} of {info.world} processes", expected=f"0 to {info.world - 1}")

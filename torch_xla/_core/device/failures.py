@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_xla import _bindings
-from torch_xla._core.device import memory_stats
+from torch_xla._core.device import memory_stats, placement
 from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError, RefusedValue
 
 # Each says what a failure comes from, or nothing.
@@ -48,6 +48,23 @@ def of_graph(
         failure.__cause__ = error
     rest = graph.roll_back(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
     return failure, rest
+
+
+def finish(started: Any, index: int | None = None) -> None:
+    """Waits for a buffer or a token, of a device that a buffer knows by itself.
+
+    Raises ExecutionError where the program that makes it failed, which is a torch.OutOfMemoryError too where it did not
+    fit, and RuntimeError where the buffer was deleted.
+    """
+    try:
+        started.block_until_ready()
+        return
+    except Exception as error:
+        if index is None and started.is_deleted():
+            text = f"[transfer] a buffer, {started.aval}, is gone: something outside torch_xla deleted it ({error})"
+            raise RuntimeError(text) from None
+        failure = late(error, placement.index_of(started) if index is None else index)
+    raise failure
 
 
 def late(error: Exception, device: int) -> ExecutionError:

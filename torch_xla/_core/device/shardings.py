@@ -209,7 +209,8 @@ def of_xla(proto: Any, rank: int) -> int:
     return EXPLICITLY_REPLICATED if chosen.is_replicated else number_of(chosen)
 
 
-def _factors(count: int) -> list[int]:
+def prime_factors(count: int) -> list[int]:
+    """The lengths of the axes of the mesh that no caller chose."""
     factors, divisor = [], 2
     while count > 1:
         while count % divisor == 0:
@@ -268,7 +269,7 @@ def _sharding(tiling: TileAssignment | None, devices: tuple[jax.Device, ...], me
 
     array = np.array(devices, dtype=object)
     if mesh_axes is None:
-        primes = tuple(_factors(len(devices))) or (1,)
+        primes = tuple(prime_factors(len(devices))) or (1,)
         mesh_axes = Axes(primes, tuple(f"m{i}" for i in range(len(primes))))
     axes = () if tiling is None else axes_of(tiling, mesh_axes.lengths)
     if axes is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_xla import _events, _metrics
-from torch_xla._core.device import client, failures, memory_stats, placement
+from torch_xla._core.device import buffers, client, failures, memory_stats, placement
 
 if TYPE_CHECKING:
     import jax
@@ -24,6 +23,8 @@ _MOST_DIMENSIONS = 64
 _gather: Callable[[Any], Callable[[Any], None]] | None = None
 _settle: Callable[[], None] | None = None
 _puts = itertools.count(1)
+
+finish = failures.finish
 
 
 def upload(tensor: torch.Tensor, index: int, number: int = 0, immutable: bool = False) -> jax.Array:
@@ -45,30 +46,22 @@ def upload(tensor: torch.Tensor, index: int, number: int = 0, immutable: bool = 
 
 
 def own_values(tensor: torch.Tensor) -> Any:
-    """A CPU tensor's values as a NumPy array that nobody else has.
-
-    On CPU the client keeps aligned host memory instead of copying it: PyTorch's is aligned, NumPy's mostly not.
-    """
+    """A CPU tensor's values as a NumPy array that nobody else writes to."""
     from torch_xla.ops.fallback import to_numpy
 
-    return to_numpy(tensor.detach().clone(memory_format=torch.contiguous_format))
+    return to_numpy(buffers.kind().own_values(tensor.detach()))
 
 
 def put(array: Any, index: int, number: int = 0) -> jax.Array:
     """Moves a NumPy array, which must not be changed afterwards, to a place on a device, by its placement number."""
     import jax
 
-    from torch_xla import _jax_internals
-
     place = placement.of(index)
     _metrics.add_sample("OutboundData", array.nbytes, "bytes")
     with _events.timed("TransferToDeviceTime"):
-        # What `jax.device_put` comes to, in an eighth of its time: a learning rate that changes is put at each step.
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
-        buffer = _jax_internals.batched_device_put(
-            aval, place.at(number, array.shape), parts, list(place.local), enable_x64=True
-        )
+        buffer = buffers.kind().put(aval, place.at(number, array.shape), parts, list(place.local))
         return _with_origin(buffer) if number else buffer
 
 
@@ -79,17 +72,11 @@ def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: in
     """
     import jax
 
-    from torch_xla import _jax_internals
-
     place = placement.of(index)
     _metrics.add_sample("OutboundData", sum(part.nbytes for part in parts), "bytes")
     with _events.timed("TransferToDeviceTime"):
         aval = jax.core.ShapedArray(tuple(shape), parts[0].dtype)
-        return _with_origin(
-            _jax_internals.batched_device_put(
-                aval, place.at(number, shape), list(parts), list(place.local), enable_x64=True
-            )
-        )
+        return _with_origin(buffers.kind().put(aval, place.at(number, shape), list(parts), list(place.local)))
 
 
 def _with_origin(buffer: jax.Array) -> jax.Array:
@@ -107,7 +94,7 @@ def fill(
     Raises torch.OutOfMemoryError.
     """
     with _MemoryScope(shape, dtype, index, line):
-        return put(_host_fill(shape, dtype, number), index, where)
+        return put(buffers.kind().filled(shape, dtype, number), index, where)
 
 
 class _MemoryScope:
@@ -125,24 +112,6 @@ class _MemoryScope:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and memory_stats.ran_out(error):
             raise memory_stats.explain_host(error, *self._about) from error
-
-
-_UNTOUCHED = 1 << 20  # bytes from which zeros are pages of their own
-
-
-def _host_fill(shape: tuple[int, ...], dtype: torch.dtype, number: Any) -> Any:
-    import numpy as np
-
-    from torch_xla.ops.fallback import to_numpy
-
-    one = to_numpy(torch.full((), number, dtype=dtype))
-    size = math.prod(shape) * one.itemsize
-    if size < _UNTOUCHED or any(one.tobytes()):
-        return to_numpy(torch.full(shape, number, dtype=dtype))
-    # An optimizer's state is as large as its model: pages of zeros that no one touches take neither time nor memory.
-    # They are the kernel's, as the C library would clear what it keeps.
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(pages, one.dtype).reshape(shape)
 
 
 def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
@@ -220,23 +189,6 @@ def _replicate(split: Any) -> Any:
     return jax.jit(lambda x: x, out_shardings=replicated)
 
 
-def finish(started: Any, index: int | None = None) -> None:
-    """Waits for a buffer or a token, of a device that a buffer knows by itself.
-
-    Raises ExecutionError where the program that makes it failed, which is a torch.OutOfMemoryError too where it did not
-    fit, and RuntimeError where the buffer was deleted.
-    """
-    try:
-        started.block_until_ready()
-        return
-    except Exception as error:
-        if index is None and started.is_deleted():
-            text = f"[transfer] a buffer, {started.aval}, is gone: something outside torch_xla deleted it ({error})"
-            raise RuntimeError(text) from None
-        failure = failures.late(error, placement.index_of(started) if index is None else index)
-    raise failure
-
-
 def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
     """A new device buffer with the values at a location, as `download` reads them."""
     buffer, start = location
@@ -244,41 +196,15 @@ def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
         return copies([buffer])[0]
     if buffer.ndim > 1:
         return member(buffer, start // math.prod(shape))
-    with client.x64():
-        return placement.with_others(placement.own_part(buffer)[start : start + math.prod(shape)].reshape(shape))
+    return buffers.kind().part(buffer, start, shape)
 
 
 def member(stack: jax.Array, index: int) -> jax.Array:
     """One of an array's members as a device buffer of its own."""
-    with client.x64():
-        return placement.with_others(_member()(placement.own_part(stack), index))
+    return buffers.kind().member(stack, index)
 
 
-@functools.cache
-def _member() -> Any:
-    import jax
-
-    return jax.jit(lambda stack, index: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False))
-
-
-def copies(buffers: Sequence[Any]) -> list[Any]:
+def copies(of: Sequence[Any]) -> list[Any]:
     """A copy of each device buffer, on its device; compiles nothing."""
-    import jax
-
-    if client.spmd() and client.devices_of_job():
-        return [_copied_parts(buffer) for buffer in buffers]
-    with client.x64():
-        copied = jax.device_put([placement.own_part(buffer) for buffer in buffers], may_alias=False)
-    return [placement.with_others(part) for part in copied]
-
-
-def _copied_parts(buffer: Any) -> Any:
-    import jax
-
-    from torch_xla import _jax_internals
-
-    with client.x64():
-        parts = jax.device_put([shard.data for shard in buffer.addressable_shards], may_alias=False)
-    copied_array = _jax_internals.ArrayImpl(buffer.aval, buffer.sharding, parts, committed=True, _skip_checks=True)
-    copied_array.origin = origin_of(buffer)
-    return copied_array
+    copied: list[Any] = buffers.kind().copies(of)
+    return copied

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _fallbacks, _metrics
-from torch_xla._core.device import client, packing, transfer
+from torch_xla._core.device import client, transfer
+from torch_xla._core.device.buffers import kind
 from torch_xla._core.execute import auto_barrier, barrier
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.job import pending, same_program
@@ -43,7 +44,7 @@ class Hooks:
     @untraced
     def pack(self, buffers: list[Any], stacked: bool) -> Any:
         """Several device buffers in one, end to end or as an array of them."""
-        return packing.stack(buffers) if stacked else packing.pack(buffers)
+        return kind().stack(buffers) if stacked else kind().pack(buffers)
 
     @untraced
     def member(self, stack: Any, index: int) -> Any:
@@ -53,7 +54,7 @@ class Hooks:
     @untraced
     def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
         """The parts of such a buffer, each as one of its own."""
-        return packing.unpack(buffer, shapes)
+        return kind().unpack(buffer, shapes)
 
     def evaluate(self, tensors: list[torch.Tensor]) -> None:
         """Computes tensors at once, in eager mode."""
