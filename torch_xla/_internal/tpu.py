@@ -11,7 +11,7 @@ import pathlib
 import re
 
 from torch_xla import _config
-from torch_xla._core.device import client, environment
+from torch_xla._core.device import client, described, environment
 from torch_xla._errors import message
 
 _GOOGLE_VENDOR = "0x1ae0"
@@ -45,11 +45,12 @@ def num_logical_cores_per_chip() -> int:
 
 def num_available_devices() -> int:
     """Number of XLA devices of this host that training may use: TPU devices, or those that ``PJRT_DEVICE`` asks for."""
-    chips = num_available_chips()
+    chips = 0 if described.topology() is not None else num_available_chips()
     if chips:
         return chips * num_logical_cores_per_chip()
     platform = _config.PJRT_DEVICE.get()
-    return client.device_count() if platform and platform.upper() != "TPU" else 0
+    asked = platform and platform.upper() != "TPU"
+    return client.device_count() if asked or described.topology() is not None else 0
 
 
 def num_local_processes() -> int:
@@ -95,6 +96,8 @@ def get_tpu_env() -> dict[str, str]:
 
     OSError where there is no TPU.
     """
+    if (topology := described.topology()) is not None:
+        return {"ACCELERATOR_TYPE": f"{topology.partition(':')[0]}-{len(described.devices())}", "WORKER_ID": "0"}
     if os.environ.get("TPU_ACCELERATOR_TYPE"):
         names = {
             "ACCELERATOR_TYPE": ("TPU_ACCELERATOR_TYPE",),

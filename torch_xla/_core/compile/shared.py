@@ -27,7 +27,7 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
     `serialized` makes bytes of what was compiled, `loaded` makes it of these bytes.
     """
     connection = session.connected()
-    if connection is None or connection.stopped is not None:
+    if connection is None or connection.imagined or connection.stopped is not None:
         return compile()
     key = f"program/{hashlib.sha256(what).hexdigest()}"
     try:

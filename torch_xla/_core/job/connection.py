@@ -30,8 +30,11 @@ class Session:
     """The connection of this process to its job.
 
     `stopped` says why nothing can be done together any more, if so; `orphaned` whether that is since nobody waits for
-    this process; `over` is set when this process has told the others that it has ended.
+    this process; `over` is set when this process has told the others that it has ended. Where it is
+    `imagined` the other processes are not there.
     """
+
+    imagined = False
 
     def __init__(self, rank_info: environment.RankInfo) -> None:
         self.rank_info = rank_info

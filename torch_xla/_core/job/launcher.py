@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from torch_xla import _config, _notices
-from torch_xla._core.device import client, environment, pjrt_plugins
+from torch_xla._core.device import client, described, environment, pjrt_plugins
 from torch_xla._core.job import connection, orphans, session, store, tries
 from torch_xla._core.job import processes as started
 from torch_xla._errors import listing, message
@@ -52,6 +52,8 @@ def run(
     """
     import torch.multiprocessing as mp
 
+    if described.topology() is not None:
+        return _run_here(fn, args, processes)
     if start_method not in START_METHODS:
         raise ValueError(message("launch", f"start_method={start_method!r}", expected=listing(START_METHODS)))
     if start_method == "fork":
@@ -86,6 +88,22 @@ def run(
     while not context.join():
         pass
     return None
+
+
+def _run_here(fn: Callable[..., Any], args: tuple[Any, ...], processes: int) -> None:
+    """Runs a function in this process, as one of a job that has so many on each host of what is described."""
+    if client.client_started():
+        raise RuntimeError(
+            message(
+                "launch",
+                "this process has used the xla device, and is to be one of a job's processes now",
+                do="start the processes before the first xla tensor",
+            )
+        )
+    if environment.rank_info().world == 1:
+        environment.stand_for(processes * described.hosts(), processes)
+    fn(environment.rank_info().rank, *args)
+    session.finish()
 
 
 @contextmanager
@@ -192,6 +210,8 @@ def variables(index: int, count: int, host: environment.RankInfo, kind: str) -> 
 
 def processes_of_host() -> int:
     """How many processes a job has on this host, where nobody says: one per device."""
+    if described.topology() is not None:
+        return len(described.devices()) // described.hosts()
     plugin = pjrt_plugins.find(client.device_type())
     if plugin is not None:
         return plugin.physical_chip_count()

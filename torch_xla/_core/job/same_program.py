@@ -41,7 +41,7 @@ def compare(cut: _bindings.Graph) -> None:
     Raises JobError in all of them where they differ.
     """
     connection = session.session() if cut.key not in _compared else None
-    if connection is None:
+    if connection is None or connection.imagined:
         return
     graph = describe(cut)
     purpose = "the first start of a program over all devices"
@@ -85,7 +85,7 @@ def settle() -> None:
     """
     connection = session.connected()
     new = {ranks: count for ranks, count in program_starts.counts().items() if _settled.get(ranks) != count}
-    if connection is None or not new:
+    if connection is None or connection.imagined or not new:
         return
     own_rank, ranks = connection.rank_info.rank, next(iter(new))
     wait = Wait(ranks, "a read", new[ranks], place=program_starts.PLACE, started=new[ranks])

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, environment, failures
+from torch_xla._core.device import client, described, environment, failures
 from torch_xla._core.job import failed_collective, orphans, pending, watch
 from torch_xla._core.job.connection import Session
+from torch_xla._core.job.imagined import ImaginedSession
 from torch_xla._core.job.store import own_address
 from torch_xla._core.job.waits import Ranks
 
@@ -64,6 +65,10 @@ def session() -> Session | None:
             info = environment.rank_info()
             if info.world == 1:
                 return None
+            if described.topology() is not None:
+                _session = ImaginedSession(info)
+                _session.join()
+                return _session
             _show_where_ended()
             if "TORCHELASTIC_RUN_ID" in os.environ:  # by torchrun
                 orphans.follow_launcher(end_orphan)

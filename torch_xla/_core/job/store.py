@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch_xla import _config
-from torch_xla._core.device import environment
+from torch_xla import _config, _torch_internals
+from torch_xla._core.device import described, environment
 from torch_xla._errors import JobError, message
 
 T = TypeVar("T")
@@ -91,8 +91,10 @@ def connect(rank_info: environment.RankInfo, serves: bool) -> Any:
 
     Raises JobError where it cannot be reached, or cannot listen there.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
+    if described.topology() is not None:  # nobody else is there
+        return HashStore()
     timeout = timedelta(seconds=_config.XLA_JOB_START_TIMEOUT.get())
     if rank_info.address is None:
         raise JobError(
@@ -170,6 +172,8 @@ def host_group(store: Any, rank: int, size: int, timeout: timedelta | None) -> A
     """
     from torch.distributed import ProcessGroupGloo
 
+    if described.topology() is not None:
+        return _torch_internals.FakeProcessGroup._create_internal(rank, size)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=_config.XLA_JOB_START_TIMEOUT.get())  # for the processes to connect
     if os.environ.get("GLOO_SOCKET_IFNAME"):
