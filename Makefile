@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-models test-rolled test-plugin conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-ahead test-models test-rolled test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -24,6 +24,7 @@ help:
 	@echo "make test-changed   what a change touches: since the last commit, or SINCE=main"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-sweep the long tables of which the tests have a sample"
+	@echo "make test-ahead   programs for TPUs that are not here, by their compiler"
 	@echo "make test-rolled   models of eight layers, rolled up into loops and not"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
@@ -86,6 +87,13 @@ test-changed: $(STAMPS)/dev $(STAMPS)/build
 # What several processes do together and how they fail, also with four of them.
 test-jobs: $(STAMPS)/dev $(STAMPS)/build
 	$(BIN)/python -m pytest tests/job tests/distributed $(PYTEST_ARGS)
+
+# With the compiler for TPUs, of package libtpu, which is kept out of the environment: JAX would look for chips.
+TPU_COMPILER := build/libtpu
+test-ahead: $(STAMPS)/dev $(STAMPS)/build
+	wanted=$$($(BIN)/python -c "from torch_xla._core.device import described; print(described.wanted_compiler())") && \
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(TPU_COMPILER) "$$wanted"
+	PYTHONPATH=$(TPU_COMPILER) $(BIN)/python -m pytest tests/public/test_ahead.py tests/public/test_ahead_tpu.py $(PYTEST_ARGS)
 
 # The long tables of which `make test` has a sample, apart from those with a target of their own.
 test-sweep: $(STAMPS)/dev $(STAMPS)/build

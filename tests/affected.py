@@ -45,6 +45,8 @@ TABLE: dict[str, str] = {
     "torch_xla/amp": "torch_utils",
     "torch_xla/amp/syncfree": "torch_utils",
     "torch_xla/debug": "report public/test_profiler.py device/test_memory.py",
+    "torch_xla/ahead.py": "public/test_ahead.py",
+    "torch_xla/debug/_ahead": "public/test_ahead.py",
     "torch_xla/debug/_profile": "public/test_profile.py public/test_profile_page.py",
     "torch_xla/distributed": "distributed job public/test_loader.py",
     "torch_xla/distributed/fsdp": "distributed",

@@ -57,5 +57,9 @@ _optimizers.install()
 _serialization.install()
 if _config.XLA_USE_EAGER_DEBUG_MODE.get():
     _bindings.set_eager(True)
+if _config.XLA_AHEAD.get():
+    from torch_xla.debug._ahead import command as _ahead
+
+    _ahead.watch_from_environment()
 if _config.XLA_USE_AS_ACCELERATOR.get():
     experimental.use_as_accelerator()

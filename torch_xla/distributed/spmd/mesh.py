@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_xla import _metrics, runtime
+from torch_xla import _events, _metrics, runtime
 from torch_xla._core.device import placement, shardings
 from torch_xla._errors import message
 from torch_xla.distributed.spmd.op_sharding import OpSharding
@@ -74,6 +74,7 @@ class Mesh:
         self.device_ids = ids
         self.mesh_shape = tuple(int(length) for length in mesh_shape)
         self.axis_names = None if axis_names is None else tuple(axis_names)
+        _events.mark("mesh", ids, self.mesh_shape, self.axis_names or tuple(map(str, range(len(mesh_shape)))))
 
     def size(self) -> int:
         """Number of devices."""

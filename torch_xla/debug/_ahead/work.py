@@ -1,0 +1,164 @@
+"""Counts what a program does in a run on a chip: products, memory, links; and what that takes at least."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch_xla import _bindings
+from torch_xla._core.device import chips, described, placement, shardings
+from torch_xla._core.graph.graph import Graph, Input, Node, Number
+from torch_xla.debug._ahead import hlo
+from torch_xla.debug._ahead.report import Collective, Program
+
+# Axes of meshes that the script made: the devices' numbers, the lengths, the names.
+Axes = tuple[Any, Sequence[int], Sequence[str]]
+
+
+def count(program: Program, graph: Graph, executable: Any, stats: Any, meshes: Sequence[Axes]) -> None:
+    """Fills in the work of a program that was compiled."""
+    place = placement.of(graph.device)
+    parts = len(place.devices) if place.mesh else 1
+    program.flops = flops(graph) / parts
+    program.nbytes = float(stats.argument_size_in_bytes + stats.output_size_in_bytes)
+    if len(place.devices) > 1:
+        text = executable.loaded.hlo_modules()[0].to_string()
+        program.collectives = _named(hlo.collectives(text), len(place.devices), meshes)
+    if place.mesh:
+        program.theory = in_theory(graph)
+    if described.platform() == "tpu":
+        chip = chips.find(described.topology() or "")
+        received = sum(collective.received for collective in program.collectives)
+        program.bounds = {
+            "products": program.flops / chip.peak,
+            "memory": program.nbytes / chip.bandwidth,
+            "links": received / (chip.links / 2),
+        }
+
+
+def flops(graph: Graph) -> float:
+    """Floating-point operations of the products and convolutions that were recorded."""
+    return sum(map(functools.partial(_flops, graph), graph.nodes))
+
+
+def _flops(graph: Graph, node: Node) -> float:
+    formula = _formulas().get(node.op.rpartition(".")[0])
+    if formula is None:
+        return 0.0
+    shapes = []
+    for edge in node.inputs:
+        source = graph.leaves[edge.slot] if edge.leaf else graph.nodes[edge.slot].outs[edge.result]
+        shapes.append(None if source is None else tuple(source.shape))
+
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [argument(each) for each in arg]
+        return shapes[arg.index] if isinstance(arg, Input) else arg.value if isinstance(arg, Number) else arg
+
+    outs = [tuple(out.shape) if out is not None else None for out in node.outs]
+    try:
+        return float(formula(*map(argument, node.args), out_val=outs[0] if len(outs) == 1 else tuple(outs)))
+    except Exception:  # PyTorch's formula for arguments of another kind
+        return 0.0
+
+
+@functools.cache
+def _formulas() -> dict[str, Callable[..., Any]]:
+    from torch.utils.flop_counter import flop_registry
+
+    return {str(packet): formula for packet, formula in flop_registry.items()} | {
+        "aten.linear": _linear,
+        "aten.linear_backward": _linear_backward,
+    }
+
+
+def _linear(x: Sequence[int], weight: Sequence[int], *_: Any, out_val: Any = None) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+def _linear_backward(
+    x: Sequence[int], grad: Sequence[int], weight: Sequence[int], wanted: Sequence[bool], out_val: Any = None
+) -> int:
+    return 2 * math.prod(x) * weight[0] * sum(wanted[:2])
+
+
+def _named(found: Sequence[hlo.Found], devices: int, meshes: Sequence[Axes]) -> list[Collective]:
+    """Collectives by the axes that they are over; those that are alike but for the groups are one."""
+    sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0])
+    for each in found:
+        groups = each.groups or (tuple(range(devices)),)  # none are all
+        entry = sums[each.kind, len(groups[0]), _axes(each.kind, groups, meshes)]
+        entry[0] += each.count
+        entry[1] += each.nbytes
+    named = [Collective(kind, n, nbytes, group, axes) for (kind, group, axes), (n, nbytes) in sums.items()]
+    return sorted(named, key=lambda collective: -collective.nbytes)
+
+
+def _axes(kind: str, listed: tuple[tuple[int, ...], ...], meshes: Sequence[Axes]) -> str:
+    """The axes of a mesh that some groups of devices are along, the youngest mesh first."""
+    groups = {frozenset(group) for group in listed}
+    for ids, lengths, names in reversed(meshes):
+        for count in range(1, len(names) + 1):
+            for chosen in itertools.combinations(range(len(names)), count):
+                rest = [axis for axis in range(len(names)) if axis not in chosen]
+                size = math.prod(lengths[axis] for axis in chosen)
+                rows = ids.reshape(lengths).transpose([*rest, *chosen]).reshape(-1, size)
+                along = {frozenset(map(int, row)) for row in rows}
+                inside = kind == "collective-permute" and all(any(g <= row for row in along) for g in groups)
+                if inside or groups == along:
+                    return ", ".join(str(names[axis]) for axis in chosen if lengths[axis] > 1) or str(names[chosen[0]])
+    return ""
+
+
+def in_theory(graph: Graph) -> dict[str, float]:
+    """Bytes a chip, by kind of collective, that a training step with split parameters has in theory.
+
+    A parameter that is split over devices which have different rows of the batch is gathered for the forward and for
+    the backward pass, and its gradient reduced and scattered; the gradient of another is reduced.
+    """
+    if not graph.donated or not graph.leaf_placements:
+        return {}
+    parameters = list(_parameters(graph.device))
+    kinds = {(shape, number) for shape, _, number in parameters}
+    batch: set[int] = set()
+    for leaf, number in zip(graph.leaves, graph.leaf_placements, strict=True):
+        if (tuple(leaf.shape), number) not in kinds:
+            batch |= {axis for axes in _split(number) for axis in axes}
+    sums: dict[str, float] = defaultdict(float)
+    for shape, itemsize, number in parameters:
+        own = {axis for axes in _split(number) for axis in axes}
+        lengths = _lengths(graph.device)
+        part = math.prod(shape) * itemsize / math.prod(lengths[axis] for axis in own)
+        gathered = part * math.prod(lengths[axis] for axis in own & batch)
+        if own & batch:
+            sums["all-gather"] += 2 * gathered
+            sums["reduce-scatter"] += part
+        elif batch:
+            sums["all-reduce"] += part
+    return dict(sums)
+
+
+def _parameters(device: int) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Shape, bytes of an element and placement number of each parameter that is trained on a device."""
+    for held in gc.get_objects():
+        is_parameter = issubclass(type(held), torch.nn.Parameter) and held.requires_grad
+        if is_parameter and held.device == torch.device("xla", device):
+            yield tuple(held.shape), held.element_size(), _bindings.placement_of(held)
+
+
+def _lengths(device: int) -> tuple[int, ...]:
+    return tuple(shardings.prime_factors(len(placement.of(device).devices)))
+
+
+def _split(number: int) -> tuple[tuple[int, ...], ...]:
+    tiling = shardings.by_number(number)
+    if tiling is None:
+        return ()
+    return shardings.axes_of(tiling, tuple(shardings.prime_factors(len(tiling.order)))) or ()
