@@ -1,7 +1,7 @@
 """How the time to compile a step grows with a model's layers, with layers rolled up into loops and without.
 
 `python -m benchmarks.depth` compiles steps of AdamW for a TPU v5e, without having one (package ``libtpu``).
-`python -m benchmarks.depth --cpu` compiles and runs them here. A process each; lowering and XLA in CPU seconds.
+`python -m benchmarks.depth --cpu` compiles and runs them here. A process each; lowering and XLA in seconds.
 """
 
 from __future__ import annotations
@@ -59,31 +59,36 @@ def ahead_of_time(name: str, layers: int) -> dict[str, float]:
     """Compiles a step for a TPU."""
     from benchmarks import ahead, tpu_models
 
+    ahead.describe()
+    import torch_xla  # noqa: F401
+
     with torch.device("meta"):
         empty = model_of(name, layers)
     model = tpu_models.without_values(empty)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tpu_models.stepped(model, optimizer)
     loss = step(model, optimizer, tpu_models.empty((4, 128), torch.int64))
-    chips = ahead.chips()
-    began = time.process_time()
-    program = ahead.lowered(chips)
-    lowered = time.process_time()
-    compiled = ahead.compiled(program)
-    memory = compiled.memory_analysis()
+    memory = ahead.compiled().memory
     del loss
     return {
-        "lowering": lowered - began,
-        "XLA": time.process_time() - lowered,
-        "code": memory.generated_code_size_in_bytes / MIB,
-        "temporaries": memory.temp_size_in_bytes / MIB,
+        "lowering": total("LoweringTime"),
+        "XLA": total("CompileTime"),
+        "code": memory.code / MIB,
+        "temporaries": memory.temporaries / MIB,
     }
+
+
+def total(metric: str) -> float:
+    """Seconds that a stage took in this process."""
+    import torch_xla.debug.metrics as met
+
+    data = met.metric_data(metric)
+    return data[1] / 1e9 if data else 0.0
 
 
 def here(name: str, layers: int) -> dict[str, float]:
     """Compiles a step for this machine and runs it."""
     import torch_xla
-    import torch_xla.debug.metrics as met
     from torch_xla._core.compile import cache
 
     device = torch_xla.device()
@@ -99,11 +104,6 @@ def here(name: str, layers: int) -> dict[str, float]:
         torch_xla.sync(wait=True)
         seconds.append(time.monotonic() - began)
     memory = [e.loaded.get_compiled_memory_stats() for e in cache._executables.values()]
-
-    def total(metric: str) -> float:
-        data = met.metric_data(metric)
-        return data[1] / 1e9 if data else 0.0
-
     return {
         "lowering": total("LoweringTime"),
         "XLA": total("CompileTime"),

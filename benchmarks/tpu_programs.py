@@ -8,83 +8,38 @@ and the collectives beside those that theory has.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import subprocess
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterator
 
 from benchmarks import ahead, tpu_models
 
 MIB, GIB = 2**20, 2**30
-MEMORY = 16 * GIB  # of a v5e
-_COLLECTIVES = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 HEAD = (
     "| program | over | XLA took | code | arguments | temporaries | a chip needs | collectives | in theory |\n"
     + 9 * "|---"
     + "|"
 )
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
-
-
-def collectives(text: str) -> dict[str, tuple[int, float]]:
-    """Number and MiB of the collectives of a program, by kind.
-
-    A collective in several steps, between which XLA computes, is told by its chain and counted once; one whose result
-    is cut at once into what each device keeps is a reduce-scatter.
-    """
-    found: dict[str, list[float]] = defaultdict(list)
-    chains: set[str] = set()
-    inside = ""
-    for line in text.splitlines():
-        if line.endswith("{"):
-            inside = line.split(" ", 1)[0]
-        match = re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line)
-        chain = re.search(r'chain_id="(\d+)"', line)
-        if match is None or (chain is not None and chain[1] in chains):
-            continue
-        if chain is not None:
-            chains.add(chain[1])
-        kind = "reduce-scatter" if inside.startswith("%all-reduce-scatter") else match[2]
-        found[kind].append(sum(_sizes(match[1])) / MIB)
-    return {kind: (len(sizes), sum(sizes)) for kind, sizes in sorted(found.items())}
-
-
-def _sizes(types: str) -> Iterator[int]:
-    for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", types):
-        size = BYTES.get(dtype, 4)
-        for n in filter(None, dims.split(",")):
-            size *= int(n)
-        yield size
 
 
 def row(name: str, split: str) -> str:
     """Records and compiles a program; its row of the table."""
     recorded = tpu_models.PROGRAMS[name][0](split)
-    lowered = ahead.lowered(ahead.chips())
-    began = time.monotonic()
     first = [name, split or "one chip"]
     try:
-        program = ahead.compiled(lowered)
+        program = ahead.compiled()
     except Exception as error:
         return f"| {' | '.join(first)} | refused: {type(error).__name__}: {str(error)[:300]!r} |"
-    seconds = time.monotonic() - began
-    memory = program.memory_analysis()
-    code, temporary = memory.generated_code_size_in_bytes, memory.temp_size_in_bytes
-    arguments = memory.argument_size_in_bytes
-    need = arguments + temporary + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    memory = program.memory
+    need = memory.total - memory.code
     cells = [
         *first,
-        f"{seconds:.1f} s",
-        f"{code / MIB:.1f} MiB",
-        f"{arguments / GIB:.2f} GiB",
-        f"{temporary / GIB:.2f} GiB",
-        f"{need / GIB:.2f} GiB" + ("" if need <= MEMORY else ", too much"),
+        f"{program.seconds:.1f} s",
+        f"{memory.code / MIB:.1f} MiB",
+        f"{memory.arguments / GIB:.2f} GiB",
+        f"{memory.temporaries / GIB:.2f} GiB",
+        f"{need / GIB:.2f} GiB" + ("" if program.fits else ", too much"),
     ]
-    found = collectives(program.as_text())
-    cells.append("; ".join(f"{kind} {count}: {size:.1f} MiB" for kind, (count, size) in found.items()) or "none")
+    cells.append("; ".join(f"{c.kind} {c.count}: {c.nbytes / MIB:.1f} MiB" for c in program.collectives) or "none")
     cells.append("; ".join(f"{kind} {size:.1f} MiB" for kind, size in recorded.plan.items()) or "none")
     return f"| {' | '.join(cells)} |"
 
@@ -106,7 +61,7 @@ def main() -> int:
             for split in ("", *tpu_models.PROGRAMS[name][1])
             if given.split in (None, split)
         )
-    os.environ.setdefault("CPU_NUM_DEVICES", str(tpu_models.CHIPS))
+    ahead.describe()
     if given.split:
         import torch_xla.runtime as xr
 

@@ -51,7 +51,6 @@ _LATE = {
     "default_partition": "torch._functorch.partitioners",  # what a backward pass keeps; else `functorch.compile` has it
     "enable_python_dispatcher": "torch._dispatch.python",  # knows which kernels write unsaid; else a rule
     "decomposition_table": "torch._decomp",  # else `torch.export.default_decompositions()`, which imports the compiler
-    "_rendezvous_handlers": "torch.distributed.rendezvous",  # how processes meet; else what is given as a store
     "FakeProcessGroup": "torch._C._distributed_c10d",  # gives each what one process gave; else one of our own
     "lookup_backend": "torch._dynamo.backends.registry",  # of `torch.compile`, by name; else what is registered for it
     "op_implementations_checks": "torch._subclasses.fake_impls",  # of fake tensors; else these have no index on xla

@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 
 import torch_xla
-from benchmarks import ahead
 from opdb import calls, samples, skips, tolerances
 from opdb.calls import Call
 from opdb.cases import DTYPES, Job
@@ -25,10 +24,11 @@ from opdb.compare import Outcome, attempt, devices_wrong, difference, same
 from opdb.samples import Sample
 from torch_xla import _XLAC, _bindings
 from torch_xla._core.compile import cache
-from torch_xla._core.execute import export
+from torch_xla._core.device import described
+from torch_xla._core.execute import barrier, export
 from torch_xla._core.lower import lowering
 from torch_xla.debug import metrics
-from torch_xla.ops import fallback, host_kernel
+from torch_xla.ops import host_kernel
 
 PLATFORMS = ("cuda", "tpu")  # by JAX's names
 SLOW = 3.0  # seconds that the first use of an operator may take
@@ -266,9 +266,9 @@ def _check_platforms(job: Job, result: Result) -> None:
             # A program that calls back is lowered for this machine's devices only.
             if error is not None and host_ops() == cuts:
                 result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")
-        if ahead.available():
-            error = attempt(lambda pending=pending: ahead.compiled(ahead.lowered(ahead.chips(), pending))).error
-            if error is not None and not isinstance(error, fallback.NeedsHost):
+        if described.topology() is not None:  # as `XLA_AHEAD=v5e:2x2 PJRT_DEVICE=TPU` has it
+            error = attempt(lambda pending=pending: barrier.evaluate(pending)).error
+            if error is not None:
                 text = f"{type(error).__name__}: {str(error)[:300]}"
                 result.messages.append(f"tpu, compiled: {text} [{sample.text[:200]}]")
     callbacks = host_ops() - cuts
