@@ -140,4 +140,8 @@ def _equal() -> Any:
     return stablehlo.ComparisonDirectionAttr.get("EQ")
 
 
-_PARTS = {"stablehlo.convert": _convert, "stablehlo.divide": _divide, "stablehlo.abs": _absolute}
+_PARTS: dict[str, Callable[..., Any]] = {
+    "stablehlo.convert": _convert,
+    "stablehlo.divide": _divide,
+    "stablehlo.abs": _absolute,
+}
