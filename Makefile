@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 CSRC := $(wildcard torch_xla/csrc/*/*.cpp torch_xla/csrc/*/*.h)
 PY := torch_xla tests benchmarks examples tools setup.py
 
-.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-ahead test-models test-rolled test-plugin conformance fuzz sanitize lint format bench build dev size clean
+.PHONY: docs wheel demo test test-fast test-changed test-cost test-sweep test-jobs test-ops test-overloads test-ahead test-callers test-models test-rolled test-plugin conformance fuzz sanitize lint format bench build dev size clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -135,6 +135,13 @@ test-ops: $(STAMPS)/dev $(STAMPS)/build
 # All overloads of aten, with inputs made from their schemas; ARGS="--ops 'aten.add.*' --only failed" takes some of them.
 test-overloads: $(STAMPS)/dev $(STAMPS)/build
 	PYTHONPATH=tests $(BIN)/python -m opdb --overloads --workers $(WORKERS) $(ARGS)
+
+# torchtitan, beside the libraries of extra `[callers]`: pip would take a newer PyTorch for it.
+test-callers: $(STAMPS)/dev $(STAMPS)/build
+	$(BIN)/python -m pip install -q "datasets>=3.6,<4.8" tyro einops tensorboard wandb safetensors tokenizers
+	$(BIN)/python -m pip install -q --no-deps torchtitan==0.3.0 torchdata==0.11.0 torch_checkpointing==0.1.1 \
+	spmd_types==0.2.3 triton
+	$(BIN)/python -m pytest tests/callers $(PYTEST_ARGS)
 
 # Small models of transformers and samplers of diffusers; NAMES="mixtral euler" takes some of them.
 test-models: $(STAMPS)/dev $(STAMPS)/build

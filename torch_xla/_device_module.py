@@ -10,12 +10,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, memory_stats
+from torch_xla._core.device import client
+from torch_xla._core.device.memory_stats import device_memory
 from torch_xla._core.execute import barrier as _barrier
 from torch_xla._graph import Graph as Graph
 from torch_xla._graph import is_current_stream_capturing as is_current_stream_capturing
@@ -183,7 +184,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _memory(device: Any, key: str) -> int:
-    return memory_stats.device_memory(_index(device))[key]
+    return device_memory(_index(device))[key]
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -200,6 +201,29 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total bytes of a device."""
     total = _memory(device, "bytes_limit")
     return max(total - _memory(device, "bytes_used"), 0), total
+
+
+class DeviceProperties(NamedTuple):
+    """What is known of a device."""
+
+    name: str
+    total_memory: int
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Name and bytes of a device."""
+    return DeviceProperties(get_device_name(device), _memory(device, "bytes_limit"))
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Bytes in use on a device, and the most that were, under the names that PyTorch has for other devices."""
+    now, peak = memory_allocated(device), max_memory_allocated(device)
+    kinds = ("allocated", "active", "reserved")
+    return {f"{kind}_bytes.all.{when}": size for kind in kinds for when, size in (("current", now), ("peak", peak))}
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Does nothing: the runtime's peak is that of the process."""
 
 
 def empty_cache() -> None:

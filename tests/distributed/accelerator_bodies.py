@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 
 import torch_xla
@@ -67,6 +68,17 @@ def device_agnostic(index: int) -> None:
         assert model.weight.grad.device.type == ("cpu" if options else "xla")
     torch.accelerator.synchronize()
     assert torch.accelerator.memory_allocated() <= torch.accelerator.max_memory_allocated()
+    assert torch._utils._get_available_device_type() == place.type
+    module = torch.get_device_module(device)
+    module.reset_peak_memory_stats()
+    total = module.get_device_properties(device).total_memory
+    assert 0 < module.memory_stats(device)["active_bytes.all.peak"] < total
+    with_fake = init_device_mesh(
+        place.type, (1, size), mesh_dim_names=("pp", "tp"), backend_override={"pp": "fake"}
+    )  # a dimension of one process, as in torchtitan
+    assert "Fake" in type(with_fake["pp"].get_group()._get_backend(device)).__name__
+    rows = distribute_tensor(torch.ones(size, 2), with_fake["tp"], [Shard(0)])
+    assert rows.full_tensor().tolist() == [[1.0, 1.0]] * size
 
 
 def refused() -> None:

@@ -42,6 +42,13 @@ def has_groups() -> bool:
     return not runtime.is_spmd() and (is_distributed or session.rank_info().world > 1)
 
 
+def _take_fake_groups() -> None:
+    """Lists xla among the devices of groups that do nothing, which dimensions of one process may be given."""
+    devices = dist.Backend.backend_capability.get("fake", ["xla"])
+    if "xla" not in devices:
+        devices.append("xla")
+
+
 def install() -> None:
     """Gives meshes of device type ``xla`` process groups; does nothing the second time."""
     make = DeviceMesh.__init__
@@ -52,8 +59,10 @@ def install() -> None:
     def make_with_groups(self: DeviceMesh, device_type: str, *args: Any, **options: Any) -> None:
         _default_device.check_mesh(device_type)
         ours = device_type == "xla" and has_groups()
-        if ours and not dist.is_initialized():
-            dist.init_process_group("xla")  # PyTorch would make the group of its accelerator
+        if ours:
+            _take_fake_groups()
+            if not dist.is_initialized():
+                dist.init_process_group("xla")  # PyTorch would make the group of its accelerator
         make(self, _LikeAnyOther(device_type) if ours else device_type, *args, **options)
         if ours:
             self._device_type = "xla"

@@ -83,5 +83,6 @@ def install() -> None:
     }
     for name, answer in answers.items():
         setattr(torch._C, name, answer)
+    torch._utils._get_available_device_type = lambda: "xla"
     torch.get_device_module.cache_clear()  # the default may have been asked for
     know_pinning()
