@@ -218,8 +218,13 @@ void copy_within(const Tensor& self, const Tensor& source) {
   write_value(self, std::move(value));
 }
 
+// What a tensor of the host's brings to a device.
+Tensor host_values(const Tensor& source, at::ScalarType type) {
+  return source.to(at::kCPU, type).resolve_conj().resolve_neg();
+}
+
 void copy_to_device(const Tensor& self, const Tensor& source) {
-  const auto values = source.to(at::kCPU, self.scalar_type()).resolve_conj().resolve_neg().expand(self.sizes());
+  const auto values = host_values(source, self.scalar_type()).expand(self.sizes());
   auto& alias = impl_of(self)->alias;
   const auto meta = contiguous_meta(self.sizes(), self.scalar_type());
   const auto placement = alias.path.defined() ? kUnspecified : alias.storage->placement;
@@ -266,6 +271,11 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   return self;
 }
 
+std::vector<int64_t> strides_like(const Tensor& self) {
+  return self.is_non_overlapping_and_dense() ? self.strides().vec()
+                                             : at::infer_dense_strides(self.sizes(), self.strides());
+}
+
 // PyTorch's own two keep the order of strides only on devices that support as_strided, by its list.
 Tensor new_like(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                 std::optional<at::Device> device, std::optional<bool> pin_memory,
@@ -276,9 +286,7 @@ Tensor new_like(const Tensor& self, std::optional<at::ScalarType> dtype, std::op
   }
   const auto options =
       self.options().merge_in(at::TensorOptions().dtype(dtype).device(device).pinned_memory(pin_memory));
-  const bool dense = self.is_non_overlapping_and_dense();
-  return at::empty_strided(
-      self.sizes(), dense ? self.strides().vec() : at::infer_dense_strides(self.sizes(), self.strides()), options);
+  return at::empty_strided(self.sizes(), strides_like(self), options);
 }
 
 Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -286,6 +294,15 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
                std::optional<at::MemoryFormat> format) {
   if ((device && device->type() != c10::DeviceType::XLA) || layout.value_or(at::kStrided) != at::kStrided) {
     return at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, format);
+  }
+  if (self.is_cpu() && device && !captures_here()) {  // else each replay makes it anew
+    const FrameScope frame;
+    const auto values = host_values(self, dtype.value_or(self.scalar_type()));
+    const bool keeps_order = format.value_or(at::MemoryFormat::Preserve) == at::MemoryFormat::Preserve;
+    return uploaded(values,
+                    keeps_order ? strides_like(self)
+                                : at::detail::empty_meta(self.sizes(), values.scalar_type(), format).strides().vec(),
+                    device_index(device));
   }
   return new_like(self, dtype, layout, device, pin_memory, format).copy_(self, non_blocking);
 }

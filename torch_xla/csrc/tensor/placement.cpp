@@ -69,6 +69,18 @@ Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex d
   return leaf;
 }
 
+at::Tensor uploaded(const at::Tensor& cpu, const std::vector<int64_t>& strides, c10::DeviceIndex device) {
+  auto meta = make_meta(cpu.sizes(), strides, 0, cpu.scalar_type());
+  auto leaf = make_upload(contiguous_meta(cpu.sizes(), cpu.scalar_type()), cpu, device);
+  Alias alias;
+  {
+    const RecorderLock lock;
+    alias = new_alias(leaf, std::move(meta), device);
+    alias.storage->committed = std::move(leaf);  // so that the first step gives away what later ones do
+  }
+  return make_tensor(std::move(alias));
+}
+
 Value with_storage_placement(Storage& storage, Value value) {
   const auto& node = *value.node;
   if (!spans_mesh() || !node.leaf() || node.unfilled() || node.error != nullptr) {

@@ -22,6 +22,10 @@ struct HostValues final : Source {
 Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex device,
                   uint32_t placement = kUnspecified);
 
+// A new tensor with these values, in some order in memory. No operator makes it: what a thread uploads while another
+// one captures is no part of that graph.
+at::Tensor uploaded(const at::Tensor& cpu, const std::vector<int64_t>& strides, c10::DeviceIndex device);
+
 // From now on no values wait on the host, because not all of them may fit the type that devices keep them in.
 void upload_eagerly();
 
