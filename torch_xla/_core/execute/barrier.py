@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 
 from torch_xla import _bindings, _events, _metrics
-from torch_xla._core.device import client, transfer
+from torch_xla._core.device import background, client, transfer
 from torch_xla._core.execute import auto_barrier, region
 from torch_xla._core.execute.untraced import skip, untraced
 from torch_xla._core.job import pending
@@ -25,16 +27,18 @@ R = TypeVar("R")
 # One barrier at a time: a second one would run, and donate, what the first is running. Buffers are handed out under it
 # too: a program that is about to run sees who has one that it wants to write over (csrc/cut/packing.cpp).
 _lock = threading.RLock()
+_stages: Any = None  # the module that runs them, once it is imported
+_importing: Future[Any] | None = None
 
 
 def _free_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _importing
+    _lock, _importing = threading.RLock(), None
 
 
 def _finish_before_fork() -> None:
     """Waits for graphs that run in threads, which a forked child would not have."""
-    if stages.cache_info().currsize:
+    if _stages is not None:
         with _lock:
             stages().finish_all()
 
@@ -164,7 +168,7 @@ def fetch(tensor: torch.Tensor, device: int) -> torch.Tensor:
 
 
 def _read_directly(tensor: torch.Tensor, device: int) -> torch.Tensor | None:
-    if not stages.cache_info().currsize or pending.any_on(device) or not stages().reads_directly(device):
+    if _stages is None or pending.any_on(device) or not stages().reads_directly(device):
         return None
     with _lock:
         direct_value = _bindings.read_directly(tensor)
@@ -214,7 +218,7 @@ def query(index: int) -> bool:
 
 def _wait(device: int) -> None:
     region.refuse_captured("a wait", device)
-    if stages.cache_info().currsize:
+    if _stages is not None:
         with _lock:
             stages().finish(device)
     if client.client_started():
@@ -263,9 +267,49 @@ def _compiles(device: int) -> bool:
     return bool(stages().inspected() or not stages().hotness.counts(device))
 
 
-@functools.cache
 def stages() -> Any:
     """The stages, once there is work: they import JAX."""
-    from torch_xla._core.execute import pipeline
+    return _import_stages() if _stages is None else _stages
 
-    return pipeline
+
+def _import_stages() -> Any:
+    """Imports the stages in a thread of its own, which no signal handler interrupts.
+
+    One that reads meanwhile waits for all of them, where it would find half a module in its own thread. Who is
+    importing does it here: the other thread might wait for what is being imported.
+    """
+    global _stages, _importing
+    if _is_importing():
+        from torch_xla._core.execute import pipeline
+
+        return pipeline
+    with _lock:
+        result = _importing
+        if result is None:
+            result = _importing = Future()
+            try:
+                background.start("import", _import_into, result)
+            except RuntimeError:  # at the interpreter's end
+                _import_into(result)
+        try:
+            _stages = result.result()
+        finally:
+            if result.done():
+                _importing = None
+    return _stages
+
+
+def _import_into(result: Future[Any]) -> None:
+    try:
+        from torch_xla._core.execute import pipeline
+
+        result.set_result(pipeline)
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def _is_importing() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
