@@ -88,15 +88,13 @@ class Graph:
             raise RuntimeError(message("graph", "got a second capture", do="make another graph, or reset() this one"))
         region.refuse_captured("a capture")
         device = _bindings.current_device()
-        with barrier.exclusive():
+        with barrier.exclusive(), ExitStack() as scope:
             barrier.sync(device, wait=True, cause=debug_level.CAPTURE)
-            _bindings.begin_capture(device)
-            with ExitStack() as scope:
-                scope.callback(_bindings.end_capture, device)
-                _bindings.suspend_eager(True)
-                scope.callback(_bindings.suspend_eager, False)
-                scope.enter_context(_HostState())
-                self._scope = scope.pop_all()
+            capture = _bindings.Capture(device)
+            scope.callback(capture.end)
+            capture.begin()
+            scope.enter_context(_HostState())
+            self._scope = scope.pop_all()
         self._device = device
 
     def capture_end(self) -> None:
@@ -108,22 +106,21 @@ class Graph:
         scope, self._scope = self._scope, None
         if scope is None:
             raise RuntimeError(message("graph", "got capture_end()", expected="capture_begin() before it"))
-        from torch_xla._core.execute import pipeline  # which imports JAX, as does this:
-        from torch_xla._core.report import render
+        with barrier.exclusive():
+            with scope:
+                marks = pending.take(self._device)
+                cut = _bindings.Cut.of_capture(self._device).graph()
+                del marks
+                if self._debug:
+                    from torch_xla._core.report import render
 
-        with barrier.exclusive(), scope:
-            marks = pending.take(self._device)
-            captured_cut = _bindings.Cut.of_capture(self._device)
-            cut, executable = pipeline.captured(captured_cut, not self._keeps)
-            del marks
-            if self._debug:
-                self._text = render.render(graph.describe(cut), "dot")
-            run = _bindings.CapturedGraph(cut)
-            scope.close()
-            self._pipeline, self._key, self._cut, self._run = pipeline, cut.key, cut, run
+                    self._text = render.render(graph.describe(cut), "dot")
+                run = _bindings.CapturedGraph(cut)
+            # The capture is over: what other threads record while this compiles is no part of it.
             empty = not cut.num_outputs
-            if executable is not None:
-                self._set(executable)
+            if not (self._keeps or empty):
+                self._compile(cut, run)
+            self._cut, self._run = cut, run
         if empty:
             warnings.warn(
                 "[graph] got a capture in which nothing was recorded on the device, so that a replay does nothing; "
@@ -136,7 +133,7 @@ class Graph:
         self._check_captured("instantiate()")
         if self._executable is None and self._cut.num_outputs:
             with barrier.exclusive():
-                self._set(self._pipeline.program_of(self._cut))
+                self._compile(self._cut, self._run)
 
     def replay(self) -> None:
         """Runs the program, without waiting for it, on what the memory holds that was captured.
@@ -149,20 +146,24 @@ class Graph:
         region.refuse_captured("a replay", self._device)
         if self._executable is None:
             self.instantiate()
-        device = self._device
+        device, run = self._device, self._run
         with _events.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
-            if _bindings.has_pending(device):
-                barrier.sync(device, cause=debug_level.REPLAY)
-            self._pipeline.finish(device)  # its graph may run op by op
-            if self._executable is None:  # nothing was recorded
-                return
-            start = time.perf_counter()
-            try:
-                token = self._run.replay()
-            except RuntimeError as error:
-                if memory_stats.ran_out(error):
-                    raise memory_stats.explain_late(error, device) from error
-                raise
+            token = None
+            while token is None:
+                if _bindings.has_pending(device):
+                    barrier.sync(device, cause=debug_level.REPLAY)
+                barrier.stages().finish(device)  # its graph may run op by op
+                if self._executable is None:  # nothing was recorded
+                    return
+                start = time.perf_counter()
+                try:
+                    token = run.replay()
+                except _bindings.StaleGraph:  # a signal handler has written what it reads
+                    continue
+                except RuntimeError as error:
+                    if memory_stats.ran_out(error):
+                        raise memory_stats.explain_late(error, device) from error
+                    raise
             _events.launched(device, self._key, start, self._executable, token)
         _metrics.count("Replay")
         loop_report.step_done()
@@ -204,10 +205,11 @@ class Graph:
         if scope is not None:
             scope.close()
 
-    def _set(self, executable: Any) -> None:
-        self._run.set_program(executable.program)
-        self._executable = executable
-        self._cut.clear()  # it holds what others may write over
+    def _compile(self, cut: Any, run: Any) -> None:
+        executable = barrier.stages().program_of(cut)
+        run.set_program(cut, executable.program)
+        self._key, self._executable = cut.key, executable
+        cut.clear()  # it holds what others may write over
 
     def _check_captured(self, what: str) -> None:
         if self._run is None:

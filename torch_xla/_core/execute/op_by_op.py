@@ -62,7 +62,8 @@ def begin(graph: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
     """Prepares an op-by-op run of a graph; None where only a program can compute it.
 
     The run belongs to its device until it is finished, before anything else is cut; the graph is empty then.
-    Raises ExecutionError where an earlier program failed; this graph was not started.
+    Raises ExecutionError where an earlier program failed; this graph was not started. Raises StaleGraph where something
+    computed it meanwhile, as the run itself does.
     """
     if client.spmd() and shardings.MANUAL in graph.leaf_placements:
         return None  # each device's are others

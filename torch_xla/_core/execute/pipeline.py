@@ -84,8 +84,11 @@ def _finish_steps(running: _bindings.OpByOpRun, request: Request) -> list[Step]:
     """Finishes a graph that runs op by op; returns the steps that remain of it."""
     try:
         obstacle = op_by_op.finish(running)
+    except _bindings.StaleGraph:
+        request.cut.retry = True
+        return [Step(request.cut, Way.PROGRAM, background=False)]
     except Exception as error:
-        if running.interrupted:
+        if running.interrupted or not running.graph.num_nodes:  # it runs on, or is over
             raise
         _raise_interrupt()
         return _remaining(error, running.graph, request)
@@ -160,6 +163,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
             loop_report.value_read(outputs, graph.device)
         return []
     except _bindings.StaleGraph:
+        finish(request.cut.device)  # what made it stale may run on
         return [replace(step, graph=None)]
     except (GraphLimitError, OptionsError):  # before anything ran: the graph stays pending
         raise
@@ -170,7 +174,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         return [replace(step, graph=None)]
     except Exception as error:
         _raise_interrupt()
-        if graph is None or not client.client_started() or interruptible.is_foreign(error):
+        if graph is None or not (client.client_started() and graph.num_nodes) or interruptible.is_foreign(error):
             raise  # it says why there is no device, say, and is no graph's failure: that stays pending
         return _remaining(error, graph, request)
 
@@ -181,12 +185,16 @@ def compute_on_host(cut: _bindings.Cut) -> bool:
     It stays pending where this is False.
     """
     finish(cut.device)
-    graph = cut.graph()
+    graph = None
     try:
+        graph = cut.graph()
         runs_here = bool(graph.num_outputs) and graph.fits_host and not region.stack()
         return runs_here and _run_on_host(graph, Request(cut, debug_level.READ, reading=True))
+    except _bindings.StaleGraph:  # a signal handler has run it
+        return False
     finally:
-        graph.clear()  # it holds what others may write over, also where a kernel raised
+        if graph is not None:
+            graph.clear()  # it holds what others may write over, also where a kernel raised
 
 
 def reads_directly(device: int) -> bool:
@@ -278,50 +286,34 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
     return True
 
 
-def captured(cut: _bindings.Cut, compiles: bool) -> tuple[_bindings.Graph, compiler.Executable | None]:
-    """Cuts a captured graph, without running it; returns it, and its program where `compiles`.
-
-    Else it is only lowered, after which it is not cut again.
-    """
-
-    def attempt() -> tuple[_bindings.Graph, compiler.Executable | None]:
-        graph = cut.graph()
-        cut.retry = True
-        executable = cache.find(graph) if graph.num_outputs else None
-        while graph.num_outputs and executable is None and graph.constants_vary():
-            graph = cut.graph()
-            executable = cache.find(graph)
-        if graph.num_outputs and executable is None:
-            if compiles:
-                executable = program_of(graph)
-            else:
-                compiler.lower(describe(graph), "graph")
-        return graph, executable
-
-    return numbers.with_constants(attempt)
-
-
 def program_of(graph: _bindings.Graph) -> compiler.Executable:
     """The program of a graph that was captured.
 
-    Raises StaticNumbers where it is to be cut again, RuntimeError where a part of it runs on the host, which no program
-    of the device can call.
+    Raises RuntimeError where a part of it runs on the host, which no program of the device can call.
     """
-    executable = cache.find(graph)
-    if executable is not None:
-        return executable
     request = Request(_bindings.Cut.of_device(graph.device), debug_level.CAPTURE, reading=False, name=region.name())
-    outcome = _first_use(graph, request)
-    if isinstance(outcome, StaticNumbers):
-        raise outcome
-    if isinstance(outcome, fallback.NeedsHost):
-        problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
-        raise RuntimeError(
-            message("graph", problem, expected="operators of the device", do="call it outside of the capture")
-        )
-    if client.spmd():
-        same_program.compare(graph)
-    return outcome
+
+    def attempt() -> compiler.Executable:
+        graph.renumber()
+        executable = cache.find(graph)
+        while executable is None and graph.constants_vary():
+            graph.renumber()
+            executable = cache.find(graph)
+        if executable is not None:
+            return executable
+        outcome = _first_use(graph, request)
+        if isinstance(outcome, StaticNumbers):
+            raise outcome
+        if isinstance(outcome, fallback.NeedsHost):
+            problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
+            raise RuntimeError(
+                message("graph", problem, expected="operators of the device", do="call it outside of the capture")
+            )
+        if client.spmd():
+            same_program.compare(graph)
+        return outcome
+
+    return numbers.with_constants(attempt)
 
 
 def _runs_op_by_op(graph: _bindings.Graph) -> bool:

@@ -106,11 +106,14 @@ def has_run_before(cut: _bindings.Cut) -> bool | None:
 
     To be called while nothing else runs on its device.
     """
-    graph = cut.graph()
-    if not graph.num_outputs:
-        return None
-    if graph.has_fills:
-        fills.provide(graph)
-    has_program = has_run(graph)
-    graph.clear()
-    return has_program
+    try:
+        graph = cut.graph()
+        if not graph.num_outputs:
+            return None
+        if graph.has_fills:
+            fills.provide(graph)
+        has_program = has_run(graph)
+        graph.clear()
+        return has_program
+    except _bindings.StaleGraph:  # a signal handler has run it
+        return False

@@ -8,6 +8,7 @@
 #include "cut/host_partition.h"
 #include "cut/packing.h"
 #include "ir/op_info.h"
+#include "run/in_flight.h"
 #include "run/op_by_op.h"
 #include "run/program.h"
 
@@ -16,11 +17,15 @@ namespace torch_xla {
 namespace {
 
 // Makes a node of a graph by the classes that Python has: `Node`, `Edge`, `Input`, `Number` and `Meta`. Code of
-// Python's runs meanwhile, and perhaps a signal handler that computes the node: what that changes is copied.
+// Python's runs meanwhile, and perhaps a signal handler that computes the node, or numbers its inputs: what that
+// changes is copied.
 class NodeDescription {
  public:
   NodeDescription(const Graph& graph, size_t position, const py::tuple& classes)
-      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args), edges_(node_->inputs) {
+      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args) {
+    for (const auto& [input, index] : node_->inputs) {
+      edges_.push_back({input->leaf(), input->slot, index});
+    }
     const auto earlier = [&](const NumberSlot& slot) { return slot.node < position; };
     for (auto slot = std::partition_point(graph.numbers.begin(), graph.numbers.end(), earlier);
          slot != graph.numbers.end() && slot->node == position; ++slot) {
@@ -34,7 +39,7 @@ class NodeDescription {
     for (uint32_t i = 0; i < args_.size(); ++i) {
       args.append(argument(i));
     }
-    const auto edge = [&](const Value& v) { return classes_[1](v.node->leaf(), v.node->slot, v.index); };
+    const auto edge = [&](const Edge& e) { return classes_[1](e.leaf, e.slot, e.index); };
     const auto meta = [&](const Meta& m) { return m.defined() ? classes_[4](*describe_meta(m)) : py::none(); };
     return classes_[0](op_.name, py::tuple(args), py::tuple(listed(edges_, edge)),
                        py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame,
@@ -98,7 +103,12 @@ class NodeDescription {
   const NodePtr node_;
   const OpInfo& op_;
   const Args args_;
-  const Inputs edges_;
+  struct Edge {
+    bool leaf;
+    uint32_t slot;
+    uint32_t index;
+  };
+  c10::SmallVector<Edge, 3> edges_;
   Vector<std::pair<uint32_t, uint32_t>> numbers_;  // its numbers: of which argument, of a list which element
   size_t next_ = 0;                                // of them
   size_t inputs_ = 0;                              // so far
@@ -108,7 +118,7 @@ py::list describe_nodes(Graph& graph, const py::tuple& classes) {
   py::list nodes;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     nodes.append(NodeDescription(graph, i, classes).node());
-    graph.check();
+    graph.check();  // before the next one is looked at
   }
   return nodes;
 }
@@ -287,6 +297,7 @@ void bind_acts(py::class_<Graph>& graph) {
              return cuts;
            }))
       .def("constants_vary", checked(+[](Graph& g) { return g.constants_vary(); }))
+      .def("renumber", &Graph::renumber)
       .def("clear", &Graph::clear)
       .def("independent_halves", &Graph::independent_halves)
       .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
@@ -320,7 +331,14 @@ void bind_cuts(py::module_& m) {
       .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
                   py::arg("donate") = Cut::Donate::kNothing)
       .def_static("of_capture", &Cut::of_capture)
-      .def("graph", &Cut::graph)
+      .def("graph",
+           [](const Cut& what) {
+             // A signal handler may have begun a run since its caller finished the one before.
+             if (!InFlight::of(what.device).operator_run().is_none()) {
+               throw StaleGraph();
+             }
+             return what.graph();
+           })
       .def("preview", &Cut::preview)
       .def("roots_only", &Cut::roots_only)
       .def_readonly("device", &Cut::device)

@@ -20,10 +20,12 @@ namespace {
 void bind_captures(py::module_& m) {
   py::class_<CapturedGraph>(m, "CapturedGraph")
       .def(py::init<const Graph&>())
-      .def("set_program", &CapturedGraph::set_program)
+      .def("set_program", &CapturedGraph::set_program, py::arg("graph"), py::arg("program"))
       .def("replay", &CapturedGraph::replay);
-  m.def("begin_capture", &begin_capture);
-  m.def("end_capture", &end_capture);
+  py::class_<Capture>(m, "Capture")
+      .def(py::init<c10::DeviceIndex>())
+      .def("begin", &Capture::begin)
+      .def("end", &Capture::end);
   m.def("is_captured", &is_captured);
   m.def("captures_here", &captures_here);
 }

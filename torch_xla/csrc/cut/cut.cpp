@@ -5,6 +5,7 @@
 
 #include "cut/graph.h"
 #include "cut/reach.h"
+#include "device/device.h"
 #include "tensor/placeholder.h"
 #include "tensor/tensor_impl.h"
 
@@ -133,6 +134,7 @@ Graph Cut::preview() const { return {*this, false}; }
 
 Graph::Graph(const Cut& cut, bool runs) {
   device = cut.device;
+  captured_ = cut.captured;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
@@ -163,6 +165,9 @@ Graph::Graph(const Cut& cut, bool runs) {
   }
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
+  }
+  if (spans_mesh()) {
+    find_output_placements();
   }
   hash_placements();
   change_ = changes_of(device);
@@ -197,7 +202,7 @@ void Graph::collect(Vector<Value> roots, bool runs) {
     return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
   });
   outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
-  number_leaves(runs);
+  number_leaves(runs, /*checks=*/true);
 }
 
 }  // namespace torch_xla

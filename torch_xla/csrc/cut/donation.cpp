@@ -97,9 +97,27 @@ void Graph::find_donations(const Cut& cut) {
     const auto& leaf = *leaves[i];
     donated[i] = (overwritten[i] || leaf.donor) && !leaf.pinned &&
                  leaves[i].use_count() == leaf.references + bufferless_clones(leaf) + 1;
+  }
+  hash_donations();
+}
+
+void Graph::hash_donations() {
+  for (size_t i = 0; i < leaves.size(); ++i) {
     const auto how = donated[i] ? static_cast<uint64_t>(aliased_outputs[i] + 2) : uint64_t{0};
     key.mix(how);
     topology.mix(how);
+  }
+}
+
+void Graph::keep_clones_of_donors() const {
+  Vector<NodePtr> donors;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (donated[i] && leaves[i]->donor) {
+      donors.push_back(leaves[i]);
+    }
+  }
+  if (!donors.empty()) {
+    fetch_clones(clones_to_fetch(donors, Vector<bool>(donors.size(), true)));
   }
 }
 

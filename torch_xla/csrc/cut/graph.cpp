@@ -36,7 +36,7 @@ uint64_t changes_of(c10::DeviceIndex device) { return changes[device]; }
 
 void Graph::check() {
   const RecorderLock lock;
-  if (change_ != changes_of(device)) {
+  if (!captured_ && change_ != changes_of(device)) {
     throw StaleGraph();
   }
   if (epoch_ == latest_epoch()) {
@@ -48,7 +48,31 @@ void Graph::check() {
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     leaves[i]->slot = i;
   }
-  epoch_ = latest_epoch();
+  epoch_ = next_epoch();  // other graphs have some of these leaves too
+}
+
+void Graph::renumber() {
+  TORCH_CHECK(captured_, "[graph] got a graph that was cut, expected a captured one: others are cut again");
+  const RecorderLock lock;
+  epoch_ = next_epoch();
+  for (const auto* all : {&nodes, &leaves}) {
+    for (uint32_t i = 0; i < all->size(); ++i) {
+      auto& node = *(*all)[i];
+      node.epoch = epoch_;
+      node.slot = i;
+      node.output = false;
+    }
+  }
+  const auto gives_away = donated;
+  leaves.clear();
+  numbers.clear();
+  stacks.clear();
+  scalar_layout_ = nullptr;
+  topology = equal_key = Hash();
+  number_leaves(/*runs=*/true, /*checks=*/false);
+  donated = gives_away;
+  hash_donations();
+  hash_placements();
 }
 
 const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {

@@ -45,7 +45,8 @@ struct Structure {
 };
 
 // Nodes of a graph have become leaves, or other nodes, since it was cut: something computed what is pending meanwhile,
-// in a signal handler, a finalizer or a hook of the user's. It is to be cut again.
+// in a signal handler, a finalizer or a hook of the user's. It is to be cut again. What a capture has recorded is
+// pending nowhere once that has ended, so that no other barrier computes it: such a graph is never stale.
 struct StaleGraph final : std::exception {
   const char* what() const noexcept override { return "[graph] another barrier has run what was cut; cut it again"; }
 };
@@ -55,6 +56,9 @@ class Graph final : public Structure, public Arguments {
   // Throws StaleGraph if the graph cannot be run any more. Otherwise `slot` of each node and leaf is its position
   // again.
   void check() override;
+  // Finds the numbers and the key of a captured graph again, since more is known of its numbers; leaves and outputs
+  // stay as they are.
+  void renumber();
   Graph(Graph&&) = default;
   Graph& operator=(Graph&&) = default;
   ~Graph() override = default;
@@ -86,6 +90,8 @@ class Graph final : public Structure, public Arguments {
   // Bytes of the leaves that no tensor references any more: the graph alone keeps them.
   int64_t unreferenced_bytes() const;
 
+  // Donors are lost after a run, so their clones get buffers of their own before it.
+  void keep_clones_of_donors() const;
   // To be called before the graph runs asynchronously: what its barrier cut counts as computed from now on, and the
   // host records on. False if no barrier cut this graph.
   bool begin_async();
@@ -106,15 +112,16 @@ class Graph final : public Structure, public Arguments {
   friend struct Cut;
   Graph(const Cut& cut, bool runs);
   void collect(Vector<Value> roots, bool runs);
-  void number_leaves(bool runs);
+  void number_leaves(bool runs, bool checks);
   struct Adaptive;
   void add_numbers(const Node& node, Hash& constants, Adaptive& adaptive);
   void add_number(const Node& node, uint32_t position);
-  void number_inputs(const Node& node);
+  void number_inputs(const Node& node, bool checks);
   void fold_constants(Adaptive& adaptive, bool runs);
   void find_donations(const Cut& cut);
   void mark_holders(const Cut& cut, Vector<bool>& overwritten);
   void pin_inputs();
+  void hash_donations();
   void hash_placements();
   void find_output_placements();
   void release_donors();
@@ -122,6 +129,7 @@ class Graph final : public Structure, public Arguments {
 
   void keep_values(uint64_t until);
 
+  bool captured_ = false;
   bool read_ = false;              // it was cut for values that are read, with what else lives of it
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
   uint64_t change_ = 0;            // the latest of its device's nodes, at the cut

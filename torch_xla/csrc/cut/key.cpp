@@ -78,7 +78,7 @@ void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
   }
 }
 
-void Graph::number_inputs(const Node& node) {
+void Graph::number_inputs(const Node& node, bool checks) {
   for (const auto& input : node.inputs) {
     auto& in = *input.node;
     ++in.references;
@@ -86,7 +86,9 @@ void Graph::number_inputs(const Node& node) {
       topology.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
       continue;
     }
-    check_value(in, device);
+    if (checks) {
+      check_value(in, device);
+    }
     if (!in.output) {
       in.output = true;  // numbered
       in.slot = static_cast<uint32_t>(leaves.size());
@@ -97,7 +99,7 @@ void Graph::number_inputs(const Node& node) {
   }
 }
 
-void Graph::number_leaves(bool runs) {
+void Graph::number_leaves(bool runs, bool checks) {
   Adaptive adaptive;
   Hash constants;
   // Without their lengths, the end of one list could be read as the start of the next.
@@ -117,7 +119,7 @@ void Graph::number_leaves(bool runs) {
         numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
     }
-    number_inputs(*node);
+    number_inputs(*node, checks);
   }
   donated.assign(leaves.size(), false);
   for (const auto& leaf : leaves) {
@@ -141,9 +143,7 @@ void Graph::hash_placements() {
   for (const auto& leaf : leaves) {
     at.push_back(leaf->placement);
   }
-  if (spans_mesh()) {
-    find_output_placements();
-  } else if (std::all_of(at.begin(), at.end(), is_replicated)) {
+  if (!spans_mesh() && std::all_of(at.begin(), at.end(), is_replicated)) {
     return;
   }
   key = with_placements(unplaced_key, at, output_placements);

@@ -19,6 +19,7 @@ struct Captured {
   std::shared_ptr<c10::SafePyObject> token;  // kept, so that no later one has its address
   std::atomic<const void*> thread{nullptr};  // the token of the one that captures it
   std::atomic<uint64_t> first_storage{0};
+  std::atomic<uint64_t> end{0};
 };
 
 Captured& device_at(c10::DeviceIndex device) {
@@ -74,12 +75,15 @@ void begin_captured(c10::DeviceIndex device, uint64_t first_storage) {
   ++captured_devices;
 }
 
-void end_captured(c10::DeviceIndex device) {
+void end_captured(c10::DeviceIndex device, uint64_t node_sequence) {
+  device_at(device).end = node_sequence;
   if (device_at(device).thread.exchange(nullptr) != nullptr) {
     --captured_devices;
   }
 }
 
 uint64_t first_captured_storage(c10::DeviceIndex device) { return device_at(device).first_storage; }
+
+uint64_t end_of_capture(c10::DeviceIndex device) { return device_at(device).end; }
 
 }  // namespace torch_xla

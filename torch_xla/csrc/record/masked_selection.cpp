@@ -9,6 +9,7 @@
 
 #include "base/fork.h"
 #include "base/python_hooks.h"
+#include "device/capture.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -68,7 +69,7 @@ int64_t read_number(const Tensor& mask, bool may_read) {
   if (!is_xla(mask)) {
     return at::count_nonzero(mask).item<int64_t>();
   }
-  uint64_t leaf = 0;
+  uint64_t leaf = 0;  // whose number is remembered
   {
     const RecorderLock lock;
     Value value = impl_of(mask)->alias.current();
@@ -76,7 +77,7 @@ int64_t read_number(const Tensor& mask, bool may_read) {
     if (!near_leaves(value)) {
       return -1;
     }
-    leaf = value.node->leaf() ? value.node->sequence : 0;
+    leaf = value.node->leaf() && knows_values(mask.device().index()) ? value.node->sequence : 0;
   }
   auto& cache = selection_cache();
   if (leaf != 0) {

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/python_hooks.h"
+#include "device/capture.h"
 #include "ir/op_info.h"
 
 namespace torch_xla {
@@ -64,7 +65,7 @@ NodePtr latest(c10::DeviceIndex device) {
   if (backward.device == device) {
     for (auto weak = backward.recent.rbegin(); weak != backward.recent.rend(); ++weak) {
       auto node = weak->lock();
-      if (node && !node->leaf() && node->outs->metas.front().defined()) {
+      if (node && !node->leaf() && node->outs->metas.front().defined() && node->sequence >= end_of_capture(device)) {
         return node;
       }
     }

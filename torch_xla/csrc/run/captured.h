@@ -8,22 +8,36 @@
 
 namespace torch_xla {
 
-// Begins: nothing is pending on the device.
-void begin_capture(c10::DeviceIndex device);
-// Ends. Storages have what they had at the beginning, since nothing of it ran; those made since have no value.
-void end_capture(c10::DeviceIndex device);
+// A thread's capture of a device. Wants the GIL.
+class Capture {
+ public:
+  explicit Capture(c10::DeviceIndex device) : device_(device) {}
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  ~Capture() { end(); }
+  // Nothing is pending on the device.
+  void begin();
+  // Storages have what they had at the beginning, since nothing of it ran; those made since have no value. Nothing
+  // where it has not begun.
+  void end();
 
-class CapturedGraph final : public Arguments {
+ private:
+  const c10::DeviceIndex device_;
+  bool begun_ = false;
+};
+
+class CapturedGraph final {
  public:
   // Of what is captured, before that ends.
   explicit CapturedGraph(const Graph& graph);
   // The program of that graph, once the capture has ended.
-  void set_program(std::shared_ptr<Program> program);
-  // Starts the program; returns its token. Nothing is pending on the device.
+  void set_program(const Graph& graph, std::shared_ptr<Program> program);
+  // Starts the program; returns its token. Nothing is pending on the device, else it throws StaleGraph, as it does
+  // where the memory was written, in a signal handler say, before it started.
   py::object replay();
-  void attach(Vector<Result> results) override;
 
  private:
+  class Replay;
   struct Input {
     StoragePtr storage;
     MetaRef meta;
@@ -39,16 +53,15 @@ class CapturedGraph final : public Arguments {
     size_t number;  // its seed; the offset is the next
     int64_t offset;
   };
-  void bind();
-  void copy_shared();
-  void forget();
 
+  const c10::DeviceIndex device_;
   std::shared_ptr<Program> program_;
+  Vector<NumberSlot> numbers_;
   std::vector<Input> inputs_;  // per input of the program
   std::vector<Write> writes_;
   std::vector<Draw> draws_;
+  uint64_t first_offset_ = 0;  // of the numbers that it draws
   uint64_t drawn_ = 0;
-  Vector<Value> garbage_;  // of a replay, to be destroyed without the lock
 };
 
 }  // namespace torch_xla

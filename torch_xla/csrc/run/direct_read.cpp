@@ -17,7 +17,7 @@ namespace {
 // Whether nothing is to be cut, waited for or told before a value of the device is read.
 bool nothing_before(c10::DeviceIndex device) {
   auto& in_flight = InFlight::of(device);
-  if (is_captured(device) || captures_here() || in_flight.programs() != 0 || !in_flight.operator_run().is_none() ||
+  if (!knows_values(device) || in_flight.programs() != 0 || !in_flight.operator_run().is_none() ||
       !in_flight.failures.empty()) {
     return false;
   }

@@ -26,6 +26,13 @@ py::object InFlight::operator_run() {
   return operator_run_ ? operator_run_ : py::none();
 }
 
+void InFlight::set_operator_run(py::object run) {
+  if (!run.is_none()) {
+    run.cast<OpByOpRun&>().check();
+  }
+  const auto before = std::exchange(operator_run_, run.is_none() ? py::object() : std::move(run));
+}
+
 void InFlight::wait_for_programs(size_t left) {
   if (tokens_.size() <= left) {
     return;

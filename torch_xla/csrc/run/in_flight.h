@@ -17,7 +17,8 @@ class InFlight {
 
   // The OpByOpRun under way, or None. It is over once its graph is empty: its results are attached, or it failed.
   py::object operator_run();
-  void set_operator_run(py::object run) { operator_run_ = run.is_none() ? py::object() : std::move(run); }
+  // From here on whoever cuts something there finishes it first. Throws StaleGraph where somebody did before.
+  void set_operator_run(py::object run);
 
   // Programs that were started and not waited for.
   size_t programs() const { return tokens_.size(); }

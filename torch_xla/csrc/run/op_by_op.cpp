@@ -21,7 +21,6 @@
 #include "run/host_operators.h"
 #include "run/kernel_thread.h"
 #include "run/leaf_values.h"
-#include "tensor/lazy_clone.h"
 #include "tensor/placement.h"
 
 namespace torch_xla {
@@ -43,19 +42,6 @@ bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
   const auto& arguments = schema.arguments();
   return position + 1 < arguments.size() && arguments[position].name() == "dtype" &&
          arguments[position + 1].name() == "layout";
-}
-
-// Donors are lost after the run, as they are after a program, so their clones get buffers of their own.
-void keep_clones_of_donors(const Graph& graph) {
-  Vector<NodePtr> donors;
-  for (size_t i = 0; i < graph.leaves.size(); ++i) {
-    if (graph.donated[i] && graph.leaves[i]->donor) {
-      donors.push_back(graph.leaves[i]);
-    }
-  }
-  if (!donors.empty()) {
-    fetch_clones(clones_to_fetch(donors, Vector<bool>(donors.size(), true)));
-  }
 }
 
 }  // namespace
@@ -402,21 +388,41 @@ class OpByOpRun::Run {
 
 OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
     : graph_(graph), rule_(std::move(rule)) {
-  graph.check();
-  keep_clones_of_donors(graph);
+  graph.keep_clones_of_donors();
+  graph.check();  // numbers its nodes
   run_ = std::make_shared<Run>(graph, rule_, leaves);
 }
 
 size_t OpByOpRun::position() const { return run_ != nullptr ? run_->position() : 0; }
 
-OpByOpRun::~OpByOpRun() {
-  if (task_.valid() && !is_lost()) {
+OpByOpRun::~OpByOpRun() { let_go(); }
+
+void OpByOpRun::let_go() {
+  if (task_.valid() && is_lost()) {
+    new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
+  } else if (task_.valid()) {
     const py::gil_scoped_release unlocked;
     task_.wait();
   }
+  task_ = {};
+  run_ = nullptr;
+}
+
+void OpByOpRun::check() try {
+  if (!done()) {
+    graph_.check();
+  }
+} catch (const StaleGraph&) {
+  let_go();
+  graph_.clear();
+  throw;
 }
 
 bool OpByOpRun::start() {
+  if (done()) {  // a signal handler has finished it
+    return true;
+  }
+  check();
   if (!run_->has_kernels() || !graph_.begin_async()) {
     return false;
   }
@@ -443,13 +449,13 @@ void OpByOpRun::raise_as_kernel(std::vector<Tensor> inputs) {
 
 void OpByOpRun::finish() {
   interrupted_ = false;
+  check();
   if (task_.valid() && is_lost()) {
-    new std::shared_ptr<Run>(std::move(run_));  // in the midst of an operator, for ever
+    let_go();
     run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
-    task_ = {};
   }
   const auto run = run_;  // a signal handler may finish it
-  const bool here = !done() && !task_.valid() && (graph_.fits_host() || fits_host_partition(graph_));
+  const bool here = !task_.valid() && (graph_.fits_host() || fits_host_partition(graph_));
   while (!done()) {
     if (!here) {
       wait();
@@ -465,6 +471,7 @@ void OpByOpRun::finish() {
     run->compute_next();
   }
   if (!done()) {
+    check();
     graph_.attach(run->take_results());
   }
   run_ = nullptr;  // its values

@@ -26,6 +26,9 @@ class OpByOpRun {
   OpByOpRun& operator=(const OpByOpRun&) = delete;
   ~OpByOpRun();
 
+  // Throws StaleGraph where something computed what the graph is of meanwhile; it is over then. Asked by who has it run
+  // (`InFlight`), and where it starts and ends: any Python code before may have been a signal handler's.
+  void check();
   // Begins in the kernel thread, while the host records on; nothing else is cut there until it is finished. False where
   // that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
   bool start();
@@ -55,6 +58,8 @@ class OpByOpRun {
   void begin();
   void wait();
   bool is_lost() const { return process_ != getpid(); }
+  // Waits for the kernel thread, if it has more to do, and lets the values go.
+  void let_go();
 
   Graph& graph_;
   bool interrupted_ = false;
