@@ -15,7 +15,7 @@ pytest.importorskip("torchtitan", reason="make test-callers installs it: pip wou
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PROGRAM = re.search(r"```python\n(# file: titan\.py\n.*?)```", (ROOT / "docs/examples.md").read_text(), re.DOTALL)
+PROGRAM = re.search(r"```py\n(# file: titan\.py\n.*?)```", (ROOT / "docs/examples.md").read_text(), re.DOTALL)
 STEP = re.compile(r"step:\s+(\d+)\b.*?loss:\s+([\d.]+)")
 WAYS = {
     "tp": ["--parallelism.tensor_parallel_degree", "2"],

@@ -113,7 +113,8 @@ class TestWhenTheyDiffer:
             scale(tensors, 0.5)
             scale(tensors, 0.5, 0.25, 2.0, 4.0, 3.0)
 
-    def test_it_is_told_why(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_it_is_told_why(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XLA_NOTICES", "all")
         retrace.clear()
         tensors = state(5)
         for factors in ((0.5,), (0.5, 0.25)):

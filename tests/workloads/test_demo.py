@@ -21,7 +21,7 @@ def test_the_demo_reaches_its_accuracy_and_draws_its_curves(tmp_path: Path) -> N
     assert float(accuracy[1]) >= 0.97
     graphs = re.search(r"(\d+) graphs compiled", done.stdout)
     assert graphs is not None
-    assert int(graphs[1]) == 2, "one graph trains, one tests"
-    assert "Counter: CachedCompile" in done.stdout
+    assert int(graphs[1]) == 0, "most of each graph is convolutions, which a program would leave to PyTorch too"
+    assert "Counter: MarkStep" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "%|" not in done.stderr, "no progress bar where there is no terminal"

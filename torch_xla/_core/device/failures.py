@@ -64,7 +64,10 @@ def finish(started: Any, index: int | None = None) -> None:
             text = f"[transfer] a buffer, {started.aval}, is gone: something outside torch_xla deleted it ({error})"
             raise RuntimeError(text) from None
         failure = late(error, placement.index_of(started) if index is None else index)
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # it would hold itself, with the caller's variables
 
 
 def late(error: Exception, device: int) -> ExecutionError:

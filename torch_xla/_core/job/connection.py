@@ -259,7 +259,8 @@ class Session:
             who = f"whoever started the processes, and has {self.rank_info.address}:{self.rank_info.port},"
         wait = self.wait_now()
         doing = f"in {wait.what}, " if wait is not None else ""
-        why = f" ({str(error).splitlines()[0]})" if error is not None else ""
+        server = f"{self.rank_info.address}:{self.rank_info.port}"
+        why = f" (lost the connection to {server}: {str(error).splitlines()[0]})" if error is not None else ""
         self.stop(f"[job] {who} has ended, and with it rank {self.rank_info.rank}, {doing}at {line()}{why}")
         return JobError(self.stopped)
 

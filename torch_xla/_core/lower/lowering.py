@@ -385,7 +385,9 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
         return _unjitted(node)
     avals = tuple((t.shape, t.dtype) for t in tensors)
     host = host_kernel.in_use(), fallback.callback_policy()
-    key = (node.call, avals, node.outs, precision.current(), host, conv.over_mesh.get())
+    # What is computed now, by itself, is always a program.
+    inlined = node.op in _INLINED and any(isinstance(tensor, jax.core.Tracer) for tensor in tensors)
+    key = (node.call, avals, node.outs, precision.current(), host, conv.over_mesh.get(), inlined)
     cached_rule = _rules.get(key)
     if cached_rule is not None:
         return cached_rule
@@ -393,7 +395,7 @@ def _rule(node: Node, tensors: list[Any]) -> Callable[..., Any]:
     if len(_rules) >= _CAPACITY:
         _rules.clear()
     rule.__name__ = node.op.replace(".", "_")
-    cached_rule = _rules[key] = rule if node.op in _INLINED else jax.jit(rule)
+    cached_rule = _rules[key] = rule if inlined else jax.jit(rule)
     return cached_rule
 
 

@@ -313,6 +313,7 @@ void bind_operator_runs(py::module_& m) {
       .def_property_readonly("interrupted", &OpByOpRun::interrupted)
       .def("start", &OpByOpRun::start)
       .def("finish", &OpByOpRun::finish)
+      .def("values", &OpByOpRun::values)
       .def("raise_as_kernel", &OpByOpRun::raise_as_kernel)
       .def_property_readonly("position", &OpByOpRun::position);
 }

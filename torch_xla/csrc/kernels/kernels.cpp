@@ -297,7 +297,8 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
   }
   if (self.is_cpu() && device && !captures_here()) {  // else each replay makes it anew
     const FrameScope frame;
-    const auto values = host_values(self, dtype.value_or(self.scalar_type()));
+    // Not its Python object, whose class may refuse to say anything, as that of an uninitialized parameter does.
+    const auto values = host_values(self.detach(), dtype.value_or(self.scalar_type()));
     const bool keeps_order = format.value_or(at::MemoryFormat::Preserve) == at::MemoryFormat::Preserve;
     return uploaded(values,
                     keeps_order ? strides_like(self)

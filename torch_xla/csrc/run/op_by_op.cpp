@@ -7,7 +7,6 @@
 #include <c10/util/ScopeExit.h>
 
 #include <numeric>
-#include <string>
 #include <string_view>
 #include <unordered_set>
 
@@ -24,12 +23,10 @@
 #include "tensor/placement.h"
 
 namespace torch_xla {
-
 namespace {
 
 using at::Tensor;
 
-// How often an interrupt is looked for.
 constexpr std::chrono::milliseconds kSignalCheckInterval(100);
 
 Metric& operators_time() {
@@ -89,11 +86,10 @@ class OpByOpRun::Run {
       if (at_ == graph_.nodes.size()) {
         end();
       }
-    } catch (...) {  // raised again where it can be told
-    }
+    } catch (...) {
+    }  // raised again where it can be told
   }
 
-  // Computes, with Python, what that has come to.
   void compute_next() {
     const Computing scope;
     if (at_ < graph_.nodes.size()) {
@@ -104,6 +100,7 @@ class OpByOpRun::Run {
   }
 
   bool ended() const { return ended_; }
+  const std::vector<Tensor>& results() const { return results_; }
   size_t position() const { return at_; }
 
   void raise_as_kernel(std::vector<Tensor>& inputs) {
@@ -314,9 +311,8 @@ class OpByOpRun::Run {
 
   static void add(const c10::IValue& returned, HostResults& results) {
     if (returned.isTensorList()) {
-      for (const Tensor& t : returned.toTensorList()) {
-        results.push_back(t);
-      }
+      const auto tensors = returned.toTensorVector();
+      results.insert(results.end(), tensors.begin(), tensors.end());
     } else {
       results.push_back(returned.isTensor() ? returned.toTensor() : Tensor());
     }
@@ -431,7 +427,6 @@ bool OpByOpRun::start() {
 }
 
 void OpByOpRun::begin() {
-  // PyTorch's threads are chosen in each thread.
   process_ = getpid();
   task_ = start_in_kernel_thread([run = run_, threads = at::get_num_threads()]() mutable {
     if (at::get_num_threads() != threads) {
@@ -445,6 +440,12 @@ void OpByOpRun::begin() {
 void OpByOpRun::raise_as_kernel(std::vector<Tensor> inputs) {
   const py::gil_scoped_release unlocked;
   run_->raise_as_kernel(inputs);
+}
+
+const std::vector<Tensor>& OpByOpRun::values() {
+  for (const py::gil_scoped_release unlocked; !run_->ended(); run_->compute_next()) {
+  }
+  return run_->results();
 }
 
 void OpByOpRun::finish() {
@@ -477,7 +478,6 @@ void OpByOpRun::finish() {
   run_ = nullptr;  // its values
 }
 
-// Returns when the kernel thread has done what it can; raises what a signal handler does meanwhile.
 void OpByOpRun::wait() {
   if (!task_.valid()) {
     begin();

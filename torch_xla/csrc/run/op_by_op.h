@@ -36,6 +36,8 @@ class OpByOpRun {
   // needs Python there too, and the rest in the kernel thread. May be called again after an interrupt, and in a
   // signal handler that a call of it runs: what that has done the other leaves.
   void finish();
+  // Computes what is left, for tests, and gives it to nobody.
+  const std::vector<at::Tensor>& values();
   // Raises what the CPU kernel of the node that it has come to says of these inputs.
   void raise_as_kernel(std::vector<at::Tensor> inputs);
   // Whether its graph is empty: the results are attached, or what failed was taken out of the graph.
