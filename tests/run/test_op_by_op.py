@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,15 @@ class TestSmall:
             assert x.tolist() == [0.0, 2.5, 5.0, 7.5, 10.0, 12.5]
             assert x.sum().shape == ()
             assert x.tolist()[1] == 2.5
+
+    def test_a_program_that_has_finished_is_not_waited_for(self) -> None:
+        x = torch.arange(40_000.0).to("xla")
+        y = x * 2.5
+        torch_xla.sync()
+        while not _bindings.in_flight(0).idle:
+            time.sleep(0.001)
+        value, computed = _bindings.read_directly(y[3])
+        assert (value.item(), computed) == (7.5, True)
 
     def test_later_graphs_take_it_from_the_device(self, compiles: Counting) -> None:
         x = torch.arange(6.0).to("xla") * 2.5

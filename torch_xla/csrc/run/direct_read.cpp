@@ -17,8 +17,8 @@ namespace {
 // Whether nothing is to be cut, waited for or told before a value of the device is read.
 bool nothing_before(c10::DeviceIndex device) {
   auto& in_flight = InFlight::of(device);
-  if (!knows_values(device) || in_flight.programs() != 0 || !in_flight.operator_run().is_none() ||
-      !in_flight.failures.empty()) {
+  if (!knows_values(device) || !in_flight.operator_run().is_none() || !in_flight.failures.empty() ||
+      !in_flight.idle()) {
     return false;
   }
   const RecorderLock lock;
