@@ -147,7 +147,7 @@ def _graphs() -> Figures:
 MEASURES: dict[str, Callable[[], Figures]] = {
     "record_ops": record_ops,
     "sync_empty": sync_empty,
-    **{name: partial(sides.compare, name) for name in sides.WORKLOADS},
+    **{name: partial(sides.compare, name) for name in (*sides.WORKLOADS, *sides.OTHERS)},
     "mlp_observe": lambda: observe("mlp"),
     "gpt2_observe": lambda: observe("gpt2"),
     "graphs": _graphs,

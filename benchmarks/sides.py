@@ -17,12 +17,14 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from benchmarks.processes import measured
 
 Figures = dict[str, float]
 
 WORKLOADS = {"mlp": "(a)", "resnet": "(b)", "gpt2": "(c)", "unet": "(d)", "llama": "(f)"}
+OTHERS = {"vit": "ViT-B/16", "sd_train": "U-Net, training", "bert": "BERT", "lstm": "LSTM"}  # without a side in JAX
 TURNS = 3
 WARM_SECONDS = 2.0  # at least so long, and so many steps, until everything is compiled
 WARM_STEPS = 12
@@ -59,16 +61,23 @@ def _steps(step: Callable[[], object], end: Callable[[], object]) -> Figures:
     return {"first_step_s": first, "step_ms": median(times) * 1e3}
 
 
+def _build(name: str, device: Any) -> Any:
+    from benchmarks import untuned, workloads
+
+    return (workloads.WORKLOADS | untuned.WORKLOADS)[name](device)
+
+
 def _on_xla(name: str, backend: str | None = None) -> Figures:
     """Also the counts, and the host time of recording and of the barrier with the device idle."""
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.debug.metrics as met
-    from benchmarks import workloads
 
-    workload = workloads.build(name, torch_xla.device())
+    workload = _build(name, torch_xla.device())
     if backend is not None:
-        workloads.compile_in_place(workload.model, backend=backend)
+        from benchmarks.workloads import compile_in_place
+
+        compile_in_place(workload.model, backend=backend)
     torch_xla.sync(wait=True)
     met.clear_all()
 
@@ -96,11 +105,11 @@ def _on_xla(name: str, backend: str | None = None) -> Figures:
 
 
 def _on_cpu(name: str, compiled: bool = False) -> Figures:
-    from benchmarks import workloads
-
-    workload = workloads.build(name, "cpu")
+    workload = _build(name, "cpu")
     if compiled:
-        workloads.compile_in_place(workload.model)
+        from benchmarks.workloads import compile_in_place
+
+        compile_in_place(workload.model)
     return _steps(workload.step, lambda: None)
 
 
@@ -134,7 +143,8 @@ def _spread(turns: list[Figures]) -> float:
 
 def compare(name: str) -> Figures:
     """Medians over the turns of every side of a workload, their spread, and what they are to each other."""
-    ways = [(side, threads) for side in SIDES for threads in ("1", "") if side in _BY_THREADS or not threads]
+    sides = [side for side in SIDES if name in WORKLOADS or side != "jax"]
+    ways = [(side, threads) for side in sides for threads in ("1", "") if side in _BY_THREADS or not threads]
     turns: dict[tuple[str, str], list[Figures]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:  # the first turn compiles all
         for _ in range(TURNS):
@@ -143,7 +153,7 @@ def compare(name: str) -> Figures:
                 settings |= {"OMP_NUM_THREADS": threads} if threads else {}
                 turns[side, threads].append(measured("sides", side, name, settings=settings))
     figures: Figures = {}
-    for side in SIDES:
+    for side in sides:
         of_side = [taken for (other, _), taken in turns.items() if other == side]
         best = min(of_side, key=lambda taken: median(turn["step_ms"] for turn in taken))
         prefix = "" if side == "ours" else f"{side}_"
@@ -156,7 +166,8 @@ def compare(name: str) -> Figures:
     host, openxla_host = (figures[f"{side}record_ms"] + figures[f"{side}sync_ms"] for side in ("", "openxla_"))
     figures["openxla_ratio"] = openxla_host / host
     figures["record_ratio"] = figures["record_ms"] / figures["eager_step_ms"]
-    figures["step_ratio"] = ours / max(figures["record_ms"], figures["jax_step_ms"])
+    if "jax_step_ms" in figures:
+        figures["step_ratio"] = ours / max(figures["record_ms"], figures["jax_step_ms"])
     figures["best_ratio"] = ours / min(figures["eager_step_ms"], figures["inductor_step_ms"])
     return {f"{name}_{key}": value for key, value in figures.items()}
 
