@@ -48,6 +48,21 @@ class TestCounts:
             for rows in (2, 3):
                 step(rows)
 
+    def test_a_rare_graph_has_to_run_more_often(self, compiles: Counting) -> None:
+        """As a prompt's does, which runs once where the graph of a token runs a hundred times."""
+        step(3)
+        step(3)
+        with compiles(0):
+            for _ in range(8):
+                step(2)
+                for _ in range(40):
+                    step(3)
+        with compiles(1):
+            for _ in range(25):
+                step(2)
+                for _ in range(40):
+                    step(3)
+
     def test_many_small_operators_have_to_run_more_often(self, compiles: Counting) -> None:
         """By the square of their number: a program of them takes long to compile, and saves little."""
 

@@ -2,7 +2,8 @@
 
 Each line of the user's that asks for graphs counts how many different ones came from it without a program. A graph is
 compiled when it has run as often as that, or three times in a row. So the body of a loop is compiled in its second
-step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. One of hundreds of
+step, or in its fourth where the first one differed, and where graphs keep changing hardly any is. A rare one, such as a
+prompt's before a hundred tokens', has to run more often: its program would save little. One of hundreds of
 operators on few values, such as a loop in Python over the elements of a tensor, has to run more often, and one that is
 mostly convolutions stays as it is (`worth`). Only counts decide, never time: a program that is run again does the same
 again.
@@ -23,6 +24,9 @@ from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
+# Rare is a graph with less than a 16th of the operators that were recorded since it was new: it has to run so many
+# times as often. With less than that of those since its last run, it did not run in a row.
+_RARE = 16
 
 _Key = tuple[str, int]
 
@@ -34,6 +38,7 @@ class _Line:
     graphs: int = 0
     latest: _Key | None = None
     row: int = 0
+    recorded: int = 0  # the number of operators recorded when it ran last
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class _Graph:
     """How often a graph ran without a program, and the line that it came from first."""
 
     line: _Line
+    since: int  # the number of operators recorded before
     runs: int = 0
     least: float | None = None  # runs before it is compiled, once it repeats
 
@@ -77,7 +83,9 @@ def is_due(graph: _bindings.Graph) -> bool:
     entry = _graphs.get(key)
     if entry is None:
         return False
-    repeats = entry.runs >= entry.line.graphs or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
+    is_rare = entry.runs * graph.num_nodes * _RARE < _bindings.node_sequence() - entry.since
+    in_a_row = entry.line.latest == key and entry.line.row >= _IN_A_ROW
+    repeats = in_a_row or entry.runs >= entry.line.graphs * (_RARE if is_rare else 1)
     if repeats and entry.least is None:
         entry.least = worth.runs_before(describe(graph))
     return repeats and entry.least is not None and entry.runs >= entry.least
@@ -92,12 +100,14 @@ def note(graph: _bindings.Graph) -> None:
         line = _lines.setdefault(place, _Line())
         recompiles.note_uncompiled(*place, line.graphs + 1, lambda: describe(graph))
         line.graphs += 1
-        entry = _graphs[key] = _Graph(line)
+        entry = _graphs[key] = _Graph(line, _bindings.node_sequence())
         _lines.move_to_end(place)
     entry.runs += 1
     line = entry.line
-    line.row = line.row + 1 if line.latest == key else 1
-    line.latest = key
+    recorded = _bindings.node_sequence()
+    in_a_row = line.latest == key and recorded - line.recorded <= graph.num_nodes * _RARE
+    line.row = line.row + 1 if in_a_row else 1
+    line.latest, line.recorded = key, recorded
     _graphs.move_to_end(key)
     for table in (_graphs, _lines):
         while len(table) > _REMEMBERED:
