@@ -174,3 +174,14 @@ def test_what_is_dropped_is_given_back_at_once() -> None:
     thread.start()
     thread.join()
     assert bytes_alive() == before
+
+
+def test_a_tensor_that_is_filled_and_used_at_once_has_one_buffer() -> None:
+    x = torch.ones(8, 123).to("xla")
+    for _ in range(2):
+        filled = torch.zeros(123, 77, device="xla")
+        y = x @ filled
+        torch_xla.sync()
+    assert y.sum() == 0
+    del filled
+    assert not [array for array in jax.live_arrays() if array.shape == (123, 77)]

@@ -89,10 +89,14 @@ bool Graph::adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other
   return holds;
 }
 
+// A value that lives, and is read too, has its buffer from whoever comes first.
+static bool to_fill(const NodePtr& node) { return node->unfilled(); }
+
 Vector<NodePtr> Graph::fills() const {
-  Vector<NodePtr> unfilled(unused_fills_);
-  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(unfilled),
-               [](const NodePtr& n) { return n->unfilled(); });
+  Vector<NodePtr> unfilled;
+  for (const auto* nodes : {&unused_fills_, &leaves}) {
+    std::copy_if(nodes->begin(), nodes->end(), std::back_inserter(unfilled), to_fill);
+  }
   // As recorded: the processes of a job number what they put on their devices, and addresses differ between them.
   std::sort(unfilled.begin(), unfilled.end(),
             [](const NodePtr& a, const NodePtr& b) { return a->sequence < b->sequence; });
@@ -101,8 +105,8 @@ Vector<NodePtr> Graph::fills() const {
 }
 
 bool Graph::has_fills() const {
-  return !unused_fills_.empty() ||
-         std::any_of(leaves.begin(), leaves.end(), [](const NodePtr& n) { return n->unfilled(); });
+  return std::any_of(unused_fills_.begin(), unused_fills_.end(), to_fill) ||
+         std::any_of(leaves.begin(), leaves.end(), to_fill);
 }
 
 bool Graph::fits_host() const {
