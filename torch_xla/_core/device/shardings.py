@@ -2,7 +2,7 @@
 
 All of a program are over one mesh: the user's, where the program has shardings over that one alone, else one whose axes
 have prime lengths. XLA then sees axes of one mesh, whichever a caller uses, and recognizes a sharding that it chose
-itself. Buffers are over the latter. Only devices in an order that is no transposition of it get a mesh of their own.
+itself. Buffers are over the latter, or over a mesh of their own where it has no axes that they are along.
 """
 
 from __future__ import annotations
@@ -107,22 +107,34 @@ def _without_dims(sharded: TileAssignment, keep: tuple[bool, ...]) -> TileAssign
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a mesh that has the devices in their order."""
+    """The axes of a mesh."""
 
     lengths: tuple[int, ...]
     names: tuple[str, ...]
+    order: tuple[int, ...] = ()  # of its devices, where that is not by number
+
+    def of(self, tiling: TileAssignment) -> tuple[tuple[int, ...], ...] | None:
+        """Those that each dimension is sharded over; None if it is not along them."""
+        if self.order:
+            place = {device: i for i, device in enumerate(self.order)}
+            tiling = tile_assignment(tiling.tiles, [place[device] for device in tiling.order])
+        return axes_of(tiling, self.lengths)
 
 
 _by_number: dict[int, TileAssignment] = {}
 _numbered: set[TileAssignment] = set()
-_users: dict[TileAssignment, dict[Axes | None, None]] = {}  # meshes that each was asked for on; None: one of no axes
+_users: dict[TileAssignment, dict[Axes, None]] = {}  # meshes that each was asked for on
+_meshes: set[Axes] = set()
 _changes = 0
 _of_program: ContextVar[Axes | None] = ContextVar("the axes of the program's mesh", default=None)
 
 
-def note(tiling: TileAssignment, axes: Axes | None) -> None:
-    """Says that a user asked for a sharding over a mesh with these axes; None where it has devices in another order."""
+def note(tiling: TileAssignment, axes: Axes) -> None:
+    """Says that a user asked for a sharding over a mesh with these axes."""
     global _changes
+    if axes not in _meshes:  # perhaps no longer the only one
+        _meshes.add(axes)
+        _changes += 1
     meshes = _users.setdefault(tiling, {})
     if axes not in meshes:
         meshes[axes] = None
@@ -142,13 +154,13 @@ def noted() -> str:
 def axes_for(numbers: Iterable[int]) -> Axes | None:
     """The axes of the one mesh that users asked for these placement numbers on; None where there are several, or none.
 
-    Those that XLA chose have to be along them.
+    Where they asked for none of them it is their only mesh. Those that XLA chose have to be along it.
     """
     tilings = {_by_number[number] for number in numbers if number >= _FIRST}
     asked = [set(_users[tiling]) for tiling in tilings if tiling in _users]
-    common = set.intersection(*asked) if asked else set()
+    common = set.intersection(*asked) if asked else {*_meshes}
     axes = common.pop() if len(common) == 1 else None
-    return None if axes is None or any(axes_of(tiling, axes.lengths) is None for tiling in tilings) else axes
+    return None if axes is None or any(axes.of(tiling) is None for tiling in tilings) else axes
 
 
 def within_program(axes: Axes | None) -> AbstractContextManager[None]:
@@ -271,11 +283,12 @@ def _sharding(tiling: TileAssignment | None, devices: tuple[jax.Device, ...], me
     if mesh_axes is None:
         primes = tuple(prime_factors(len(devices))) or (1,)
         mesh_axes = Axes(primes, tuple(f"m{i}" for i in range(len(primes))))
-    axes = () if tiling is None else axes_of(tiling, mesh_axes.lengths)
+    axes = () if tiling is None else mesh_axes.of(tiling)
     if axes is not None:
         mesh = jax.sharding.Mesh(array.reshape(mesh_axes.lengths), mesh_axes.names)
         spec = [tuple(mesh_axes.names[axis] for axis in dimension_axes) or None for dimension_axes in axes]
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        order = mesh_axes.order or None
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), _logical_device_ids=order)
     assert tiling is not None
     shape = [*tiling.tiles, tiling.copies]
     names = [f"d{i}" for i in range(len(shape))]

@@ -23,9 +23,15 @@ def constrained(value: Any, number: int) -> Any:
 
 
 def axes_of(graph: Graph) -> shardings.Axes | None:
-    """The axes of the user's mesh in a program, where there is one."""
+    """The axes of the user's mesh in a program, where there is one.
+
+    What is computed on parts is so by the number of each device, which is not where a mesh in another order has it.
+    """
     asked = [node.args[1] for node in graph.nodes if node.op in (OPERATOR, ENTER, LEAVE)]
-    return shardings.axes_for({*graph.leaf_placements, *graph.output_placements, *asked})
+    placements = {*graph.leaf_placements, *graph.output_placements, *asked}
+    by_number = shardings.MANUAL in placements or any(node.op in (ENTER, LEAVE) for node in graph.nodes)
+    axes = shardings.axes_for(placements)
+    return None if axes is not None and axes.order and by_number else axes
 
 
 def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placement) -> Sequence[Any]:

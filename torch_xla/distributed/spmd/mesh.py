@@ -123,12 +123,11 @@ class Mesh:
         shardings.note(tiling, self._axes_of_programs())
         return tiling
 
-    def _axes_of_programs(self) -> shardings.Axes | None:
-        """Its axes in a program, unnamed ones by their index; None where it has the devices in an order of its own."""
-        if not np.array_equal(self.device_ids, np.arange(self.size())):
-            return None
+    def _axes_of_programs(self) -> shardings.Axes:
+        """Its axes in a program, unnamed ones by their index."""
+        order = () if np.array_equal(self.device_ids, np.arange(self.size())) else tuple(map(int, self.device_ids))
         names = self.axis_names or (f"axis_{i}" for i in range(len(self.mesh_shape)))
-        return shardings.Axes(self.mesh_shape, tuple(names))
+        return shardings.Axes(self.mesh_shape, tuple(names), order)
 
     def axes_of(self, partition_spec: PartitionSpec) -> list[tuple[int, ...]]:
         """The indices of mesh axes over which each dimension is split.
