@@ -24,7 +24,7 @@ def state(count: int) -> list[Tensor]:
 
 def pending() -> list[float]:
     """The real numbers of what is pending, as its program gets them."""
-    floats, ints, _ = _bindings.Cut.of_device(0).preview().packed_numbers()
+    floats, ints, *_ = _bindings.Cut.of_device(0).preview().packed_numbers()
     return floats.tolist() + ints.tolist()
 
 

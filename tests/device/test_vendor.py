@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(plugin.library() is None, reason=plugin.MISSING)
 
 VENDOR = """
 import os
-import torch_xla
+import torch, torch_xla
 from torch_xla.experimental.plugins import DevicePlugin
 from torch_xla.experimental.stablehlo_custom_call import stablehlo_custom_call
 
@@ -23,7 +23,10 @@ class Vendor(DevicePlugin):
     def __init__(self):
         super().__init__()
         os.environ["XLA_STABLEHLO_COMPILE"] = "1"
-        torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)
+        torch_xla._XLAC._set_xla_all_numbers_special_scalars("VENDOR_NARROW" not in os.environ)
+
+    def unsupported_dtypes(self):
+        return (torch.float64, torch.int64) if "VENDOR_NARROW" in os.environ else ()
 
     def library_path(self):
         return os.environ["VENDOR_LIBRARY"]
@@ -114,7 +117,8 @@ loaded = device.client.deserialize_executable(executable, xla_client.DeviceList(
 assert loaded.local_devices() == [device]
 xr.clear_computation_cache()
 assert xr.get_num_cached_compilation_graph() == 0
-(x * 2).tolist(), torch_xla.sync()
+y = x * 2
+torch_xla.sync()
 assert met.counter_value("PersistentCacheHit") == 1 and torch_xla._XLAC._xla_computation_cache_is_initialized()
 
 (first, *_) = attributes = xr.global_runtime_device_attributes()
@@ -146,11 +150,20 @@ w = torch.rand(8, 4).to("xla")
 xs.mark_sharding(w, mesh, ("model", "batch"))
 text = xm.get_stablehlo([acme.role(w, "parameter") + 1])
 assert re.search(r'sdy.mesh @mesh = <\\["batch"=1, "model"=4\\]>', text), text
+assert '<["batch"=1, "model"=4]>' in xm.get_stablehlo([x + 1])  # of the one mesh that there is
 call = re.search(r'custom_call @vendor.mark\\(%arg0\\).*', main_of(text))
 assert call and 'vendor.role = "parameter"' in call.group(0), text
 y = (w * 2 + x).sum(0)
 torch_xla.sync()
 torch.testing.assert_close(y.cpu(), (w.cpu() * 2 + x.cpu()).sum(0))
+
+# An update in place keeps the sharding, and the host puts the parts of what it reads together.
+before, spec = w.cpu(), torch_xla._XLAC._get_xla_sharding_spec(w)
+w.add_(1)
+torch_xla.sync()
+compiles = met.counter_value("UncachedCompile")
+assert torch.equal(w.cpu(), before + 1) and torch_xla._XLAC._get_xla_sharding_spec(w) == spec != ""
+assert met.counter_value("UncachedCompile") == compiles
 
 # Over two meshes the module has neither.
 v = torch.rand(8, 4).to("xla")
@@ -158,6 +171,78 @@ xs.mark_sharding(v, xs.Mesh(np.arange(4), (2, 2), ("a", "b")), ("a", "b"))
 text = xm.get_stablehlo([v + w])
 assert '<["m0"=2, "m1"=2]>' in text, text
 torch.testing.assert_close((v + w).cpu(), v.cpu() + w.cpu())
+
+# In an order of their own, which is no transposition of the prime lengths'.
+u = torch.rand(8, 4).to("xla")
+xs.mark_sharding(u, xs.Mesh(np.array([3, 1, 0, 2]), (2, 2), ("x", "y")), ("x", "y"))
+text = xm.get_stablehlo([u @ torch.ones(4, 3, device="xla")])
+assert re.search(r'<\\["x"=2, "y"=2\\], device_ids=\\[3, 1, 0, 2\\]>', text), text
+torch.testing.assert_close((u @ torch.ones(4, 3, device="xla")).cpu(), u.cpu() @ torch.ones(4, 3))
 """,
         tmp_path,
+    )
+
+
+def test_numbers_travel_in_types_that_the_device_has(tmp_path: Path) -> None:
+    """Without float64 and int64: from the first graph on, which is cut before the client runs."""
+    run(
+        """
+def arguments_of(*tensors):
+    return main_of(xm.get_stablehlo(list(tensors))).partition(" -> ")[0]
+
+first = arguments_of(torch.ones(3, device="xla") * 0.3)
+assert "xf32>" in first and "f64" not in first, first
+host = torch.arange(1.0, 7.0)
+x, narrow, big = host.to("xla"), 7, 1 << 40
+torch.manual_seed(1 << 35)
+all = arguments_of((x * 0.3 + narrow) * big, x * 2j, torch.dropout(x, 0.5, True))
+assert not re.search("[if]64", all), all
+assert [all.count(f"x{kind}>") for kind in ("ui32", "i32", "complex<f32>")] == [1, 1, 1], all
+
+torch_xla.sync()
+compiles = met.counter_value("UncachedCompile") or 0
+for number, narrow, big in ((0.3, 7, 1 << 40), (0.4, -9, 1 << 40), (0.4, -9, 1 << 41)):
+    y = (x * number + narrow) * big
+    torch_xla.sync()
+    torch.testing.assert_close(y.cpu(), (host * number + narrow) * big)
+assert met.counter_value("UncachedCompile") - compiles == 2  # a whole number of more than 32 bits is a constant
+
+import jax
+torch.manual_seed(1 << 35)
+drawn = torch.rand(4, device="xla").cpu()
+key = jax.random.wrap_key_data(np.array([8, 0], np.uint32), impl="threefry2x32")
+assert np.array_equal(drawn, jax.random.uniform(key, (4,), np.float32))
+q = torch.rand(1, 1, 4, 8, device="xla", requires_grad=True)
+torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5).sum().backward()
+assert q.grad.isfinite().all()
+""",
+        tmp_path,
+        VENDOR_NARROW="1",
+    )
+
+
+def test_a_module_has_the_lines_and_modules_of_the_user(tmp_path: Path) -> None:
+    """As the library tells them of what it compiled."""
+    run(
+        """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+net = Net().to("xla")
+y = net(torch.rand(2, 4).to("xla"))
+torch_xla.sync()
+from torch_xla._core.compile import cache
+(text,) = [text for e in cache._executables.values() if "tanh" in (text := e.loaded.hlo_modules()[0].to_string())]
+names = re.findall(r'op_name="([^"]*)"', text)
+assert any("Net/layer" in name for name in names) and any("Net/" in n and "tanh" in n for n in names), text
+assert "<string>" in text and str(Net.forward.__code__.co_firstlineno + 1) in text, text
+""",
+        tmp_path,
+        XLA_HLO_DEBUG="1",
+        XLA_IR_DEBUG="1",
     )

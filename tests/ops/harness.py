@@ -24,7 +24,7 @@ from opdb.schema_cases import label
 from torch_xla.ops import call as call_module
 from torch_xla.ops import fallback
 from torch_xla.ops.decompositions import bind, requested_results
-from torch_xla.ops.registry import Meta, NumberInput, StaticNumbers
+from torch_xla.ops.registry import Meta, NumberInput, StaticNumbers, seed_words
 
 SCALARS = ("number", "Optional[number]", "List[number]")
 NUMBERS = {
@@ -143,7 +143,7 @@ def _lowered(calls: Sequence[Call], lifts: Sequence[Sequence[frozenset[int]]]) -
     given: list[Any] = []
     places: list[tuple[Call, list[Meta | None], int]] = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        seed = (jnp.asarray(7, jnp.int64), jnp.asarray(3, jnp.int64))
+        seed = seed_words(7, 3)
         for one, choices in zip(calls, lifts, strict=True):
             outs = _promised(one)
             seeded = seed if torch.Tag.nondeterministic_seeded in one.op.tags else None

@@ -274,9 +274,9 @@ def _fused(
         options = {"attn_mask": _additive(attn_bias, q), "scale": scale}
         results = host_kernel.attempt(_CPU.default, operands, options, ctx.out[:2])
     out, logsumexp = results or _attend(ctx, q, k, v, attn_bias, dropout_p, is_causal, scale)
-    # The backward draws the same dropout again from the seed and offset saved here.
-    seed, offset = ctx.seed if dropout_p > 0 and ctx.seed is not None else (jnp.zeros((), np.int64),) * 2
-    return out, logsumexp, None, None, None, None, seed, offset, None
+    # The backward draws the same dropout again from the words of the seed, which are saved here.
+    words = ctx.seed if dropout_p > 0 and ctx.seed is not None else (jnp.zeros((), np.int64),) * 2
+    return out, logsumexp, None, None, None, None, *words, None
 
 
 @lowers("aten._scaled_dot_product_fused_attention_overrideable_backward.default")
@@ -305,7 +305,8 @@ def _fused_backward(
         grad = jnp.zeros_like(out)
     dropout = None
     if dropout_p > 0:  # the forward's, drawn again
-        dropout = (Context(ctx.op, ctx.out, (philox_seed, philox_offset)).key(), dropout_p)
+        words = philox_seed.astype(np.uint32), philox_offset.astype(np.uint32)
+        dropout = (Context(ctx.op, ctx.out, words).key(), dropout_p)
     bias_grad = attn_bias is not None and grad_input_mask[3]
     if dropout_p == 0 and not grad_input_mask[3] and host_kernel.in_use():
         operands = (q, _heads(k, q.shape[-3]), _heads(v, q.shape[-3]))

@@ -93,7 +93,7 @@ def call(
 ) -> tuple[jax.Array | None, ...]:
     """Computes an operator on JAX arrays; returns one per result, with the Meta kernel's shape and dtype.
 
-    Arrays stand for tensors, numbers or `NumberInput` for numbers; `seed` is (seed, offset) of an operator that draws.
+    Arrays stand for tensors, numbers or `NumberInput` for numbers; `seed` is `seed_words` of an operator that draws.
     Raises StaticNumbers where numbers must be recorded as constants, and RuntimeError where a rule fails, or gives
     another shape than the Meta kernel's, and there is no CPU kernel to call instead.
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # 2^64 divided by the golden ratio, as a signed 64-bit number: offsets times this spread over all keys.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Context:
 
     op: str  # such as ``aten.add.Tensor``
     out: tuple[Meta | None, ...]  # types of the results; None where the operator returns an undefined tensor
-    seed: tuple[jax.Array, jax.Array] | None = None  # int64 scalars (seed, offset) where random numbers are drawn
+    seed: tuple[jax.Array, jax.Array] | None = None  # uint32 scalars, see `seed_words`, where random numbers are drawn
 
     @property
     def meta(self) -> Meta:
@@ -160,9 +162,15 @@ class Context:
 
         if self.seed is None:
             raise RuntimeError(f"[lower {self.op}] draws random numbers but was recorded without a seed")
-        seed, offset = self.seed
-        # One wrapping 64-bit number, so that (seed, offset) can be saved and resumed as one integer.
-        return jax.random.key(seed + offset * GOLDEN, impl="threefry2x32")
+        return jax.random.wrap_key_data(jax.numpy.stack(self.seed), impl="threefry2x32")
+
+
+def seed_words(seed: Any, offset: Any) -> tuple[Any, Any]:
+    """The seed that an operator draws from: one wrapping number of 64 bits, as the words that programs take."""
+    key = seed + offset * GOLDEN
+    if isinstance(key, int):
+        return np.uint32(key >> 32 & _WORD), np.uint32(key & _WORD)
+    return (key >> 32).astype(np.uint32), key.astype(np.uint32)
 
 
 Rule = Callable[..., Any]

@@ -31,6 +31,7 @@ def program_settings() -> tuple[Hashable, ...]:
         client.spmd(),
         shardings.changes(),
         scopes.on(),
+        *_bindings.number_types(),
         dtypes.shortens(),
         _config.XLA_ROLL_LAYERS.get(),
         tuple((name, type(value), value) for name, value in options.custom()),  # True equals 1

@@ -78,6 +78,12 @@ def _platform() -> str:
     return pjrt_plugins.platform_of(device_type())
 
 
+def choose_plugin() -> None:
+    """Has the plugin of the devices, where they are of one, say what decides over programs; starts no client."""
+    if described.topology() is None:
+        pjrt_plugins.choose(device_type())
+
+
 def is_own_cpu() -> bool:
     """Whether the devices are those of JAX's own CPU client: they compute in this process's memory."""
     return _platform() == "cpu" and not (described.topology() or (_started and _of_plugin(_devices()[0])))

@@ -13,11 +13,14 @@ import hashlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Collection
 from glob import glob
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
-from torch_xla import _config
+import torch
+
+from torch_xla import _bindings, _config
 from torch_xla._core.device import environment
 from torch_xla._errors import message, one_line
 
@@ -56,6 +59,13 @@ class DevicePlugin:
             local_rank: Number of this process on its host; it should use the device of that number.
             local_world_size: How many processes the host has.
         """
+
+    def unsupported_dtypes(self) -> Collection[torch.dtype]:
+        """Types that the device has not.
+
+        For ``torch.float64`` or ``torch.int64`` numbers that are inputs of programs travel in types of 32 bits.
+        """
+        return ()
 
     def physical_chip_count(self) -> int:
         """Number of devices of this host, each of which a launched job has a process for."""
@@ -101,6 +111,14 @@ def find(name: str) -> DevicePlugin | None:
         elif key == "library" and _config.PJRT_LIBRARY_PATH.is_set():
             _registered[key] = _FromEnvironment()
     return _registered.get(key)
+
+
+def choose(name: str) -> DevicePlugin | None:
+    """As `find`, of the devices in use: what it says decides which numbers are inputs of programs, and how."""
+    plugin = find(name)
+    missing = () if plugin is None else plugin.unsupported_dtypes()
+    _bindings.set_wide_numbers(torch.float64 not in missing, torch.int64 not in missing)
+    return plugin
 
 
 def _load(point: EntryPoint) -> DevicePlugin:
@@ -211,7 +229,7 @@ def give_to_jax(name: str) -> None:
         )
     if module is not None:
         _check_module(platform, module)
-    plugin = find(name)
+    plugin = choose(name)
     started = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
     if not is_builtin and started != [""] and platform.lower() not in started:
         raise RuntimeError(

@@ -296,6 +296,7 @@ def _import_stages() -> Any:
         finally:
             if result.done():
                 _importing = None
+    client.choose_plugin()  # before the first cut
     return _stages
 
 

@@ -18,7 +18,7 @@ from torch_xla._torch_internals import OpOverload, pytree
 from torch_xla.ops import dtypes, precision
 from torch_xla.ops.call import find_overload, way_of
 from torch_xla.ops.decompositions import bind, requested_results
-from torch_xla.ops.registry import Meta
+from torch_xla.ops.registry import Meta, seed_words
 
 Arrays = Sequence[Any]
 
@@ -241,8 +241,8 @@ def draws(node: torch.fx.Node) -> bool:
 
 def _seed(position: int, seed: Any | None) -> tuple[Any, Any]:
     """A graph by itself has no random state; its position tells an operator's numbers from those of the others."""
-    start = torch.initial_seed() & (2**63 - 1) if seed is None else seed
-    return jax.numpy.asarray(start, "int64"), jax.numpy.asarray(position, "int64")
+    start = torch.initial_seed() & (2**63 - 1) if seed is None else jax.numpy.asarray(seed, "int64")
+    return seed_words(start, position if seed is None else jax.numpy.asarray(position, "int64"))
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:

@@ -52,7 +52,7 @@ class Node:
     # one that draws may have an ordering edge after those that its arguments name
     inputs: tuple[Edge, ...]
     outs: tuple[Meta | None, ...]  # the results' types; None for an undefined tensor
-    seeded: bool  # whether it draws random numbers, from two more numbers: seed and offset
+    seeded: bool  # whether it draws random numbers, from two more numbers: the words of a seed
     frame: str | None  # the user's line that recorded it, if kept
     # 128-bit hash of the constant arguments and settings; None where it is to be no function of its own
     attrs: tuple[int, int] | None
@@ -86,7 +86,7 @@ class Node:
             yield from arg if isinstance(arg, list) else [arg]
 
     def number_inputs(self) -> list[Number | None]:
-        """Its inputs from the vectors of numbers, in order: its numbers, then None for seed and offset."""
+        """Its inputs from the vectors of numbers, in order: its numbers, then None for each word of its seed."""
         return [*self.numbers(), *[None] * 2 * self.seeded]
 
 
@@ -144,7 +144,7 @@ class Graph:
     packs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     stacks: int = 0  # how many of them, from the first, are stacks: arrays of tensors of one type
     leaf_frames: tuple[str | None, ...] = ()  # the user's line that made each leaf, if known
-    # index of each node's numbers, seed and offset too, in the vector of their type; equal ones may share
+    # index of each node's numbers, words of a seed too, in the vector of their type; equal ones may share
     numbers: tuple[int, ...] = ()
     leaf_placements: tuple[int, ...] = ()  # placement number of each leaf; none where buffers are never split
     output_placements: tuple[int, ...] = ()  # likewise that which each output is to have

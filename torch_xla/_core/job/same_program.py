@@ -144,7 +144,7 @@ def _entries(graph: Graph, vectors: Sequence[Any]) -> Iterator[sequence.Entry]:
 def _node(node: Node, places: Sequence[int], vectors: Sequence[Any]) -> str:
     inputs = [(w.leaf, w.slot, w.result) for w in node.inputs]
     types = ", ".join(_typed(meta) for meta in node.outs if meta is not None)
-    seed = f" with seed {[int(vectors[1][place]) for place in places[-2:]]}" if node.seeded else ""
+    seed = f" with seed {[int(vectors[3][place]) for place in places[-2:]]}" if node.seeded else ""
     return f"{node.op} {[*node.args, *inputs]} -> {types}{seed}"
 
 

@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla import _bindings
 from torch_xla._core.device import shardings
 from torch_xla._core.graph.graph import Edge, Edges, Graph
 from torch_xla._core.lower import manual_lowering
 from torch_xla.ops import dtypes
 
-# Which vector a number of this type travels in, and the vectors' dtypes.
-_VECTORS = {float: 0, int: 1, complex: 2}
-_VECTOR_DTYPES = (np.float64, np.int64, np.complex128)
+# Which vector a number of this type travels in; None is a word of a seed.
+_VECTORS = {float: 0, int: 1, complex: 2, None: 3}
 
-Numbers = tuple[Any, Any, Any]
+Numbers = list[Any]
 
 
 class Convention:
@@ -71,7 +71,8 @@ class Convention:
             if leaves in self._stacks:
                 shape = (len(leaves), *first.shape)
             self.buffers.append((shape, dtypes.numpy_dtype(first.dtype)))
-        self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, _VECTOR_DTYPES, strict=True) if n]
+        types = map(np.dtype, _bindings.number_types())
+        self.buffers += [((n,), dtype) for n, dtype in zip(self._sizes, types, strict=True) if n]
 
         at = graph.leaf_placements or (shardings.REPLICATED,) * len(graph.leaves)
         to = graph.output_placements or (shardings.REPLICATED,) * len(graph.outputs)
@@ -111,8 +112,7 @@ class Convention:
                 leaves.unstack(next(remaining_inputs), members)
             else:
                 leaves.unpack(next(remaining_inputs), members, [self._leaves[leaf].shape for leaf in members])
-        floats, ints, complexes = (next(remaining_inputs) if n else None for n in self._sizes)
-        return leaves, (floats, ints, complexes)
+        return leaves, [next(remaining_inputs) if n else None for n in self._sizes]
 
     def packs(self, inputs: Sequence[Any]) -> dict[Edges, Any]:
         """The packs among the inputs, by the edges in them."""
@@ -207,14 +207,14 @@ def _fits(graph: Graph, leaf: int, output: int) -> bool:
 
 
 def number_indices(graph: Graph) -> list[tuple[tuple[int, int], ...]]:
-    """Per node the vector and the index of each of its numbers, seed and offset included."""
+    """Per node the vector and the index of each of its numbers, words of a seed included."""
     indices = iter(graph.numbers)
-    kinds = [[int if number is None else type(number.value) for number in node.number_inputs()] for node in graph.nodes]
+    kinds = [[None if n is None else type(n.value) for n in node.number_inputs()] for node in graph.nodes]
     return [tuple((_VECTORS[kind], next(indices)) for kind in node_kinds) for node_kinds in kinds]
 
 
 def _vector_sizes(graph: Graph) -> list[int]:
-    sizes = [0] * len(_VECTOR_DTYPES)
+    sizes = [0] * len(_VECTORS)
     for places in number_indices(graph):
         for vector, index in places:
             sizes[vector] = max(sizes[vector], index + 1)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from torch_xla import _config, _events, _fallbacks, _jax_internals
 from torch_xla._core.device import client, environment, placement, shardings
@@ -35,7 +34,7 @@ from torch_xla.ops.call import call, find_overload, load_rules
 from torch_xla.ops.call_settings import as_recorded
 from torch_xla.ops.composite import composite, name_meanings
 from torch_xla.ops.decompositions import separate
-from torch_xla.ops.registry import Meta, NumberInput, StaticNumbers
+from torch_xla.ops.registry import Meta, NumberInput, StaticNumbers, seed_words
 
 _CAPACITY = 1 << 14  # signatures; a program of ever new shapes must not grow for ever
 
@@ -51,7 +50,7 @@ FUNCTION = "function"
 
 _rules: dict[Any, Callable[..., Any]] = {}
 
-Numbers = tuple[list[Any], Any]  # of a node: its numbers, and its seed and offset if it draws
+Numbers = tuple[list[Any], Any]  # of a node: its numbers, and the words of its seed if it draws
 Results = dict[int, Any]  # of each node, by index
 
 if scopes.on():
@@ -220,7 +219,7 @@ def compute_alone(
     if node.op in MARKS or node.op == placing.OPERATOR:  # JAX splits nothing by itself that does not divide
         return (arrays[0],)
     with _rule_scope(place):
-        return _compute_on(node, arrays, numbers, None if seed is None else tuple(map(np.int64, seed)))
+        return _compute_on(node, arrays, numbers, None if seed is None else seed_words(*seed))
 
 
 @contextmanager

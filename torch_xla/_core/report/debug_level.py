@@ -114,9 +114,7 @@ def findings() -> list[str]:
 
 
 def _graph(kind: str, graph: Graph, cause: str, name: str | None) -> None:
-    numbers = {type(number.value) for node in graph.nodes for number in node.numbers()}
-    if any(node.seeded for node in graph.nodes):
-        numbers.add(int)
+    numbers = {number and type(number.value) for node in graph.nodes for number in node.number_inputs()}
     lines = [f"{kind} Cause", f"  {cause}", "Graph Info: "]
     if name:
         lines.append(f"  Graph Name: {name}")

@@ -141,11 +141,11 @@ py::list leaf_locations(const Graph& graph) {
   return locations;
 }
 
-// The numbers of the graph as one vector per type: float64, int64, complex128.
-py::tuple packed_numbers(Graph& graph) {
-  const auto vectors = graph.scalar_layout()->pack(graph.numbers);
-  const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
-  return py::make_tuple(array(vectors.floats), array(vectors.ints), array(vectors.complexes));
+// The numbers of the graph as one vector per type.
+py::list packed_numbers(Graph& graph) {
+  size_t type = 0;
+  const auto array = [&](const std::string& bytes) { return number_array(type++, bytes); };
+  return listed(graph.scalar_layout()->pack(graph.numbers), array);
 }
 
 py::list describe_fills(const Graph& graph) {

@@ -4,8 +4,10 @@
 #include "base/user_line.h"
 #include "bindings/bindings.h"
 #include "bindings/describe.h"
+#include "cut/scalar_layout.h"
 #include "device/device.h"
 #include "device/random.h"
+#include "ir/op_info.h"
 #include "record/meta_cache.h"
 #include "record/record.h"
 #include "record/unboxed.h"
@@ -35,6 +37,8 @@ void bind_recorder(py::module_& m) {
   m.def("is_eager", &eager);
   m.def("set_special_numbers", &set_special_numbers);
   m.def("set_all_numbers_constant", &set_all_numbers_constant);
+  m.def("set_wide_numbers", [](bool floats, bool integers) { wide_floats = floats, wide_integers = integers; });
+  m.def("number_types", &number_types);
   m.def("call_settings", &call_settings);
   m.def("default_dtype", &default_dtype);
   m.def("set_frame_depth", &set_frame_depth);

@@ -60,7 +60,7 @@ void Graph::add_numbers(const Node& node, Hash& constants, Adaptive& adaptive) {
     const auto policy = node.op->policy(i);
     const bool tracked = arg.kind != Arg::Kind::Number ||
                          (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node.op->element);
-    if (all_numbers_constant() || policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble())) {
+    if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble()) || must_be_constant(arg.value)) {
       hash_attr(constants, arg.value);
       continue;
     }
@@ -116,7 +116,7 @@ void Graph::number_leaves(bool runs, bool checks) {
     if (node->seeded) {
       topology.mix(kSeedTag);
       for (const auto word : node->seed) {
-        numbers.push_back({NumberSlot::Type::Int, word, {}, node->slot, NumberSlot::kSeed, 0});
+        numbers.push_back({NumberSlot::Type::Seed, word, {}, node->slot, NumberSlot::kSeed, 0});
       }
     }
     number_inputs(*node, checks);

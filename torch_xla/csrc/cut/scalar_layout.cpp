@@ -4,6 +4,9 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "device/random.h"
+#include "ir/op_info.h"
+
 namespace torch_xla {
 
 namespace {
@@ -112,26 +115,37 @@ ScalarLayout ScalarLayout::unbroken(const Vector<NumberSlot>& numbers) const {
 }
 
 NumberVectors ScalarLayout::pack(const Vector<NumberSlot>& numbers) const {
-  const auto size = [&](NumberSlot::Type type) { return sizes[static_cast<size_t>(type)]; };
-  NumberVectors vectors{std::vector<double>(size(NumberSlot::Type::Float)),
-                        std::vector<int64_t>(size(NumberSlot::Type::Int)),
-                        std::vector<std::complex<double>>(size(NumberSlot::Type::Complex))};
+  NumberVectors vectors;
+  const auto put = [&](size_t i, auto value) {
+    const auto type = static_cast<size_t>(numbers[i].type);
+    vectors[type].resize(sizes[type] * sizeof(value));
+    std::memcpy(&vectors[type][indices[i] * sizeof(value)], &value, sizeof(value));
+  };
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto& n = numbers[i];
-    const auto index = indices[i];
     switch (n.type) {
       case NumberSlot::Type::Float:
-        vectors.floats[index] = n.number.real();
+        wide_floats ? put(i, n.number.real()) : put(i, static_cast<float>(n.number.real()));
         break;
       case NumberSlot::Type::Int:
-        vectors.ints[index] = n.integer;
+        wide_integers ? put(i, n.integer) : put(i, static_cast<int32_t>(n.integer));
         break;
       case NumberSlot::Type::Complex:
-        vectors.complexes[index] = {n.number.real(), n.number.imag()};
+        wide_floats ? put(i, n.number) : put(i, static_cast<c10::complex<float>>(n.number));
         break;
+      case NumberSlot::Type::Seed: {
+        const auto key = random_key(n.integer, numbers[i + 1].integer);
+        put(i, static_cast<uint32_t>(key >> 32));
+        put(++i, static_cast<uint32_t>(key));
+        break;
+      }
     }
   }
   return vectors;
+}
+
+std::array<const char*, 4> number_types() {
+  return {wide_floats ? "f8" : "f4", wide_integers ? "i8" : "i4", wide_floats ? "c16" : "c8", "u4"};
 }
 
 }  // namespace torch_xla

@@ -5,8 +5,8 @@
 #include <c10/util/complex.h>
 
 #include <array>
-#include <complex>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/hash.h"
@@ -16,7 +16,7 @@ namespace torch_xla {
 
 // One argument number that is an input of the program.
 struct NumberSlot {
-  enum class Type : uint8_t { Int, Float, Complex } type;
+  enum class Type : uint8_t { Float, Int, Complex, Seed } type;
   int64_t integer = 0;
   c10::complex<double> number;
   uint32_t node = 0;                             // whose argument it is
@@ -30,12 +30,10 @@ struct NumberSlot {
   uint64_t where() const { return uint64_t{node} << 32 | uint64_t{position} << 24 | (element & 0xFFFFFF); }
 };
 
-// The numbers of a graph as a program takes them.
-struct NumberVectors {
-  std::vector<double> floats;
-  std::vector<int64_t> ints;
-  std::vector<std::complex<double>> complexes;
-};
+// The numbers of a graph as a program takes them: the bytes of a vector of each type, and what they are, as NumPy has
+// it. A seed with its offset is one number of 64 bits, in two words.
+using NumberVectors = std::array<std::string, 4>;
+std::array<const char*, 4> number_types();
 
 class ScalarLayout {
  public:
@@ -49,7 +47,7 @@ class ScalarLayout {
   NumberVectors pack(const Vector<NumberSlot>& numbers) const;
 
   std::vector<uint32_t> indices;    // per number: where it is in the vector of its type
-  std::array<uint32_t, 3> sizes{};  // of the vectors, by type
+  std::array<uint32_t, 4> sizes{};  // of the vectors, by type
 
  private:
   ScalarLayout() = default;

@@ -65,6 +65,10 @@ Hash hash_without_constants(const Graph& graph, Constants& constants) {
     rest.mix(begin_attrs(*node->op, node->settings));
     for (uint32_t i = 0; i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
+      if (is_number(arg) && must_be_constant(arg.value)) {
+        hash_arg(rest, attr(arg.value));
+        continue;
+      }
       if (arg.kind == Arg::Kind::Number && node->op->policy(i) == NumberPolicy::Input) {
         hash_arg(rest, arg);
         continue;
@@ -98,9 +102,6 @@ void make_adaptive(Node& node, size_t position) {
 }  // namespace
 
 bool Graph::constants_vary() {
-  if (all_numbers_constant()) {
-    return false;
-  }
   const RecorderLock lock;
   Constants constants;
   const auto rest = hash_without_constants(*this, constants);

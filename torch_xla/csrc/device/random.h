@@ -9,6 +9,12 @@
 
 namespace torch_xla {
 
+// What an operator draws from: one wrapping number of 64 bits, so that (seed, offset) can be saved as one.
+constexpr uint64_t random_key(int64_t seed, int64_t offset) {
+  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;  // as GOLDEN of ops/registry.py
+  return static_cast<uint64_t>(seed) + static_cast<uint64_t>(offset) * kGolden;
+}
+
 // Fills `seed` with the next (seed, offset) of a generator, or of the device's default where none is given.
 void next_seed(c10::DeviceIndex device, const std::optional<at::Generator>& generator, int64_t seed[2]);
 

@@ -467,7 +467,19 @@ bool is_special_number(const c10::IValue& number) {
 
 void set_special_numbers(bool on) { special_numbers.store(on, std::memory_order_relaxed); }
 
-bool all_numbers_constant() { return constants_only.load(std::memory_order_relaxed); }
+std::atomic<bool> wide_floats{true}, wide_integers{true};
+
+bool must_be_constant(const c10::IValue& number) {
+  const bool all = constants_only.load(std::memory_order_relaxed);
+  if (all || wide_integers) {
+    return all;
+  }
+  if (number.isList()) {
+    const auto list = number.toListRef();
+    return std::any_of(list.begin(), list.end(), &must_be_constant);
+  }
+  return number.isInt() && number.toInt() != static_cast<int32_t>(number.toInt());
+}
 void set_all_numbers_constant(bool on) { constants_only.store(on, std::memory_order_relaxed); }
 
 }  // namespace torch_xla

@@ -117,8 +117,11 @@ std::unordered_map<std::string, uint64_t> op_counts();
 // 0 and 1 written as integers stay constants of the program unless XLA_NO_SPECIAL_SCALARS=1.
 bool is_special_number(const c10::IValue& number);
 void set_special_numbers(bool on);
-// Whether no number is an input of a program; from the next cut on.
-bool all_numbers_constant();
+// Whether a number, or a list of them, is no input of a program, from the next cut on: none is, or it is one of 64 bits
+// and devices have no such integers.
+bool must_be_constant(const c10::IValue& number);
 void set_all_numbers_constant(bool on);
+// Whether devices have these types of 64 bits; numbers travel in those of 32 instead.
+extern std::atomic<bool> wide_floats, wide_integers;
 
 }  // namespace torch_xla

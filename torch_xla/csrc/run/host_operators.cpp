@@ -9,6 +9,7 @@
 
 #include "base/kernel_settings.h"
 #include "base/tensors_of.h"
+#include "device/random.h"
 #include "ir/op_info.h"
 
 namespace torch_xla {
@@ -167,9 +168,8 @@ class Threefry {
 }  // namespace
 
 at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes) {
-  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;  // as GOLDEN of ops/registry.py
   constexpr int64_t kGrain = 1 << 15;
-  const Threefry threefry(static_cast<uint64_t>(seed[0]) + static_cast<uint64_t>(seed[1]) * kGolden);
+  const Threefry threefry(random_key(seed[0], seed[1]));
   auto drawn = at::empty(sizes, at::kFloat);
   auto* const to = drawn.data_ptr<float>();
   at::parallel_for(0, drawn.numel(), kGrain, [&](int64_t begin, int64_t end) {

@@ -2,8 +2,6 @@
 
 #include <pybind11/numpy.h>
 
-#include <string_view>
-
 #include "base/metric.h"
 #include "base/python_hooks.h"
 #include "device/device.h"
@@ -53,7 +51,6 @@ Program::Program(Graph& graph, bool waits)
       packing(graph),
       scalar_layout(graph.scalar_layout()),
       aliased_outputs(graph.aliased_outputs),
-      numbers(graph.numbers),
       waits(waits) {
   for (const auto& leaf : graph.leaves) {
     inputs.push_back({leaf->meta(0).value, leaf->placement});
@@ -81,24 +78,25 @@ const py::object& Program::run() {
   return run_;
 }
 
+py::object number_array(size_t type, const std::string& bytes) {
+  const py::dtype dtype(number_types().at(type));
+  return py::array(dtype, static_cast<py::ssize_t>(bytes.size()) / dtype.itemsize(), bytes.data());
+}
+
 std::vector<py::object> Program::number_buffers(const Arguments& arguments) {
   const auto vectors = scalar_layout->pack(arguments.numbers);
   std::vector<py::object> buffers;
-  const auto add = [&](UploadedNumbers& uploaded, const auto& vector) {
-    if (vector.empty()) {
-      return;
+  for (size_t type = 0; type < vectors.size(); ++type) {
+    if (vectors[type].empty()) {
+      continue;
     }
-    const std::string_view bytes(reinterpret_cast<const char*>(vector.data()), vector.size() * sizeof(vector[0]));
-    if (!uploaded.buffer || uploaded.bytes != bytes) {
-      const py::array array(static_cast<py::ssize_t>(vector.size()), vector.data());
-      uploaded.buffer = py::reinterpret_steal<py::object>(put(array.ptr(), arguments.device));
-      uploaded.bytes = bytes;
+    auto& uploaded = uploaded_[type];
+    if (!uploaded || vectors_[type] != vectors[type]) {
+      uploaded = py::reinterpret_steal<py::object>(put(number_array(type, vectors[type]).ptr(), arguments.device));
+      vectors_[type] = vectors[type];
     }
-    buffers.push_back(uploaded.buffer);
-  };
-  add(uploaded_[0], vectors.floats);
-  add(uploaded_[1], vectors.ints);
-  add(uploaded_[2], vectors.complexes);
+    buffers.push_back(uploaded);
+  }
   return buffers;
 }
 
@@ -123,12 +121,10 @@ py::object execute(Arguments& arguments, Program& program) {
       const Timed timed(gathering_time());
       buffers = program.packing.gather(arguments);
     }
-    py::tuple inputs(buffers.size() + numbers.size());
+    buffers.insert(buffers.end(), numbers.begin(), numbers.end());
+    py::tuple inputs(buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       inputs[i] = std::move(buffers[i]);
-    }
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      inputs[buffers.size() + i] = numbers[i];
     }
     if (spans_mesh()) {
       check_alive(inputs);

@@ -34,9 +34,8 @@ class Program {
   const Vector<int32_t> aliased_outputs;  // as the graph's
   Vector<Type> inputs;
   Vector<Type> outputs;
-  Vector<NumberSlot> numbers;  // with the values that the graph had
-  const bool waits;            // for a run before its results count, because a host callback in it can fail
-  py::object starter;          // makes `run`
+  const bool waits;    // for a run before its results count, because a host callback in it can fail
+  py::object starter;  // makes `run`
   // Notes a start in which other processes take part; gives a function to be called with the results, the token last.
   py::object join_rendezvous;
 
@@ -52,13 +51,13 @@ class Program {
   std::vector<py::object> number_buffers(const Arguments& arguments);
 
  private:
-  struct UploadedNumbers {
-    std::string bytes;
-    py::object buffer;
-  };
-  std::array<UploadedNumbers, 3> uploaded_;  // by type
+  NumberVectors vectors_;               // of the latest run
+  std::array<py::object, 4> uploaded_;  // their buffers
   py::object run_;
 };
+
+// A vector of numbers, of one type, as NumPy's.
+py::object number_array(size_t type, const std::string& bytes);
 
 // Starts a program on its arguments and gives its results to their tensors, without waiting for them unless it `waits`.
 // Returns the token of the run.
