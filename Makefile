@@ -25,6 +25,7 @@ help:
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-sweep the long tables of which the tests have a sample"
 	@echo "make test-ahead   programs for TPUs that are not here, by their compiler"
+	@echo "make test-callers   libraries that call this one; installs torchtitan, whose jobs of four processes take 10 minutes"
 	@echo "make test-rolled   models of eight layers, rolled up into loops and not"
 	@echo "make test-ops   every operator of PyTorch's database against its CPU kernels; writes docs/op-coverage.md"
 	@echo "make test-overloads   the same for all 2,745 overloads of aten, with inputs made from their schemas (50 minutes)"
