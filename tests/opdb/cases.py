@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import turns
 
+from torch_xla._core.device import described
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -36,7 +38,7 @@ _KIND_DTYPES = {
         "float64",
         "complex64",
         "complex128",
-    ),  # lowered for devices that this machine need not have
+    ),  # lowered for devices that this machine need not have; compiled, in all dtypes, where `XLA_AHEAD` describes them
 }
 KINDS = tuple(_KIND_DTYPES)
 
@@ -162,6 +164,8 @@ def jobs(ops: Iterable[str] | None = None, dtypes: Iterable[str] = (), kinds: It
         for kind, own in _KIND_DTYPES.items():
             if kinds and kind not in kinds:
                 continue
+            if kind == "platform" and described.topology() is not None:
+                own = tuple(DTYPES)
             results += [Job(name, d, kind) for d in own if (not dtypes or d in dtypes) and _exists(info, d, kind)]
     return results
 

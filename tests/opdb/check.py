@@ -261,16 +261,17 @@ def _check_platforms(job: Job, result: Result) -> None:
         if not pending:
             continue  # whether that is right, the other kinds tell
         result.samples += 1
+        if described.topology() is not None:  # as `XLA_AHEAD=v5e:2x2 PJRT_DEVICE=TPU` has it
+            error = attempt(lambda pending=pending: barrier.evaluate(pending)).error
+            if error is not None:
+                text = f"{type(error).__name__}: {str(error)[:300]}"
+                result.messages.append(f"{described.topology()}: {text} [{sample.text[:200]}]")
+            continue
         for platform in PLATFORMS:
             error = attempt(lambda pending=pending, platform=platform: export.lowered(pending, "graph", platform)).error
             # A program that calls back is lowered for this machine's devices only.
             if error is not None and host_ops() == cuts:
                 result.messages.append(f"{platform}: {type(error).__name__}: {str(error)[:300]} [{sample.text[:200]}]")
-        if described.topology() is not None:  # as `XLA_AHEAD=v5e:2x2 PJRT_DEVICE=TPU` has it
-            error = attempt(lambda pending=pending: barrier.evaluate(pending)).error
-            if error is not None:
-                text = f"{type(error).__name__}: {str(error)[:300]}"
-                result.messages.append(f"tpu, compiled: {text} [{sample.text[:200]}]")
     callbacks = host_ops() - cuts
     result.host_ops = sorted(host_ops())
     result.status = "fail" if result.messages else "cut" if cuts else "callback" if callbacks else "pass"

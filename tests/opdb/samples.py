@@ -12,6 +12,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_map_only
 
 from opdb.cases import DTYPES, Job, has_gradient, operators
+from torch_xla._core.device import described
 
 # How many samples a job checks. Those with a new trait (zero-size, 0-d, broadcast, …) come first.
 _CAP = {"forward": 8, "gradient": 3, "inplace": 4, "out": 3, "platform": 3}
@@ -68,8 +69,9 @@ def choose(job: Job) -> list[Sample]:
     torch.manual_seed(0)
     differentiated = job.kind == "gradient" or job.kind == "platform" and has_gradient(info, job.dtype)
     pool = info.sample_inputs("cpu", DTYPES[job.dtype], requires_grad=differentiated)
+    cap = 1 if job.kind == "platform" and described.topology() is not None else _CAP[job.kind]
     fitting = [s for s in itertools.islice(pool, _LOOKED_AT) if _size(s) <= _LARGEST]
-    chosen = [fitting[i] for i in _pick([_traits(s) for s in fitting], _CAP[job.kind])]
+    chosen = [fitting[i] for i in _pick([_traits(s) for s in fitting], cap)]
     result = [_sample(job.op, s) for s in chosen]
     if job.kind in ("forward", "gradient") and job.op not in _NO_TWIN:
         # The database has few samples with gaps between elements: one more, made from the first that can have them.
