@@ -446,3 +446,21 @@ def test_what_is_elementwise_of_what_was_saved_is_not_saved() -> None:
     # Written once per layer: the product, and nothing else of that size but what is carried into each layer.
     assert len(set(re.findall(rf"%iterArg\w* = %\S+ : tensor<{LAYERS}x64x{WIDTH}xf32>", text))) <= 2
     assert text.count(f"tensor<{LAYERS}x64x{WIDTH}xf32>") > 0
+
+
+def test_loops_count_in_32_bits_and_stacks_keep_their_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TPUs have no longer counters, and to flatten an array is a copy there."""
+    texts: list[str] = []
+
+    def lower(*args: Any, **options: Any) -> Any:
+        lowered = lower_as_ever(*args, **options)
+        texts.append(lowered.stage.as_text())
+        return lowered
+
+    lower_as_ever = lowering.lower
+    monkeypatch.setattr(lowering, "lower", lower)
+    losses(blocks(), "xla")
+    loops = re.findall(r"stablehlo.while\(.*?\) : (.*)", "\n".join(texts))
+    assert loops and not [types for types in loops if types.startswith("tensor<i64>")]
+    assert f"tensor<{LAYERS}x{2 * WIDTH}x{WIDTH}xf64>" in texts[-1]
+    assert f"tensor<{LAYERS * 2 * WIDTH * WIDTH}xf64>" not in texts[-1]

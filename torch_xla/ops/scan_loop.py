@@ -1,17 +1,44 @@
-"""Running sums, products and extremes along one dimension."""
+"""Loops over slices; running sums, products and extremes along one dimension."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from torch_xla.ops import dtypes
 from torch_xla.ops.elementwise import logaddexp
 from torch_xla.ops.registry import Context, lowers
+
+
+def scan(
+    step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slices: Any, count: int, reverse: bool = False
+) -> tuple[Any, Any]:
+    """`jax.lax.scan`, which JAX cannot differentiate, with a counter of 32 bits.
+
+    JAX's own has 64 here. XLA for TPUs makes two numbers of that, and does not see how often such a loop turns.
+    """
+
+    def at(i: Any) -> Any:
+        take = partial(lax.dynamic_index_in_dim, index=i, keepdims=False, allow_negative_indices=False)
+        return jax.tree.map(take, slices)
+
+    def turn(state: Any) -> Any:
+        i, carried, arrays = state
+        place = np.int32(count - 1) - i if reverse else i
+        carried, results = step(carried, at(place))
+        put = partial(lax.dynamic_update_index_in_dim, index=place, axis=0, allow_negative_indices=False)
+        return i + np.int32(1), carried, jax.tree.map(put, arrays, results)
+
+    shapes = jax.eval_shape(lambda state: step(state, at(np.int32(0)))[1], start)
+    arrays = jax.tree.map(lambda shape: jnp.zeros((count, *shape.shape), shape.dtype), shapes)
+    _, end, arrays = lax.while_loop(lambda state: state[0] < np.int32(count), turn, (jnp.int32(0), start, arrays))
+    return end, arrays
 
 
 @lowers("aten.cumsum.default")

@@ -89,6 +89,7 @@ class _Loop:
         import jax
 
         from torch_xla._core.functions import fx
+        from torch_xla.ops.scan_loop import scan
 
         carry, xs = arrays[: self.carried], arrays[self.carried : self.carried + self.sliced]
         rest = arrays[self.carried + self.sliced :]
@@ -104,7 +105,7 @@ class _Loop:
             return (number + 1, after), (outputs[self.carried :], [values[i] for i in self.saved_carries])
 
         start = (jax.numpy.asarray(0, "int64"), list(carry))
-        (_, last), (stacked, stacked_carry) = jax.lax.scan(turn, start, list(xs), length=self.length)
+        (_, last), (stacked, stacked_carry) = scan(turn, start, list(xs), self.length)
         return [*last, *stacked, *stacked_carry]
 
     def backward(self, *arrays: Any) -> list[Any]:
@@ -113,6 +114,7 @@ class _Loop:
 
         from torch_xla._core.functions import fx
         from torch_xla.ops import dtypes
+        from torch_xla.ops.scan_loop import scan
 
         halves = self.halves
         assert halves.backward is not None
@@ -139,5 +141,5 @@ class _Loop:
             return before, [grads[i] for i in self.reached if i >= self.carried]
 
         start = {i: of_carry.get(i, zeros(i)) for i in carried}
-        first, of_slices = jax.lax.scan(turn, start, (sliced, of_stacks), length=self.length, reverse=True)
+        first, of_slices = scan(turn, start, (sliced, of_stacks), self.length, reverse=True)
         return [*(first[i] for i in carried), *of_slices]

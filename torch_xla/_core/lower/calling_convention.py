@@ -57,8 +57,9 @@ class Convention:
         single = [i for i in range(len(graph.outputs)) if i not in packed_outputs]
         edges = [Edge(False, *output) for output in graph.outputs]
         self.result_packs = [tuple(edges[i] for i in outputs) for _, outputs in graph.packs if outputs]
-        stacked = [outputs for _, outputs in graph.packs[: graph.stacks] if outputs]
-        self._shapes = [(len(outputs), *_shape(graph, outputs[0])) for outputs in stacked]  # of the first it gives
+        stacks = graph.packs[: graph.stacks]
+        self.stack_edges = {tuple(Edge(True, leaf, 0) for leaf in leaves) for leaves, _ in stacks if leaves}
+        self.stack_edges |= {tuple(edges[i] for i in outputs) for _, outputs in stacks if outputs}
         self.singles = [edges[i] for i in single]
         self._sizes = _vector_sizes(graph)
 
@@ -116,8 +117,7 @@ class Convention:
 
     def packs(self, inputs: Sequence[Any]) -> dict[Edges, Any]:
         """The packs among the inputs, by the edges in them."""
-        pack_arrays = dict(zip(self.input_packs, inputs[len(self._singles) :], strict=False))
-        return {edges: pack.reshape(-1) for edges, pack in pack_arrays.items()}
+        return dict(zip(self.input_packs, inputs[len(self._singles) :], strict=False))
 
     def stacks(self, inputs: Sequence[Any]) -> dict[int, tuple[Any, int]]:
         """For each leaf in a stack the array, and the leaf's index there."""
@@ -127,9 +127,7 @@ class Convention:
 
     def results(self, value: Callable[[Edge], Any], packs: Mapping[Edges, Any]) -> tuple[Any, ...]:
         """The program's results, made of the values of edges and the packs."""
-        flat = [packs[edges] for edges in self.result_packs]
-        stacked = [pack.reshape(shape) for pack, shape in zip(flat, self._shapes, strict=False)]
-        results = (*stacked, *flat[len(stacked) :], *map(value, self.singles))
+        results = (*(packs[edges] for edges in self.result_packs), *map(value, self.singles))
         return (*results, jnp.zeros((), bool)) if self._token else results
 
 

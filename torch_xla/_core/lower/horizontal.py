@@ -2,14 +2,15 @@
 
 An optimizer applies the same few operators to a hundred small tensors (PyTorch's foreach): `p0 - lr * g0` and
 `p1 - lr * g1` become `p - lr * g` on flat arrays of all parameters and gradients. Each operator is one kernel instead
-of a hundred, and the program is lowered and compiled sooner.
+of a hundred, and the program is lowered and compiled sooner. A stack stays an array of its members: flat
+ones are copies of it on devices whose arrays are laid out in tiles.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +55,7 @@ class HorizontalPlan:
     """Plans how the packs among a program's results are computed; it reads the edges in `singles` one by one.
 
     `number_indices` has for each node where its numbers are in the vectors; `input_packs` and `result_packs` are the
-    packs among the inputs and the results.
+    packs among the inputs and the results, and `stacks` those that are arrays of their members.
     """
 
     def __init__(
@@ -63,17 +64,18 @@ class HorizontalPlan:
         number_indices: Sequence[tuple[NumberIndex, ...]],
         input_packs: Sequence[Edges],
         result_packs: Sequence[Edges],
+        stacks: Collection[Edges] = (),
     ) -> None:
         self._graph = graph
         self._numbers = number_indices
         self._flats: dict[Edges, list[_Part]] = {}  # in an order in which they can be computed
-        self._flat_edges: set[Edges] = set()
+        self._shapes: dict[Edges, tuple[int, ...]] = {}  # of the array of some edges
         self._locations: dict[Edge, tuple[Edges, int, int]] = {}  # a flat array, the index there and the first element
         self.singles: set[Edge] = set()
         for edges in input_packs:
-            self._add_locations(edges)
+            self._add_locations(edges, edges in stacks)
         for edges in result_packs:
-            self._add(edges, _DEPTH)
+            self._add(edges, _DEPTH, edges in stacks)
 
     def compute(
         self,
@@ -81,26 +83,32 @@ class HorizontalPlan:
         value: Callable[[Edge], jax.Array],
         number: Callable[[NumberIndex], jax.Array],
         apply: Callable[[Node, list[Any], list[Any]], tuple[jax.Array, ...]],
-        flat: Callable[[Edges], list[jax.Array]],
+        several: Callable[[Edges], list[jax.Array]],
     ) -> dict[Edges, jax.Array]:
-        """Computes the flat array of every pack, from `input_packs`, those of the packs among the inputs.
+        """Computes the array of every pack, from `input_packs`, those of the packs among the inputs.
 
         `value` returns the value of an edge, `number` the number at a place, `apply` the results of a node for given
-        tensors and numbers, and `flat` the values of edges end to end, in pieces.
+        tensors and numbers, and `several` the values of edges in stacks, in pieces.
         """
         flats = dict(input_packs)
 
         def part(piece: _Slice | _Elementwise) -> jax.Array:
             if isinstance(piece, _Slice):
-                return jax.lax.slice(flats[piece.flat], (piece.start,), (piece.start + piece.size,))
-            tensors = [value(o) if isinstance(o, Edge) else flats[o] for o in piece.operands]
+                whole = flats[piece.flat]
+                unit = math.prod(whole.shape[1:])
+                return jax.lax.slice_in_dim(whole, piece.start // unit, (piece.start + piece.size) // unit)
+            (out,) = piece.node.outs
+            assert out is not None
+            tensors = [value(o) if isinstance(o, Edge) else flats[o].reshape(out.shape) for o in piece.operands]
             if all(isinstance(o, Edge) for o in piece.operands):  # every member is the same scalar
-                tensors = [jnp.broadcast_to(x, (sum(piece.sizes),)) for x in tensors]
-            numbers = [_spread([number(place) for place in column], piece.sizes) for column in piece.numbers]
+                tensors = [jnp.broadcast_to(x, out.shape) for x in tensors]
+            rows = piece.sizes if len(out.shape) == 1 else (1,) * len(piece.sizes)
+            numbers = [_spread([number(place) for place in column], rows, len(out.shape)) for column in piece.numbers]
             return apply(piece.node, tensors, numbers)[0]
 
         for edges, pieces in self._flats.items():
             parts: list[jax.Array] = []
+            shape = (-1, *self._shapes[edges][1:])
             single_edges: list[Edge] = []
             count_of_singles = 0  # parts that are computed one by one
             for piece in [*pieces, None]:
@@ -108,33 +116,35 @@ class HorizontalPlan:
                     single_edges.append(piece)
                     continue
                 if single_edges:
-                    flat_parts = flat(tuple(single_edges))
+                    flat_parts = several(tuple(single_edges))
                     parts, count_of_singles, single_edges = parts + flat_parts, count_of_singles + len(flat_parts), []
                 if piece is not None:
                     parts.append(part(piece))
             # Else XLA computes what is single here, each in a branch of one kernel that takes long to compile.
             if count_of_singles > _LEAST:
                 parts = jax.lax.optimization_barrier(parts)
+            parts = [each.reshape(shape) for each in parts]
             flats[edges] = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
         return flats
 
-    def _add_locations(self, edges: Edges) -> None:
-        self._flat_edges.add(edges)
+    def _add_locations(self, edges: Edges, is_stack: bool) -> None:
+        members = (len(edges), *self._meta(edges[0]).shape)
+        self._shapes[edges] = members if is_stack else (sum(map(self._size, edges)),)
         start = 0
         for index, edge in enumerate(edges):
             self._locations[edge] = edges, index, start
             start += self._size(edge)
 
-    def _add(self, edges: Edges, depth: int) -> None:
-        if edges in self._flat_edges:
+    def _add(self, edges: Edges, depth: int, is_stack: bool) -> None:
+        if edges in self._shapes:
             return
         pieces = [
-            piece if isinstance(piece, (_Slice, Edge)) else self._elementwise(piece, depth)
+            piece if isinstance(piece, (_Slice, Edge)) else self._elementwise(piece, depth, is_stack)
             for piece in self._cut(edges, depth)
         ]
         self.singles.update(piece for piece in pieces if isinstance(piece, Edge))
         self._flats[edges] = pieces
-        self._add_locations(edges)
+        self._add_locations(edges, is_stack)
 
     def _cut(self, edges: Edges, depth: int) -> list[_Slice | Edge | Edges]:
         """Stretches of a flat array, single edges, and stretches of edges that are computed alike."""
@@ -156,7 +166,7 @@ class HorizontalPlan:
             start = end
         return pieces
 
-    def _elementwise(self, members: Edges, depth: int) -> _Elementwise:
+    def _elementwise(self, members: Edges, depth: int, is_stack: bool) -> _Elementwise:
         nodes = [self._graph.nodes[edge.slot] for edge in members]
         operands: list[Edge | Edges] = []
         for column in zip(*(node.inputs for node in nodes), strict=True):
@@ -164,11 +174,13 @@ class HorizontalPlan:
                 self.singles.add(column[0])
                 operands.append(column[0])
             else:
-                self._add(column, depth - 1)
+                self._add(column, depth - 1, is_stack)
                 operands.append(column)
         sizes = tuple(map(self._size, members))
         numbers = tuple(zip(*(self._numbers[edge.slot] for edge in members), strict=True))
-        node = replace(nodes[0], outs=(Meta((sum(sizes),), self._meta(members[0]).dtype),))
+        first = self._meta(members[0])
+        shape = (len(members), *first.shape) if is_stack else (sum(sizes),)
+        node = replace(nodes[0], outs=(Meta(shape, first.dtype),))
         return _Elementwise(node, tuple(operands), numbers, sizes)
 
     def _follows(self, before: Edge, edge: Edge) -> bool:
@@ -209,8 +221,9 @@ class HorizontalPlan:
         return math.prod(self._meta(edge).shape)
 
 
-def _spread(numbers: list[Any], sizes: Sequence[int]) -> Any:
-    """The number that all have, or an array with each member's own."""
+def _spread(numbers: list[Any], sizes: Sequence[int], dims: int) -> Any:
+    """The number that all have, or an array with each member's own so often, of so many dimensions."""
     if all(number is numbers[0] for number in numbers):
         return numbers[0]
-    return jnp.stack(numbers)[np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)]
+    each = jnp.stack(numbers)[np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)]
+    return each.reshape(-1, *(1,) * (dims - 1))

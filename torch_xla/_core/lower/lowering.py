@@ -154,7 +154,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
                 results[step] = _compute(graph.nodes[step], values, results, numbers_by_node[step])
 
         pack_arrays = convention.packs(placed_inputs)
-        packs = horizontal_plan.compute(pack_arrays, value, numbers.__getitem__, _compute_on, loops.flat)
+        packs = horizontal_plan.compute(pack_arrays, value, numbers.__getitem__, _compute_on, loops.several)
         return convention.results(value, packs)
 
     program.__name__ = name
@@ -165,7 +165,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     with wants, mesh, limits, axes, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         convention = Convention(graph, to_run, platform or place.platform)
-        horizontal_plan = HorizontalPlan(graph, places, convention.input_packs, convention.result_packs)
+        packed = convention.input_packs, convention.result_packs, convention.stack_edges
+        horizontal_plan = HorizontalPlan(graph, places, *packed)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
         root_edges = {*convention.singles, *horizontal_plan.singles, *shared}
         looped = {edge for run in graph.layers for slot in run.slots for edge in graph.nodes[slot].inputs}

@@ -1,4 +1,4 @@
-"""Turns a run of equal layers into one loop (`jax.lax.scan`), of which XLA compiles the body once.
+"""Turns a run of equal layers into one loop (`scan_loop.scan`), of which XLA compiles the body once.
 
 Twelve blocks `x = f(x, w0)`, …, `x = f(x, w11)` become `scan(f, x, stack(w0, …, w11))`. An iteration slices its layer's
 weights from arrays that hold those of all layers, and stores the results that are read outside of the loop in such
@@ -27,6 +27,7 @@ from torch_xla._core.lower import manual_lowering, stacks
 from torch_xla._core.lower.composites import MARKS
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import find_overload
+from torch_xla.ops.scan_loop import scan
 
 _LEAST = 8  # layers that are worth a loop
 _BY_DEFAULT = frozenset({"tpu"})  # where it was measured to pay
@@ -273,7 +274,7 @@ class Loops:
         backwards = sum(stack.step for stack in column_stacks.values()) < 0
         start = [self._value(c.first) for c in carried] + [self._zeros(run, key) for key in last_alone]
         indices = np.arange(run.count, dtype=np.int32)
-        end, arrays = jax.lax.scan(layer, start, indices[::-1] if backwards else indices, reverse=backwards)
+        end, arrays = scan(layer, start, indices[::-1] if backwards else indices, run.count, backwards)
         place = (run.count - 1, -1) if backwards else (0, 1)
         for key, array in zip(several, arrays, strict=False):
             self._results[run, key] = Stack(array, *place)
@@ -324,8 +325,8 @@ class Loops:
         array = self._stacked[edges] = jnp.stack([self._value(edge) for edge in edges])
         return Stack(array, 0, 1)
 
-    def flat(self, edges: Edges) -> list[Any]:
-        """The values of edges end to end, those of neighbouring layers as one."""
+    def several(self, edges: Edges) -> list[Any]:
+        """The values of edges in stacks, those of neighbouring layers in one."""
         parts = []
         start = 0
         while start < len(edges):
@@ -334,14 +335,13 @@ class Loops:
             while pair and column and abs(pair.step) == 1 and pair == replace(column, start=pair.start):
                 end += 1
                 pair = self._plan.column(edges[end - 1 : end + 1])
-            if end == start + 1:
-                parts.append(self._value(edges[start]).reshape(-1))
+            if column is None or end == start + 1:
+                parts.append(self._value(edges[start])[None])
             else:
-                assert column is not None
                 stack = _part(self._results[column.run, column.key], column.start, column.step)
-                last = stack.start + (end - start - 1) * stack.step
-                part = stack.array[min(stack.start, last) : max(stack.start, last) + 1]
-                parts.append((jnp.flip(part, 0) if stack.step < 0 else part).reshape(-1))
+                first, last = sorted((stack.start, stack.start + (end - start - 1) * stack.step))
+                part = stack.array[first : last + 1]
+                parts.append(jnp.flip(part, 0) if stack.step < 0 else part)
             start = end
         return parts
 
