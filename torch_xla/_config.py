@@ -76,6 +76,17 @@ def within(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(before)
 
 
+@contextmanager
+def variables_kept(*names: str) -> Iterator[None]:
+    """A scope after which some environment variables are as before."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
 class Watch:
     """Options that are mostly not set, asked for at once."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probes import python
+from probes import PACKAGE, python
 
 from torch_xla.debug._ahead import hlo
 
@@ -30,14 +31,16 @@ def step():
 """
 
 
+HERE = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"}
+
+
 def run(folder: Path, program: str, *options: str, topology: str = "cpu:4", **env: str) -> tuple[Any, Any]:
     """Runs a script under the command; the process, and the report if there is one."""
     script, report = folder / "script.py", folder / "report.json"
     script.write_text(program)
     report.unlink(missing_ok=True)
     command = ["-m", "torch_xla.ahead", "--topology", topology, "--json", report, *options, script]
-    named = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1"} | env
-    done = python(*command, cwd=folder, check=False, imported=True, **named)
+    done = python(*command, cwd=folder, check=False, imported=True, **HERE | env)
     return done, json.loads(report.read_text()) if report.exists() else None
 
 
@@ -103,28 +106,30 @@ def test_a_job_is_one_of_its_processes(tmp_path: Path, method: str) -> None:
     script.write_text(JOB)
     report = tmp_path / "report.json"
     listening = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # where nobody could listen
-    env = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1", **listening}
     options = ["--topology", "cpu:4", "--rank", "2", "--json", report]
-    done = python("-m", "torch_xla.ahead", *options, script, method, cwd=tmp_path, imported=True, **env)
+    done = python("-m", "torch_xla.ahead", *options, script, method, cwd=tmp_path, imported=True, **HERE | listening)
     assert "given True 2 4" in done.stdout
     found = json.loads(report.read_text())
     assert (found["processes"], found["rank"]) == (4, 2)
     step = found["programs"][-1]
     assert {(c["kind"], c["group"]) for c in step["collectives"]} == {("all-reduce", 4)}
     assert sum(c["nbytes"] for c in step["collectives"]) == (64 * 64 + 64) * 4
+    assert step["theory"] == {"parameters and gradients": {"all-reduce": (64 * 64 + 64) * 4}}
 
 
 MESH = """
 import numpy as np, torch, torch_xla, torch_xla.distributed.spmd as xs, torch_xla.runtime as xr
 xr.use_spmd()
 mesh = xs.Mesh(np.arange(8), (4, 2), ("fsdp", "tensor"))
-weight = torch.nn.Parameter(torch.ones(64, 128, device="xla"))
-xs.mark_sharding(weight, mesh, ("tensor", "fsdp"))
-optimizer = torch.optim.SGD([weight], 0.1)
+up, down = (torch.nn.Parameter(torch.ones(*shape, device="xla")) for shape in ((64, 128), (128, 64)))
+xs.mark_sharding(up, mesh, ("tensor", "fsdp"))
+xs.mark_sharding(down, mesh, ("fsdp", "tensor"))
+optimizer = torch.optim.SGD([up, down], 0.1)
 for _ in range(3):
     x = torch.ones(16, 128).to("xla")
     xs.mark_sharding(x, mesh, ("fsdp", None))
-    (x @ weight.t()).square().sum().backward()
+    linear = torch.nn.functional.linear
+    linear(linear(x, up).tanh(), down).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     torch_xla.sync()
@@ -133,13 +138,19 @@ for _ in range(3):
 
 @pytest.mark.costs("a process that imports all anew")
 def test_a_mesh_is_told_by_the_names_of_its_axes(tmp_path: Path) -> None:
-    done, report = run(tmp_path, MESH, topology="cpu:8")
+    done, report = run(tmp_path, MESH, "--html", str(tmp_path / "page.html"), topology="cpu:8")
     assert done.returncode == 0, done.stderr
     step = report["programs"][-1]
     part = 64 * 128 * 4 // 8
-    assert step["theory"] == {"all-gather": 2 * 4 * part, "reduce-scatter": part}
+    assert step["theory"] == {
+        "parameters and gradients": {"all-gather": 2 * 2 * 4 * part, "reduce-scatter": 2 * part},
+        "products of split weights": {"all-reduce": 16 // 4 * 128 * 4},  # of the second; the first's input needs none
+    }
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<canvas") == len(report["programs"]) and "in theory    all-reduce 2.0 KiB" in page
+    assert step["live"][0][1] >= 2 * part and max(nbytes for _, nbytes in step["live"]) > step["live"][0][1]
     assert {c["axes"] for c in step["collectives"]} <= {"fsdp", "tensor", "fsdp, tensor"} and step["collectives"]
-    assert step["memory"]["arguments"] < 16 * 128 * 4  # a part of the weight and of the batch
+    assert step["memory"]["arguments"] < 2 * 16 * 128 * 4  # parts of the weights and of the batch
 
 
 @pytest.mark.costs("processes that import all anew")
@@ -150,6 +161,7 @@ def test_a_mesh_is_told_by_the_names_of_its_axes(tmp_path: Path) -> None:
         ("v5e", "", (), r"^\[ahead\] got topology 'v5e', expected 2 numbers, as in v5e:2x2"),
         ("cpu:many", "", (), r"^\[ahead\] got topology 'cpu:many', expected a number of devices"),
         ("cpu:2", STEP, ("--world", "3"), r"\[ahead\] got a job of 3 processes, expected at most 2"),
+        ("cpu:2", "import torch\ntorch.ones(2, device='xla:2').add(1).cpu()", (), r"got xla:2, available are xla:0"),
         ("cpu:2", "import torch_xla, numpy as np, torch_xla.distributed.spmd as xs\ntorch_xla.runtime.use_spmd()\n"
          "xs.Mesh(np.arange(8), (8,), ('data',))", (), r"Number of device IDs \(8\) must match"),
     ],
@@ -162,10 +174,27 @@ def test_bad_input_is_one_line(tmp_path: Path, topology: str, program: str, opti
 
 
 @pytest.mark.costs("a process that imports all anew")
+def test_another_version_of_the_compiler_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "libtpu-0.0.1.dist-info").mkdir()
+    (tmp_path / "libtpu-0.0.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n"
+    )
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    (tmp_path / "script.py").write_text(STEP)
+    command = ["-m", "torch_xla.ahead", "--topology", "v5e:2x2", "script.py"]
+    path = os.pathsep.join(map(str, (tmp_path, PACKAGE)))
+    done = python(*command, cwd=tmp_path, check=False, **HERE | {"PYTHONPATH": path})
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert re.match(
+        r"\[ahead\] got libtpu 0.0.1 beside JAX [\d.]+, expected libtpu==.*; pip install 'libtpu==", done.stderr
+    )
+
+
+@pytest.mark.costs("a process that imports all anew")
 def test_the_environment_asks_for_it_too(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"{STEP}{LOOP}" + "step()\nprint(torch_xla.device_count())\n")
-    env = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_NUM_CPU_DEVICES": "1", "XLA_AHEAD": "cpu:3"}
-    done = python("script.py", cwd=tmp_path, **env)
+    done = python("script.py", cwd=tmp_path, **HERE, XLA_AHEAD="cpu:3")
     assert done.stdout == "3\n" and "script.py on cpu:3: 3 devices" in done.stderr
     assert "all 2 programs fit" in done.stderr or "the program fits" in done.stderr
 
@@ -204,8 +233,16 @@ TEXT = """
   %f.2 = f32[16] fusion(%f.1), kind=kCustom, calls=%fused.2
   %ar.1 = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=1,'b'=4,'c'=2] {'b'}, to_apply=%add
 }
+%cond.2 (t: (s32[], f32[8])) -> pred[] {
+  %c.1 = s32[]{:T(128)} constant(3)
+  ROOT %lt = pred[] compare(%i, %c.1), direction=LT
+}
+%body.2 (t: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %ar.2 = f32[8]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+}
 ENTRY %main.1 (p: f32[8]) -> f32[8] {
   %w = (s32[], f32[8]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"5"}}
+  %v = (s32[], f32[8]) while(%t), condition=%cond.2, body=%body.2
   %s = bf16[16] fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
   %g = (f32[8], f32[64]) all-gather-start(%p), replica_groups={}
 }
@@ -220,4 +257,5 @@ def test_collectives_in_a_loop_count_as_often_as_it_turns() -> None:
         ("all-reduce", rows): (5, 5 * 32),
         ("reduce-scatter", rows): (1, 32),
         ("all-gather", ()): (1, 256),
+        ("all-reduce", ()): (3, 3 * 32),
     }

@@ -9,6 +9,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,14 +89,21 @@ def part(buffer: Any, start: int, shape: Sequence[int]) -> Any:
 def member(stack: Any, index: int) -> Any:
     """One of an array's members as a buffer of its own."""
     with client.x64():
-        return placement.with_others(_member()(placement.own_part(stack), index))
+        return placement.with_others(_programs().member(placement.own_part(stack), index))
 
 
 @functools.cache
-def _member() -> Any:
+def _programs() -> SimpleNamespace:
+    """What JAX compiles for each signature that it is asked for."""
     import jax
+    import jax.numpy as jnp
 
-    return jax.jit(lambda stack, index: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False))
+    return SimpleNamespace(
+        member=jax.jit(lambda stack, index: jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)),
+        joined=jax.jit(lambda buffers: jnp.concatenate([buffer.reshape(-1) for buffer in buffers])),
+        stacked=jax.jit(jnp.stack),
+        split=jax.jit(_parts, static_argnums=1),
+    )
 
 
 # Small buffers travel as one: a run then takes one in place of hundreds.
@@ -113,7 +121,7 @@ def pack(buffers: Sequence[Any]) -> Any:
             return placement.with_others(_put([joined], buffers[0])[0])
     earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].sharding)
     with client.x64(), _compiling(earlier == 0):
-        return placement.with_others(_joined()(list(buffers)))
+        return placement.with_others(_programs().joined(list(buffers)))
 
 
 def stack(buffers: Sequence[Any]) -> Any:
@@ -122,7 +130,7 @@ def stack(buffers: Sequence[Any]) -> Any:
         return pack(buffers).reshape(len(buffers), *buffers[0].shape)
     buffers = [placement.own_part(buffer) for buffer in buffers]
     with client.x64():
-        return placement.with_others(_stacked()(list(buffers)))
+        return placement.with_others(_programs().stacked(list(buffers)))
 
 
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -138,7 +146,7 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
             parts = _put(_parts(np.array(buffer), shapes), buffer)
     else:
         with client.x64(), _compiling(earlier == 1):
-            parts = _split()(buffer, shapes)
+            parts = _programs().split(buffer, shapes)
     return [placement.with_others(part) for part in parts]
 
 
@@ -169,29 +177,6 @@ def _count_wanted(*signature: Any) -> int:
 def _compiling(first: bool) -> AbstractContextManager[Any]:
     """Shows in profiles that JAX compiles something small of its own, as it does once per signature."""
     return _events.span("packing") if first else nullcontext()
-
-
-@functools.cache
-def _joined() -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(lambda buffers: jnp.concatenate([buffer.reshape(-1) for buffer in buffers]))
-
-
-@functools.cache
-def _stacked() -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(jnp.stack)
-
-
-@functools.cache
-def _split() -> Any:
-    import jax
-
-    return jax.jit(_parts, static_argnums=1)
 
 
 # Programs.

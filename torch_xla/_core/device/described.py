@@ -10,8 +10,6 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import requires, version
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +47,6 @@ def platform_of(name: str) -> str:
     return _CPU if name.startswith(f"{_CPU}:") else "tpu"
 
 
-def compiler_version() -> str:
-    """The version of libtpu; "" where there is none."""
-    return version("libtpu") if importlib.util.find_spec("libtpu") is not None else ""
-
-
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
     """All devices of the topology, host by host; ValueError where there is no such one, RuntimeError without libtpu."""
@@ -78,17 +71,15 @@ def devices() -> tuple[jax.Device, ...]:
     _keep_to_cpu()
     jax.devices(_CPU)  # has read XLA_FLAGS then, which the other compiler does not know and ends the process for
     try:
-        with _environment():
+        with _config.variables_kept(*_ALONE, "XLA_FLAGS"):
+            os.environ.update(_ALONE)
+            os.environ.pop("XLA_FLAGS", None)
             described = topologies.get_topology_desc(f"{chip.compiler_name}:{layout[0]}", platform="tpu", **options)
     except Exception as error:  # a plugin's own
-        raise ValueError(
-            message(
-                "ahead",
-                f"got topology {name!r}, which libtpu does not know ({one_line(error)})",
-                expected="a shape of whole hosts, of 2 x 2 chips each",
-                do=f"take another, such as {chip.name}:{'x'.join('4' * chip.dimensions)}",
-            )
-        ) from error
+        problem = f"got topology {name!r}, which libtpu does not know ({one_line(error)})"
+        do = f"take another, such as {chip.name}:{'x'.join('4' * chip.dimensions)}"
+        expected = "a shape of whole hosts, of 2 x 2 chips each"
+        raise ValueError(message("ahead", problem, expected=expected, do=do)) from error
     return tuple(sorted(described.devices, key=lambda device: (device.process_index, device.id)))
 
 
@@ -132,23 +123,6 @@ def _check_compiler() -> None:
         )
 
 
-@contextmanager
-def _environment() -> Iterator[None]:
-    """A scope in which the compiler is loaded; outside it the environment is the user's."""
-    names = [*_ALONE, "XLA_FLAGS"]
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(_ALONE)
-    os.environ.pop("XLA_FLAGS", None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def hosts() -> int:
     """How many hosts the topology has."""
     return len({device.process_index for device in devices()})
@@ -169,14 +143,9 @@ def local_devices(rank: int, world: int, spmd: bool) -> tuple[tuple[jax.Device, 
     if spmd:
         return every, ()
     if world > len(every):
-        raise ValueError(
-            message(
-                "ahead",
-                f"got a job of {world} processes",
-                expected=f"at most {len(every)}, the devices of {topology()}",
-                do="take a larger topology, or --world",
-            )
-        )
+        problem, do = f"got a job of {world} processes", "take a larger topology, or --world"
+        expected = f"at most {len(every)}, the devices of {topology()}"
+        raise ValueError(message("ahead", problem, expected=expected, do=do))
     if world > 1:
         return every[rank : rank + 1], every[:world]
     return tuple(device for device in every if device.process_index == every[0].process_index), ()

@@ -139,14 +139,8 @@ def explain_host(
 
 def _words(nbytes: int | None) -> str:
     """PyTorch's words for this error, which libraries look for."""
-    return "XLA out of memory." if nbytes is None else f"XLA out of memory. Tried to allocate {_as_torch(nbytes)}."
-
-
-def _as_torch(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"
+    tried = "" if nbytes is None else f" Tried to allocate {in_bytes(nbytes, 2, 'bytes')}."
+    return f"XLA out of memory.{tried}"
 
 
 def _requested_bytes(error: Exception) -> int | None:
@@ -197,12 +191,12 @@ def kind_of(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
-def in_bytes(nbytes: float) -> str:
+def in_bytes(nbytes: float, digits: int = 1, unit_of_few: str = "B") -> str:
     """A number of bytes with the unit that fits: ``1.5 MiB``."""
     for unit, name in ((1 << 30, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes:.0f} B"
+            return f"{nbytes / unit:.{digits}f} {name}"
+    return f"{nbytes:.0f} {unit_of_few}"
 
 
 def device_memory(index: int) -> dict[str, int]:

@@ -36,7 +36,6 @@ class Buffer:
     is_fully_addressable = True  # zeros are known everywhere
     is_fully_replicated = True
     committed = True
-    weak_type = False
 
     def __init__(self, aval: Any, sharding: Any) -> None:
         self.aval = aval
@@ -81,9 +80,6 @@ class Buffer:
     def is_deleted(self) -> bool:
         """Whether it is gone: never."""
         return False
-
-    def copy_to_host_async(self) -> None:
-        """Does nothing."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         import numpy as np

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from torch_xla import _bindings, _events
@@ -21,27 +21,6 @@ _READS = 1000  # single values read in a row, without a barrier or a new program
 
 class Enough(SystemExit):
     """Ends the script: what is to come is like what was, or depends on values. Its `finally` blocks run."""
-
-
-class _Scope(AbstractContextManager[None]):
-    def __init__(self, collector: Collector, stage: str, line: str | None) -> None:
-        self._collector, self._stage, self._line = collector, stage, line
-
-    def __enter__(self) -> None:
-        self._start = perf_counter()
-        self._collector.scopes.depth += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._collector.scopes.depth -= 1
-        if self._stage == "read" and error is None:
-            self._collector.read_ended(self._line)
-        elif self._stage == "barrier":
-            if error is None and not self._collector.scopes.depth:
-                self._collector.barrier_ended()
-        elif self._stage.endswith("CompileTime"):
-            self._collector.compiled_in(perf_counter() - self._start)
 
 
 class _Scopes(threading.local):
@@ -64,26 +43,41 @@ class Collector(_events.Sink):
         self._ran = False  # whether a program ran since the last barrier
         self._quiet = 0  # barriers since the last new program
         self._singles = 0
+        self._takes: dict[str, Callable[..., None]] = {
+            "compile": self._compiles,
+            "compiled": self._compiled,
+            "refused": self._refused,
+        }
+        self._takes |= {shapes.RUN: self._runs, shapes.READ: self._reads}
 
     def span(self, stage: str, detail: Any) -> AbstractContextManager[Any]:
         """Counts barriers, and times compiles."""
         if stage in ("barrier", "read") or stage.endswith("CompileTime"):
-            return _Scope(self, stage, detail if stage == "read" else None)
+            return self._within(stage, detail)
         nothing: AbstractContextManager[Any] = _events.NOTHING
         return nothing
 
+    @contextmanager
+    def _within(self, stage: str, detail: Any) -> Iterator[None]:
+        start = perf_counter()
+        self.scopes.depth += 1
+        try:
+            yield
+        finally:
+            self.scopes.depth -= 1
+            if stage.endswith("CompileTime"):
+                self._seconds = perf_counter() - start
+                if self._failed is not None:
+                    self._failed.seconds, self._failed = self._seconds, None
+        if stage == "read":
+            self.read_ended(detail)
+        elif stage == "barrier" and not self.scopes.depth:
+            self.barrier_ended()
+
     def mark(self, kind: str, detail: tuple[Any, ...]) -> None:
         """Takes what the report is made of."""
-        if kind == "compile":
-            self._compiles(*detail)
-        elif kind == "compiled":
-            self._compiled(*detail)
-        elif kind == "refused":
-            self._refused(*detail)
-        elif kind == shapes.RUN:
-            self._runs(*detail)
-        elif kind == shapes.READ:
-            self._reads(*detail)
+        if kind in self._takes:
+            self._takes[kind](*detail)
         elif kind == "mesh":
             self._meshes.append(detail)
         elif kind == "kept":
@@ -97,18 +91,13 @@ class Collector(_events.Sink):
     ) -> None:
         new = record.reason if record is not None else "the first from here" if not known else "unlike those from here"
         self._new = Program(line, name, new, operators, loops=[count for count, _ in loops])
+        self._new.refused = "the script ended before the compiler did"
         self.report.programs.append(self._new)
         self._quiet = self._singles = 0
 
-    def compiled_in(self, seconds: float) -> None:
-        """Takes how long the latest compile took."""
-        self._seconds = seconds
-        if self._failed is not None:
-            self._failed.seconds, self._failed = seconds, None
-
     def _compiled(self, graph: _bindings.Graph, executable: Any) -> None:
         program, self._new = self._new or self._unnamed(graph), None
-        program.seconds = self._seconds
+        program.seconds, program.refused = self._seconds, ""
         self._programs[id(executable.loaded)] = program
         self._executables.append(executable)
         stats = executable.loaded.get_compiled_memory_stats()
@@ -119,7 +108,9 @@ class Collector(_events.Sink):
             stats.generated_code_size_in_bytes,
             limit=described.memory(),
         )
-        work.count(program, describe(graph), executable, stats, self._meshes)
+        described_graph = describe(graph)
+        work.count(program, described_graph, executable, stats, self._meshes)
+        program.live, _ = held.over_time(described_graph)
 
     def _unnamed(self, graph: _bindings.Graph) -> Program:
         """A program that nobody told of: a single operation in eager mode."""
@@ -132,8 +123,9 @@ class Collector(_events.Sink):
         self._failed = program
         program.memory.limit = described.memory()
         program.refused = one_line(error)
+        program.live, largest = held.over_time(describe(graph))
         if memory_stats.ran_out(error):
-            program.largest = held.at_peak(describe(graph))
+            program.largest = largest
 
     def _runs(self, loaded: Any, others: int) -> None:
         self._ran = True

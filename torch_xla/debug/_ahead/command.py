@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib.util
 import json
 import os
 import runpy
@@ -55,13 +56,10 @@ def _parser(inside: bool) -> argparse.ArgumentParser:
     parser.add_argument("--world", type=_positive, metavar="N", help="makes the script one of so many processes")
     parser.add_argument("--rank", type=int, metavar="R", help="which of a job's processes it is; the first by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the report there too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="writes it as a page, with pictures of memory")
     if not inside:
-        parser.add_argument(
-            "--cache",
-            type=Path,
-            metavar="DIR",
-            help="keeps the programs there, where XLA_PERSISTENT_CACHE_PATH finds them",
-        )
+        kept = "keeps the programs there, where XLA_PERSISTENT_CACHE_PATH finds them"
+        parser.add_argument("--cache", type=Path, metavar="DIR", help=kept)
     parser.add_argument("--write", action="store_true", help="writes files that the script saves, with zeros in them")
     if not inside:
         parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module in place of a script")
@@ -81,33 +79,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give a topology and a script; --topologies lists the former")
     if client.client_started():
         parser.error("this process uses the xla device already")
-    inside = [options.topology]
-    inside += ["--barriers", str(options.barriers)] if options.barriers else []
-    inside += ["--json", os.path.abspath(options.json)] if options.json else []
-    for name in ("world", "rank"):
-        inside += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
-    inside += ["--write"] if options.write else []
+    inside = [options.topology, *(["--write"] if options.write else [])]
+    for name in ("barriers", "world", "rank", "json", "html"):
+        if (value := getattr(options, name)) is not None:
+            inside += [f"--{name}", os.path.abspath(value) if isinstance(value, Path) else str(value)]
     kind = described.platform_of(options.topology).upper()
     settings = {_config.XLA_AHEAD.name: shlex.join(inside), _config.PJRT_DEVICE.name: kind}
     others = _config.XLA_HLO_DEBUG.name, _config.XLA_PERSISTENT_CACHE_PATH.name
-    before = {name: os.environ.get(name) for name in (*settings, *others)}
-    os.environ.update(settings)  # which processes that the script starts have too
-    if options.cache is not None:
-        os.environ[_config.XLA_PERSISTENT_CACHE_PATH.name] = os.path.abspath(options.cache)
-    else:  # it says which module a value is of, and makes another program
-        os.environ.setdefault(_config.XLA_HLO_DEBUG.name, "1")
-        scopes.install()
-    try:
-        watching = _watch(program[0])
-        described.devices()
-    except (ValueError, RuntimeError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    try:
+    with _config.variables_kept(*settings, *others):
+        os.environ.update(settings)  # which processes that the script starts have too
+        if options.cache is not None:
+            os.environ[_config.XLA_PERSISTENT_CACHE_PATH.name] = os.path.abspath(options.cache)
+        else:  # it says which module a value is of, and makes another program
+            os.environ.setdefault(_config.XLA_HLO_DEBUG.name, "1")
+            scopes.install()
+        try:
+            if options.module is None and not os.path.isfile(program[0]):
+                raise ValueError(message("ahead", f"found no script {program[0]}", do="name one, or -m and a module"))
+            watching = _watch(program[0])
+            described.devices()
+            client.publish_count()  # that at import was of the devices that are here
+        except (ValueError, RuntimeError) as error:
+            print(error, file=sys.stderr)
+            return 2
         return _run(watching, list(program), options.module is not None)
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def _run(watching: _Watching, program: list[str], is_module: bool) -> int:
@@ -118,12 +113,6 @@ def _run(watching: _Watching, program: list[str], is_module: bool) -> int:
             sys.path.insert(0, os.getcwd())
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         else:
-            if not os.path.isfile(program[0]):
-                print(
-                    message("ahead", f"found no script {program[0]}", do="name a file, or -m and a module"),
-                    file=sys.stderr,
-                )
-                return 2
             sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
             runpy.run_path(program[0], run_name="__main__")
     except Enough:
@@ -148,8 +137,8 @@ class _Watching:
 
     def __init__(self, options: Any, script: str) -> None:
         compiler = f"JAX {version('jax')}"
-        if described.platform() == "tpu":
-            compiler = f"libtpu {described.compiler_version()}, {compiler}"
+        if described.platform() == "tpu" and importlib.util.find_spec("libtpu") is not None:
+            compiler = f"libtpu {version('libtpu')}, {compiler}"
         self.report = Report(script, options.topology, 0, 1, 0, compiler)
         self._options = options
         self._sink = Collector(self.report, options.barriers)
@@ -174,6 +163,8 @@ class _Watching:
         print(text.text(self.report), file=out, end="", flush=True)
         if self._options.json is not None:
             self._options.json.write_text(json.dumps(self.report.as_json(), indent=1))
+        if self._options.html is not None:
+            self._options.html.write_text(text.page(self.report), encoding="utf-8")
 
 
 _latest: _Watching | None = None
@@ -182,10 +173,8 @@ _latest: _Watching | None = None
 def report() -> Report:
     """The report of this process so far; RuntimeError where its devices are not described."""
     if _latest is None:
-        problem = "this process runs on devices that are here"
-        raise RuntimeError(
-            message("ahead", problem, do="start it with python -m torch_xla.ahead, or XLA_AHEAD=v5e:4x4")
-        )
+        do = "start it with python -m torch_xla.ahead, or XLA_AHEAD=v5e:4x4"
+        raise RuntimeError(message("ahead", "this process runs on devices that are here", do=do))
     return _latest.report
 
 

@@ -6,7 +6,7 @@ nothing, nor does an elementwise result that one operator alone reads, which XLA
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +21,13 @@ _MOST = 12
 Value = tuple[int, int]  # node and result; a leaf is (-1 - its number, 0)
 
 
-def at_peak(graph: Graph) -> list[Held]:
-    """The values that take most of a chip at the peak of a graph, those alike as one, largest first."""
-    parts = _parts(graph)
+def over_time(graph: Graph) -> tuple[list[tuple[int, int]], list[Held]]:
+    """(operators that were computed, bytes of a chip that live then), and what lives at the peak, largest first.
+
+    Values that are alike are told as one.
+    """
+    place = placement.of(graph.device)
+    parts = len(place.devices) if place.mesh else 1
     alias: dict[Value, Value] = {}
     last: dict[Value, int] = {}
     readers: dict[Value, list[int]] = {}
@@ -44,23 +48,17 @@ def at_peak(graph: Graph) -> list[Held]:
     for value, end in last.items():
         ends.setdefault(end, []).append(value)
     donated = {-1 - leaf for leaf in graph.donated}
-    total = peak = sum(size for value, size in sizes.items() if value[0] < 0)
-    at = -1
+    total = sum(size for value, size in sizes.items() if value[0] < 0)
+    points = [(0, total)]
     for slot, node in enumerate(graph.nodes):
-        for result in range(len(node.outs)):
-            total += sizes.get((slot, result), 0)
-        if total > peak:
-            peak, at = total, slot
+        total += sum(sizes.get((slot, result), 0) for result in range(len(node.outs)))
+        points.append((slot + 1, total))
         for value in ends.get(slot, ()):
             if value[0] >= 0 or value[0] in donated:
                 total -= sizes.get(value, 0)
+    at = max(points, key=lambda point: point[1])[0] - 1
     held = [v for v in sizes if v[0] <= at and (last.get(v, -1) >= at or (v[0] < 0 and v[0] not in donated))]
-    return _alike(graph, held, sizes, readers, at)
-
-
-def _parts(graph: Graph) -> int:
-    place = placement.of(graph.device)
-    return len(place.devices) if place.mesh else 1
+    return points, _alike(graph, held, sizes, readers, at)
 
 
 def _sizes(
@@ -99,8 +97,7 @@ def _is_pointwise(name: str) -> bool:
 def _alike(
     graph: Graph, held: list[Value], sizes: dict[Value, int], readers: dict[Value, list[int]], at: int
 ) -> list[Held]:
-    sums: Counter[tuple[str, str, str | None, bool]] = Counter()
-    counts: Counter[tuple[str, str, str | None, bool]] = Counter()
+    alike: dict[tuple[str, str, str | None, bool], list[int]] = defaultdict(list)
     for value in held:
         node: Node | None = graph.nodes[value[0]] if value[0] >= 0 else None
         meta = node.outs[value[1]] if node is not None else graph.leaves[-1 - value[0]]
@@ -111,17 +108,10 @@ def _alike(
             what, line, kept = "an argument", frames[-1 - value[0]] if frames else None, False
         else:
             what = node.op.removesuffix(".default").removeprefix("aten.")
-            what, line = f"{what} of {_general(node.scope)}" if node.scope else what, node.frame
-            kept = line is not None and any(s > at or graph.nodes[s].frame is None for s in readers.get(value, ()))
-        key = kind_of(tuple(meta.shape), meta.dtype), what, line, kept
-        sums[key] += sizes[value]
-        counts[key] += 1
-    return [
-        Held(nbytes, kind, what, line, kept, counts[kind, what, line, kept])
-        for (kind, what, line, kept), nbytes in sums.most_common(_MOST)
-    ]
-
-
-def _general(scope: str) -> str:
-    """A module's path without the numbers of layers: those alike are told as one."""
-    return "/".join("*" if part.isdigit() else part for part in scope.split("/"))
+            path = ["*" if part.isdigit() else part for part in (node.scope or "").split("/")]  # layers are one
+            what, line = f"{what} of {'/'.join(path)}" if node.scope else what, node.frame
+            others = [s for s in readers.get(value, ()) if graph.nodes[s].frame != line]  # not in its own pass
+            kept = line is not None and any(s > at or graph.nodes[s].frame is None for s in others)
+        alike[kind_of(tuple(meta.shape), meta.dtype), what, line, kept].append(sizes[value])
+    largest = sorted(alike.items(), key=lambda row: -sum(row[1]))[:_MOST]
+    return [Held(sum(each), *key, len(each)) for key, each in largest]

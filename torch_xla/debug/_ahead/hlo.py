@@ -8,12 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 _KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _OPERATION = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)')
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_BOUND = re.compile(r"= [su](?:32|64)\[\]\S* constant\((\d+)\)")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8, "c64": 8}
 
 
@@ -80,11 +84,11 @@ def _runs(computations: dict[str, tuple[bool, list[str]]]) -> dict[str, int]:
     for name, (_, lines) in computations.items():
         calls = callees[name] = []
         for line in lines:
-            trips = _TRIPS.search(line) if " while(" in line else None
+            trips = _trips(line, computations) if " while(" in line else 1
             targets = _CALLED.findall(line)
             for branches in _BRANCHES.findall(line):
                 targets += [branch.strip(" %") for branch in branches.split(",")]
-            calls += [(target, int(trips[1]) if trips else 1) for target in targets if target in computations]
+            calls += [(target, trips) for target in targets if target in computations]
     runs = dict.fromkeys(computations, 0)
     # Callees stand before their callers in a program's text.
     for name in reversed(computations):
@@ -95,21 +99,26 @@ def _runs(computations: dict[str, tuple[bool, list[str]]]) -> dict[str, int]:
     return runs
 
 
+def _trips(line: str, computations: dict[str, tuple[bool, list[str]]]) -> int:
+    """How often a loop turns: as it is told, else the number that its counter is compared with; else 1."""
+    told, condition = _TRIPS.search(line), _CONDITION.search(line)
+    if told is not None or condition is None:
+        return int(told[1]) if told is not None else 1
+    _, lines = computations.get(condition[1], (False, []))
+    return max((int(bound[1]) for line in lines if (bound := _BOUND.search(line))), default=1) or 1
+
+
 def _sizes(types: str) -> Iterator[int]:
     for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", types):
-        size = 1 if dtype.startswith("f8") else _BYTES.get(dtype, 4)
-        for n in filter(None, dims.split(",")):
-            size *= int(n)
-        yield size
+        itemsize = 1 if dtype.startswith("f8") else _BYTES.get(dtype, 4)
+        yield itemsize * math.prod(map(int, filter(None, dims.split(","))))
 
 
 def _groups(line: str) -> tuple[tuple[int, ...], ...]:
-    import numpy as np
-
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", line)
     if listed is not None:
-        groups = [tuple(map(int, filter(None, group.split(",")))) for group in re.findall(r"\{([\d,]*)\}", listed[1])]
-        return tuple(groups)
+        rows = re.findall(r"\{([\d,]*)\}", listed[1])
+        return tuple(tuple(map(int, filter(None, row.split(",")))) for row in rows)
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if iota is None:
         return _along_axes(line)
@@ -121,8 +130,6 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
 
 def _along_axes(line: str) -> tuple[tuple[int, ...], ...]:
     """Groups that are told by a mesh of the compiler's, and which of its axes, or parts of them, they are along."""
-    import numpy as np
-
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", line)
     if mesh is None:
         return ()

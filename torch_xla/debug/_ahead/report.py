@@ -42,11 +42,8 @@ class Collective:
     def received(self) -> float:
         """Bytes that a chip has to receive from others, at least."""
         share = (self.group - 1) / self.group if self.group else 0.0
-        if self.kind == "reduce-scatter":
-            return self.nbytes * (self.group - 1)
-        if self.kind == "collective-permute":
-            return self.nbytes
-        return self.nbytes * (2 * share if self.kind == "all-reduce" else share)
+        shares = {"reduce-scatter": self.group - 1, "collective-permute": 1, "all-reduce": 2 * share}
+        return self.nbytes * shares.get(self.kind, share)
 
 
 @dataclass
@@ -75,12 +72,14 @@ class Program:
     flops: float = 0.0  # of a chip in a run: of the products and convolutions that were recorded
     nbytes: float = 0.0  # that go to or from a chip's memory at least
     collectives: list[Collective] = field(default_factory=list)
-    theory: dict[str, float] = field(
+    theory: dict[str, dict[str, float]] = field(
         default_factory=dict
-    )  # bytes a chip by kind of collective, where parameters are split
+    )  # bytes a chip that collectives must have, by what they are for and their kind
     loops: list[int] = field(default_factory=list)  # how often the loops of layers run
     refused: str = ""  # the compiler's reason, where it did not compile it
     largest: list[Held] = field(default_factory=list)
+    # (operators computed, bytes of a chip that live then), in the order of recording
+    live: list[tuple[int, int]] = field(default_factory=list)
     bounds: dict[str, float] = field(default_factory=dict)  # seconds that a run takes at least, by what bounds it
 
     @property

@@ -1,17 +1,24 @@
-"""The report as text for a terminal."""
+"""The report as text for a terminal, and as a page."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch_xla import _config
 from torch_xla._core.device import chips, described
 from torch_xla._core.device.memory_stats import in_bytes
-from torch_xla.debug._ahead.report import Collective, Program, Report
+from torch_xla.debug._ahead.report import Program, Report
+from torch_xla.debug._profile import words
+from torch_xla.debug._profile.page import render
 
 _ROWS = 10
 _BOUNDS = {"products": "products", "memory": "memory traffic", "links": "links"}
+
+_ABOUT_CHIPS = (
+    "Figures are of one device; a v7x chip has two, another chip is one. Links: all of them, both directions.",
+    "Memory is what programs may use, as the compiler of libtpu 0.0.42 says.",
+)
 
 
 def text(report: Report) -> str:
@@ -19,33 +26,46 @@ def text(report: Report) -> str:
     return "\n".join(_lines(report)) + "\n"
 
 
+def page(report: Report) -> str:
+    """The report as a page, with memory over each program."""
+    data = {"programs": [[program.live, program.operators] for program in report.programs], "limit": described.memory()}
+    programs = [list(_program(i, program)) for i, program in enumerate(report.programs, 1)]
+    before, after = "\n".join(_head(report)), "\n".join(_tail(report))
+    template = Path(__file__).with_name("report.html")
+    return render(template, data, report=report, before=before, programs=programs, after=after)
+
+
 def _lines(report: Report) -> Iterator[str]:
-    limit = described.memory()
-    each = f" of {in_bytes(limit)}" if limit else ""
-    job = f", rank {report.rank} of {report.processes} processes" if report.processes > 1 else ""
-    yield f"{report.script} on {report.topology}: {_count(report.chips, 'device')}{each}{job}; {report.compiler}"
-    yield "nothing was computed: values are zero where they were read"
+    yield from _head(report)
     for i, program in enumerate(report.programs, 1):
         yield ""
         yield from _program(i, program)
+    yield from _tail(report)
+
+
+def _head(report: Report) -> Iterator[str]:
+    limit = described.memory()
+    each = f" of {in_bytes(limit)}" if limit else ""
+    job = f", rank {report.rank} of {report.processes} processes" if report.processes > 1 else ""
+    yield f"{report.script} on {report.topology}: {words.count(report.chips, 'device')}{each}{job}; {report.compiler}"
+    yield "nothing was computed: values are zero where they were read"
+
+
+def _tail(report: Report) -> Iterator[str]:
     if not report.programs:
         yield ""
         yield "no program was compiled: the script made nothing on device xla, or ended before a barrier"
-    reads = sorted(report.reads.items(), key=lambda row: -row[1])
-    yield from _section(
-        "values that were read, zero here; on chips the script may go another way from there:",
-        [f"{_short(line)}: {_count(count, 'time')}" for line, count in reads],
+    reads, files = (
+        [f"{words.short(what)}: {words.count(count, 'time')}" for what, count in sorted(c.items(), key=lambda r: -r[1])]
+        for c in (report.reads, report.unwritten)
     )
-    yield from _section(
-        "operators that ran on the host:", [f"{op}, {_short(how)}" for op, how in sorted(report.on_host.items())]
-    )
-    yield from _section(
-        "files that were not written, as their values would be zero (--write writes them):",
-        [f"{_short(what)}: {_count(count, 'time')}" for what, count in sorted(report.unwritten.items())],
-    )
+    on_host = [f"{op}, {words.short(how)}" for op, how in sorted(report.on_host.items())]
+    yield from _section("values that were read, zero here; on chips the script may go another way from there:", reads)
+    yield from _section("operators that ran on the host:", on_host)
+    yield from _section("files that were not written, as their values would be zero (--write writes them):", files)
     yield ""
     if report.cached:
-        kept = f"{_count(report.cached, 'program')} kept in {_config.XLA_PERSISTENT_CACHE_PATH.get()}"
+        kept = f"{words.count(report.cached, 'program')} kept in {_config.XLA_PERSISTENT_CACHE_PATH.get()}"
         yield f"{kept}, under the keys that a slice asks for; that was not tried on chips"
     if report.failed:
         yield f"the script failed: {report.failed}"
@@ -80,10 +100,10 @@ def _program(number: int, program: Program) -> Iterator[str]:
     called = f" {program.name}" if program.name else ""
     loops = f", loops of {', '.join(map(str, program.loops))} layers" if program.loops else ""
     verdict = "refused" if program.refused else "fits" if program.memory.fits else "does not fit"
-    size = f"{_count(program.operators, 'operator')}{loops}"
-    took = f"compiled in {program.seconds:.1f} s, {_count(program.runs, 'run')}"
-    yield f"program {number}{called}, at {_short(program.line)}: {verdict}; {size}, {took}"
-    yield f"  new because  {_short(program.new)}"
+    size = f"{words.count(program.operators, 'operator')}{loops}"
+    took = f"compiled in {program.seconds:.1f} s, {words.count(program.runs, 'run')}"
+    yield f"program {number}{called}, at {words.short(program.line)}: {verdict}; {size}, {took}"
+    yield f"  new because  {words.short(program.new)}"
     if program.refused:
         yield f"  refused      {program.refused[:400]}"
     else:
@@ -96,16 +116,18 @@ def _program(number: int, program: Program) -> Iterator[str]:
         yield f"  work         {program.flops:.3g} flops in products, {moved} from and to memory at least"
     yield from _largest(program)
     for collective in program.collectives:
-        yield f"  {_collective(collective)}"
-    if program.theory:
-        parts = [f"{kind} {in_bytes(nbytes)}" for kind, nbytes in program.theory.items()]
-        yield f"  in theory    {', '.join(parts)}, for parameters and their gradients"
+        over = collective.axes or f"groups of {collective.group}"
+        size = in_bytes(collective.nbytes)
+        yield f"  {collective.kind:<19}  {collective.count} of {size} in all, over {over}"
+    for cause, kinds in program.theory.items():
+        parts = [f"{kind} {in_bytes(nbytes)}" for kind, nbytes in kinds.items()]
+        yield f"  in theory    {', '.join(parts)}, for {cause}"
     if program.bounds and not program.refused:
         longest = max(program.bounds, key=lambda name: program.bounds[name])
         least = program.bounds[longest]
-        each = ", ".join(f"{_BOUNDS[name]} {_time(value)}" for name, value in program.bounds.items())
+        each = ", ".join(f"{_BOUNDS[name]} {words.seconds(value)}" for name, value in program.bounds.items())
         share = f"; at most {program.bounds['products'] / least:.0%} of the chip's peak" if least else ""
-        yield f"  a run takes  {_time(least)} at least, a bound and no forecast: {each}{share}"
+        yield f"  a run takes  {words.seconds(least)} at least, a bound and no forecast: {each}{share}"
 
 
 def _largest(program: Program) -> Iterator[str]:
@@ -115,7 +137,7 @@ def _largest(program: Program) -> Iterator[str]:
     for held in program.largest:
         times = f" × {held.count}" if held.count > 1 else ""
         kept = ", kept for the backward pass" if held.kept else ""
-        line = f", at {_short(held.line)}" if held.line else ""
+        line = f", at {words.short(held.line)}" if held.line else ""
         yield f"    {in_bytes(held.nbytes)}: {held.shape}{times}, {held.what}{line}{kept}"
     kept_bytes = sum(held.nbytes for held in program.largest if held.kept)
     arguments = sum(held.nbytes for held in program.largest if held.what == "an argument")
@@ -128,49 +150,16 @@ def _largest(program: Program) -> Iterator[str]:
     yield "    fewer or shorter rows for each chip; a mesh axis for the sequence splits long ones; autocast to bfloat16"
 
 
-def _collective(collective: Collective) -> str:
-    over = collective.axes or f"groups of {collective.group}"
-    size = in_bytes(collective.nbytes)
-    return f"{collective.kind:<19}  {collective.count} of {size} in all, over {over}"
-
-
 def topologies() -> str:
     """The chips that there are."""
     rows = [("chip", "memory", "bfloat16", "int8", "memory traffic", "links", "such as", "source")]
+    shapes = {2: ("2x2", "4x4", "8x8", "16x16"), 3: ("2x2x1", "2x2x2", "4x4x4")}
     for chip in chips.CHIPS:
-        numbers = {2: "2x2, 4x4, 8x8, 16x16", 3: "2x2x1, 2x2x2, 4x4x4"}[chip.dimensions]
-        rows.append(
-            (
-                chip.name,
-                f"{chip.memory / (1 << 30):.2f} GiB",
-                f"{chip.peak / 1e12:,.0f} TFLOP/s",
-                f"{chip.peak_int8 / 1e12:,.0f} TOP/s",
-                f"{chip.bandwidth / 1e9:,.0f} GB/s",
-                f"{chip.links / 1e9:,.0f} GB/s",
-                ", ".join(f"{chip.name}:{n}" for n in numbers.split(", ")),
-                chip.source,
-            )
-        )
+        such_as = ", ".join(f"{chip.name}:{shape}" for shape in shapes[chip.dimensions])
+        int8 = f"{chip.peak_int8 / 1e12:,.0f} TOP/s" if chip.peak_int8 else ""
+        peaks = f"{chip.peak / 1e12:,.0f} TFLOP/s", int8
+        traffic = f"{chip.bandwidth / 1e9:,.0f} GB/s", f"{chip.links / 1e9:,.0f} GB/s"
+        rows.append((chip.name, f"{chip.memory / chips.GIB:.2f} GiB", *peaks, *traffic, such_as, chip.source))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("")
-    lines.append(
-        "Figures are of one device; a v7x chip has two, another chip is one. Links: all of them, both directions."
-    )
-    lines.append("Memory is what programs may use, as the compiler of libtpu 0.0.42 says.")
-    return "\n".join(lines)
-
-
-def _count(number: object, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _short(line: str) -> str:
-    return line.replace(os.getcwd() + os.sep, "")
-
-
-def _time(seconds: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} µs"
+    return "\n".join([*lines, "", *_ABOUT_CHIPS])

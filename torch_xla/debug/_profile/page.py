@@ -49,21 +49,14 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
 
 def html(report: Report, trace: str) -> str:
     """The page of a report; `trace` is the name of the trace file beside it."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(seconds=words.seconds, size=in_bytes, short=words.short)
     busy, total = words.busy(report)
-    return environment.get_template("report.html").render(
+    return render(
+        _HERE / "report.html",
+        _data(report),
         report=report,
         trace=trace,
         when=time.strftime("%Y-%m-%d %H:%M", time.localtime(report.began)),
-        style=(_HERE / "report.css").read_text(),
         script=(_HERE / "report.js").read_text(),
-        # "<" would end the script element.
-        data=json.dumps(_data(report), separators=(",", ":")).replace("<", "\\u003c"),
         findings=words.findings(report),
         busy=busy / total if total else 0.0,
         step=words.step_seconds(report),
@@ -74,6 +67,23 @@ def html(report: Report, trace: str) -> str:
         waits=_waits(report),
         stages=STAGES,
         rows=_ROWS,
+    )
+
+
+def render(template: Path, data: Any, **values: Any) -> str:
+    """A page of this style, whose script finds `data`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(seconds=words.seconds, size=in_bytes, short=words.short)
+    return environment.get_template(template.name).render(
+        style=(_HERE / "report.css").read_text(),
+        drawing=(_HERE / "drawing.js").read_text(),
+        # "<" would end the script element.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        **values,
     )
 
 

@@ -3,14 +3,8 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const texts = data.texts, stages = data.stages, length = Math.max(data.length, 1);
-  const variable = (stage) => "--" + stage.replace(" ", "-");
-  let colors = {};
-  const readColors = () => {
-    const style = getComputedStyle(document.documentElement);
-    for (const name of [...stages, "execute", "text", "soft", "line", "card", "page"]) {
-      colors[name] = style.getPropertyValue(variable(name)).trim();
-    }
-  };
+  const { colors, fit } = drawing;
+  const readColors = () => drawing.readColors([...stages, "execute", "text", "soft", "line", "card", "page"]);
 
   const time = (us) => {
     const a = Math.abs(us);
@@ -23,13 +17,6 @@
     const [unit, name] = us >= 1e6 ? [1e6, "s"] : us >= 1e3 ? [1e3, "ms"] : [1, "µs"];
     return (us / unit).toFixed(Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9))) + " " + name;
   };
-  const bytes = (n) => {
-    for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-      if (n >= unit) return (n / unit).toFixed(1) + " " + name;
-    }
-    return n + " B";
-  };
-
   // Lanes: rows of pieces {start, length, stage, label, what}, sorted and without overlaps inside a row.
   const lanes = [];
   const lane = (name, height, pieces) => lanes.push({ name, height, pieces });
@@ -61,19 +48,6 @@
   const view = { from: 0, to: length };
   const hidden = new Set();
   let filter = "", selected = null;
-
-  const fit = (canvas, height) => {
-    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
-    if (height === undefined) height = canvas.dataset.height || (canvas.dataset.height = canvas.getAttribute("height"));
-    canvas.style.height = height + "px";
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.font = "12px system-ui, 'DejaVu Sans', sans-serif";
-    pen.textBaseline = "middle";
-    return [pen, width, Number(height)];
-  };
 
   const matches = (piece) => !filter || [piece.what, piece.line, piece.why].some((t) => t && t.toLowerCase().includes(filter));
   const shown = (piece) => piece.module || piece.idle || !hidden.has(piece.stage);
@@ -213,31 +187,7 @@
     pen.strokeRect(inside[0] * stepWidth + 0.5, 0.5, Math.max(inside.length * stepWidth - 2, 2), stepsCanvas.clientHeight - 26);
   };
 
-  const drawLive = () => {
-    const [pen, width, height] = fit(liveCanvas);
-    const points = data.live, most = Math.max(1, ...points.map((p) => p[1])), bottom = height - 18, room = bottom - 16;
-    const x = (t) => (t / length) * (width - 2) + 1, y = (n) => bottom - (n / most) * room;
-    pen.beginPath();
-    pen.moveTo(x(0), bottom);
-    let before = bottom;
-    for (const [t, n] of points) {
-      pen.lineTo(x(Math.min(t, length)), before);
-      pen.lineTo(x(Math.min(t, length)), (before = y(n)));
-    }
-    pen.lineTo(x(length), before);
-    pen.lineTo(x(length), bottom);
-    pen.fillStyle = colors.record;
-    pen.globalAlpha = 0.35;
-    pen.fill();
-    pen.globalAlpha = 1;
-    pen.strokeStyle = colors.record;
-    pen.stroke();
-    pen.fillStyle = colors.soft;
-    pen.fillText(`live tensors, up to ${bytes(most)}`, 0, 8);
-    pen.fillText("0", 0, height - 7);
-    const end = time(length);
-    pen.fillText(end, width - pen.measureText(end).width, height - 7);
-  };
+  const drawLive = () => drawing.memory(liveCanvas, data.live, length, "live tensors", time(length));
 
   let drawn = false;
   const draw = () => {

@@ -12,14 +12,14 @@ from torch_xla.debug._profile.report import COMPILE, END, PROFILE, UNCOMPILED, R
 
 
 def seconds(value: float) -> str:
-    """A duration with the unit that fits: ``1.25 s``, ``12.3 ms``, ``45 µs``."""
+    """A duration with the unit that fits: ``1.25 s``, ``12.3 ms``, ``45 µs``, ``0.38 µs``."""
     if value >= 60:
         return f"{int(value // 60)} min {value % 60:.0f} s"
     if value >= 1:
         return f"{value:.2f} s"
     if value >= 1e-3:
         return f"{value * 1e3:.{2 if value < 1e-2 else 1 if value < 0.1 else 0}f} ms"
-    return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e6:.{2 if 0 < value < 1e-5 else 0}f} µs"
 
 
 def count(number: int, what: str) -> str:
