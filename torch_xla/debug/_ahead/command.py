@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             watching = _watch(program[0])
             described.devices()
             client.publish_count()  # that at import was of the devices that are here
+            if client.spmd() and options.world is None:
+                environment.stand_for(described.hosts(), 1)
         except (ValueError, RuntimeError) as error:
             print(error, file=sys.stderr)
             return 2
