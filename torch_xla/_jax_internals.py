@@ -25,6 +25,7 @@ try:
         batched_device_put,
         cc_shard_arg,
     )
+    from jax._src.jaxpr_util import all_eqns
     from jax._src.tree_util import dispatch_registry
     from jaxlib import _hlo, _jax, lapack, xla_client  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
@@ -52,6 +53,7 @@ __all__ = [
     "MeshExecutableFastpathData",
     "PassManager",
     "Primitive",
+    "all_eqns",
     "as_rules_want",
     "batched_device_put",
     "cc_shard_arg",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,31 +80,18 @@ def _digest(stage: Any, jaxpr: Any) -> str:
 def _host_functions(stage: Any, jaxpr: Any, digest: str) -> str:
     """Tells programs apart that differ only in what they call on the host, of which the module says nothing."""
     from torch_xla._core.lower import lowering
+    from torch_xla._jax_internals import all_eqns
 
     count = lowering.count_callbacks(stage)
     if not count:
         return ""
-    callbacks = dict(_known_callbacks(jaxpr))
+    parameters = (value for _, equation in all_eqns(jaxpr) for value in equation.params.values())
+    functions: dict[int, Any] = {id(value): getattr(value, "callback_func", None) for value in parameters}
+    callbacks = [f.identity for f in functions.values() if hasattr(f, "identity")]  # of `ops/fallback.py`
     if len(callbacks) == count:
-        return "+" + hashlib.sha256(str(list(callbacks.values())).encode()).hexdigest()[:16]
+        return "+" + hashlib.sha256(str(callbacks).encode()).hexdigest()[:16]
     _unknown[digest] = number = _unknown.get(digest, 0) + 1
     return f"+{number}"
-
-
-def _known_callbacks(value: Any) -> Iterator[tuple[int, str]]:
-    """The identities of host callbacks (`ops/fallback.py`) in a traced function or a parameter of one."""
-    if isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _known_callbacks(element)
-    elif hasattr(value, "eqns"):
-        for equation in value.eqns:
-            yield from _known_callbacks(tuple(equation.params.values()))
-    elif hasattr(value, "jaxpr"):
-        yield from _known_callbacks(value.jaxpr)
-    elif hasattr(value, "callback_func"):
-        identity = getattr(value.callback_func, "identity", None)
-        if identity is not None:
-            yield id(value), identity
 
 
 def call(name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

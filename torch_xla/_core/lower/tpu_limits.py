@@ -8,7 +8,7 @@ for a v5e with libtpu 0.0.42; `docs/tpu.md` has the list.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from torch_xla._errors import message
-from torch_xla._jax_internals import ir, stablehlo
+from torch_xla._jax_internals import all_eqns, ir, stablehlo
 from torch_xla.ops.registry import Meta
 
 applies: ContextVar[bool] = ContextVar("tpu_limits", default=False)  # whether the program is for TPUs
@@ -48,24 +48,11 @@ def check(outs: Sequence[Meta | None], rule: Callable[..., Any], tensors: Sequen
     if _COMPLEX not in dtypes:
         return
     avals = jax.tree.map(jax.typeof, (tensors, *more))
-    for name in _complex_primitives(jax.make_jaxpr(rule)(*avals)):
-        if name in _REFUSED:
-            problem = f"got {name} of complex128, which XLA for TPUs lacks"
+    for _, equation in all_eqns(jax.make_jaxpr(rule)(*avals).jaxpr):
+        variables = (*equation.invars, *equation.outvars)
+        if equation.primitive.name in _REFUSED and any(getattr(v.aval, "dtype", None) == _COMPLEX for v in variables):
+            problem = f"got {equation.primitive.name} of complex128, which XLA for TPUs lacks"
             raise NotImplementedError(message("tpu", problem, do="use complex64, or compute it on the CPU"))
-
-
-def _complex_primitives(value: Any) -> Iterator[str]:
-    """Names of what a traced function, or a parameter of one, computes of complex128 or to it."""
-    if isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _complex_primitives(element)
-    elif hasattr(value, "jaxpr"):
-        yield from _complex_primitives(value.jaxpr)
-    elif hasattr(value, "eqns"):
-        for equation in value.eqns:
-            if any(getattr(v.aval, "dtype", None) == _COMPLEX for v in (*equation.invars, *equation.outvars)):
-                yield equation.primitive.name
-            yield from _complex_primitives(tuple(equation.params.values()))
 
 
 def by_parts(module: Any) -> None:
