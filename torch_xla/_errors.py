@@ -14,11 +14,8 @@ class ExecutionError(RuntimeError):
 class JobError(RuntimeError):
     """The processes of a job do not do the same, or one of them is gone.
 
-    Some nodes of a graph cannot run because of it. What a library said of it is not shown before the reason: it names
-    sockets and numbers of its own.
+    What a library said of it is not shown before the reason: it names sockets and numbers of its own.
     """
-
-    nodes: tuple[int, ...] = ()
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -30,28 +27,28 @@ class LateJobError(JobError, ExecutionError):
 
 
 class OutOfMemoryError(torch.OutOfMemoryError):
-    """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows.
-
-    `fills` are those of the graph that the host has no memory for, if that is why.
-    """
-
-    fills: tuple[int, ...] = ()
+    """A graph needs more memory than its device has, or than `XLA_MEMORY_LIMIT_MB` allows."""
 
 
 class LateOutOfMemoryError(OutOfMemoryError, ExecutionError):
     """Memory ran out after a graph was started."""
 
 
-class RefusedValue(Exception):
-    """PyTorch refuses a value that nodes of a graph have.
+class GraphFailure(Exception):
+    """A graph failed before its results were attached: `failures.recover` says what is told of it, and what remains.
 
-    What is told of it is PyTorch's own exception, the refusal.
+    Attributes:
+        cause: What was raised.
+        nodes: Positions of the graph's nodes that cannot run. With no fills either it is not known which.
+        fills: Positions of those of its fills that have no room.
+        final: Whether the cause is told as it is: PyTorch's own exception.
     """
 
-    def __init__(self, refusal: Exception, nodes: tuple[int, ...]) -> None:
-        super().__init__(refusal, nodes)
-        self.refusal = refusal
-        self.nodes = nodes
+    def __init__(
+        self, cause: Exception, nodes: tuple[int, ...] = (), fills: tuple[int, ...] = (), final: bool = False
+    ) -> None:
+        super().__init__(cause)
+        self.cause, self.nodes, self.fills, self.final = cause, nodes, fills, final
 
 
 class GraphLimitError(RuntimeError):

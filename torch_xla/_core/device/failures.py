@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import memory_stats, placement
-from torch_xla._errors import ExecutionError, JobError, LateJobError, OutOfMemoryError, RefusedValue
+from torch_xla._errors import ExecutionError, GraphFailure, JobError, LateJobError, OutOfMemoryError
 
 # Each says what a failure comes from, or nothing.
 _explanations: list[Callable[[str], str | None]] = []
@@ -23,31 +23,30 @@ def explained(error: Exception) -> str | None:
     return next(filter(None, (explain(str(error)) for explain in _explanations)), None)
 
 
-def of_graph(
-    error: Exception, graph: _bindings.Graph, name: str | None
+def recover(
+    graph: _bindings.Graph, failure: GraphFailure, name: str | None
 ) -> tuple[Exception | None, list[_bindings.Cut]]:
-    """Takes a graph apart that failed before its results were attached, by an error that may name the nodes or fills.
+    """Takes a graph apart that failed before its results were attached.
 
     Gives what to raise, and what is still to be run: everything that does not depend on the failed nodes. Nothing is to
     be raised yet where it is not known which failed: halves of the graph that do not need each other come first. The
     graph is empty afterwards.
     """
-    nodes, fills = getattr(error, "nodes", ()), getattr(error, "fills", ())
-    failure: Exception = error
-    if isinstance(error, RefusedValue):
-        failure = error.refusal
-    elif (reason := explained(error)) is not None:
-        failure = JobError(reason)
-    elif not nodes and not fills and (halves := graph.independent_halves()):
+    cause, told = failure.cause, failure.cause
+    if failure.final:
+        pass
+    elif (reason := explained(cause)) is not None:
+        told = JobError(reason)
+    elif not (failure.nodes or failure.fills) and (halves := graph.independent_halves()):
         return None, halves
-    elif not isinstance(error, (JobError, OutOfMemoryError)):
-        if memory_stats.ran_out(error):
-            failure = memory_stats.explain(error, graph, name)
+    elif not isinstance(cause, (JobError, OutOfMemoryError)):
+        if memory_stats.ran_out(cause):
+            told = memory_stats.explain(cause, graph, name)
         else:
-            failure = RuntimeError(f"[sync] graph {name or graph.key} failed: {error}")
-        failure.__cause__ = error
-    rest = graph.roll_back(f"{failure}\n  This tensor had no value before that graph; make it again.", nodes, fills)
-    return failure, rest
+            told = RuntimeError(f"[sync] graph {name or graph.key} failed: {cause}")
+        told.__cause__ = cause
+    text = f"{told}\n  This tensor had no value before that graph; make it again."
+    return told, graph.roll_back(text, failure.nodes, failure.fills)
 
 
 def finish(started: Any, index: int | None = None) -> None:

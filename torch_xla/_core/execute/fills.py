@@ -7,13 +7,14 @@ from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import shardings, transfer
-from torch_xla._errors import OutOfMemoryError
+from torch_xla._errors import GraphFailure, OutOfMemoryError
 
 
 def provide(graph: _bindings.Graph, places: Sequence[int] = ()) -> None:
     """Gives buffers to those leaves of a graph that are still to be filled with a number.
 
-    `places` are the placement numbers of its leaves, where its program is known. Raises OutOfMemoryError.
+    `places` are the placement numbers of its leaves, where its program is known. Raises GraphFailure where
+    there is no room.
     """
     buffers: list[Any] = []
     placements: list[int] = []
@@ -30,9 +31,8 @@ def provide(graph: _bindings.Graph, places: Sequence[int] = ()) -> None:
         first, *others = errors.values()
         for other in others:
             first.add_note(str(other))
-        first.fills = tuple(errors)
         try:
-            raise first
+            raise GraphFailure(first, fills=tuple(errors))
         finally:
             del first, others, errors  # they would hold themselves, with the caller's variables
     graph.provide_fills(buffers, placements)

@@ -21,6 +21,7 @@ from torch_xla._core.execute import value_check
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import CLASSES, describe
 from torch_xla._core.lower import lowering, manual_lowering
+from torch_xla._errors import ExecutionError, GraphFailure
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
 from torch_xla.ops.registry import StaticNumbers
@@ -30,11 +31,6 @@ _NUMBERS = {float: np.float64, int: np.int64, complex: np.complex128}
 
 class CannotRun(Exception):
     """A graph has an operator that only a program computes."""
-
-
-# What stands in the way of a run; the graph stays as it is.
-Obstacle = CannotRun | StaticNumbers
-CANNOT_RUN = CannotRun()
 
 
 def on() -> bool:
@@ -84,32 +80,33 @@ def prepare(graph: _bindings.Graph) -> _bindings.OpByOpRun:
     return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves)
 
 
-def run(graph: _bindings.Graph, request: Any) -> Obstacle | None:
-    """Runs a graph op by op; returns the obstacle if there is one, else the graph is empty.
+def run(graph: _bindings.Graph, request: Any) -> bool:
+    """Runs a graph op by op; False where only a program can compute it, else the graph is empty.
 
-    Raises LoweringError, with the operator and the user's line, where one has neither a kernel that takes it nor a
-    rule, and ExecutionError where an earlier program failed; this graph was not started.
+    Raises StaticNumbers where a rule needs constants, GraphFailure with the node that has neither a kernel that takes
+    it nor a rule, and ExecutionError where an earlier program failed; this graph was not started.
     """
     with _events.span("operators", lambda: (graph.device, _bindings.user_frame())):
         running = begin(graph, request)
-        return CANNOT_RUN if running is None else finish(running)
+        return running is not None and finish(running)
 
 
-def finish(running: _bindings.OpByOpRun) -> Obstacle | None:
-    """Finishes a run; returns the obstacle if there is one.
-
-    An error says which node raised it, so that the others are not lost with that.
-    """
+def finish(running: _bindings.OpByOpRun) -> bool:
+    """Finishes a run; as `run`."""
     try:
         running.finish()
     except (CannotRun, StaticNumbers) as obstacle:
         _bindings.in_flight(running.graph.device).operator_run = None
-        return obstacle.with_traceback(None)
-    except Exception as error:
-        if not (hasattr(error, "nodes") or running.interrupted):
-            error.nodes = (running.position,)  # type: ignore[attr-defined]  # an attribute of our own
+        if isinstance(obstacle, StaticNumbers):
+            raise
+        return False
+    except (GraphFailure, ExecutionError, _bindings.StaleGraph):
         raise
-    return None
+    except Exception as error:
+        if running.interrupted:
+            raise
+        raise GraphFailure(error, (running.position,)) from None
+    return True
 
 
 def _host() -> jax.Device:
@@ -143,8 +140,7 @@ def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor])
         with nullcontext() if host is None else jax.default_device(host):
             results = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
     except lowering.LoweringError as error:
-        error.nodes = lowering.like_nodes(describe(graph), node)
-        raise
+        raise GraphFailure(error, lowering.like_nodes(describe(graph), node)) from None
     return [
         None if meta is None or array is None else from_numpy(np.asarray(array), meta.dtype)
         for array, meta in zip(results, node.outs, strict=True)

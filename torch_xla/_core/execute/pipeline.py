@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import replace
-from typing import Any
 
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
@@ -23,7 +21,7 @@ from torch_xla._core.graph.graph import Graph, describe
 from torch_xla._core.job import agreement, program_starts, same_program, session
 from torch_xla._core.lower import lowering, numbers, rolling
 from torch_xla._core.report import debug_level, loop_report, recompiles, render
-from torch_xla._errors import ExecutionError, GraphLimitError, OptionsError, message, raise_first
+from torch_xla._errors import ExecutionError, GraphFailure, GraphLimitError, OptionsError, message, raise_first
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import StaticNumbers
 
@@ -72,33 +70,12 @@ def finish(device: int) -> None:
     running = in_flight.operator_run
     if running is not None:
         lowering.check_not_inside()
-        request: Request = running.request
-        _run(request, _finish_steps(running, request))
+        cut: _bindings.Cut = running.request.cut
+        _run(running.request, [Step(cut, Way.PROGRAM, running.graph, background=False, running=running)])
     if in_flight.failures:
         unreported = list(in_flight.failures)
         in_flight.failures.clear()
         raise_first(unreported)
-
-
-def _finish_steps(running: _bindings.OpByOpRun, request: Request) -> list[Step]:
-    """Finishes a graph that runs op by op; returns the steps that remain of it."""
-    try:
-        obstacle = op_by_op.finish(running)
-    except _bindings.StaleGraph:
-        request.cut.retry = True
-        return [Step(request.cut, Way.PROGRAM, background=False)]
-    except Exception as error:
-        if running.interrupted or not running.graph.num_nodes:  # it runs on, or is over
-            raise
-        _raise_interrupt()
-        return _remaining(error, running.graph, request)
-    if obstacle is None:
-        return []
-    if isinstance(obstacle, StaticNumbers):
-        numbers.specialize(obstacle)
-    running.graph.clear()
-    request.cut.retry = True
-    return [Step(request.cut, Way.PROGRAM, background=False)]
 
 
 def finish_all(wait: bool = False) -> None:
@@ -128,55 +105,72 @@ client.at_exit(_end)
 
 def _attempt(step: Step, request: Request) -> list[Step]:
     """Runs a graph; returns the steps to try next: its plan, what remains of a failed one, or the same again."""
-    graph = step.graph
-    observed = _is_observed()
-    try:
-        if graph is None:
-            try:
-                with _events.span("cut") if observed else _events.NOTHING:
-                    graph = step.cut.graph()
-            except RuntimeError:
-                if request.failures:
-                    return []  # it needs values that are lost
-                raise
-            if graph.has_fills and not (client.spmd() and graph.num_outputs):  # else the program has their shardings
-                fills.provide(graph)
-        outputs = graph.num_outputs
-        if not outputs:
-            return []
-        if step.way is Way.PLANNED:
-            if observed:  # a region does not see its graph's parts
-                request.name = region.before_run(graph.key, _bindings.user_frame, lambda: describe(graph))
-            steps = plan.steps(request, graph)
-            if steps[0].graph is not graph:
-                return steps
-            (step,) = steps
-        if step.way is Way.HOST and (graph.fits_host or graph.fits_host_partition) and _run_on_host(graph, request):
-            return []
-        # The steady state of a loop: nothing else of it is Python code from here to the results.
-        ran_cached = not (observed or graph.has_fills) and cache.run(graph)
-        if not ran_cached and not _run_by_stages(graph, request, step.background and not observed):
-            step.cut.retry = True
-            graph.clear()
-            return [replace(step, graph=None)]
-        if request.reading and step.cut is request.cut:
-            loop_report.value_read(outputs, graph.device)
+    if step.graph is None and request.failures and step.cut.is_lost:
         return []
-    except _bindings.StaleGraph:
-        finish(request.cut.device)  # what made it stale may run on
-        return [replace(step, graph=None)]
-    except (GraphLimitError, OptionsError):  # before anything ran: the graph stays pending
-        raise
-    except ExecutionError as late:  # so it does here, without what needs the lost values
+    try:
+        return _advance(step, request)
+    except (_bindings.StaleGraph, StaticNumbers) as obstacle:
+        if isinstance(obstacle, StaticNumbers):
+            numbers.specialize(obstacle)
+        elif step.running is None:
+            finish(request.cut.device)  # what made it stale may run on
+        return [step.again()]
+    except ExecutionError as late:  # of an earlier graph: this one runs without what needs the lost values
         request.failures.append(late)
-        if graph is not None:
-            graph.clear()  # the error holds it
-        return [replace(step, graph=None)]
+        return [step.again()]
     except Exception as error:
         _raise_interrupt()
-        if graph is None or not (client.client_started() and graph.num_nodes) or interruptible.is_foreign(error):
-            raise  # it says why there is no device, say, and is no graph's failure: that stays pending
-        return _remaining(error, graph, request)
+        if step.graph is None or not _failed(step.graph, error):
+            raise
+        return _remaining(error if isinstance(error, GraphFailure) else GraphFailure(error), step.graph, request)
+
+
+def _failed(graph: _bindings.Graph, error: Exception) -> bool:
+    """Whether an error is a failure of a graph, which else stays pending, or has run.
+
+    It is none that there is no device, that a region or the user's options forbid the graph, or what a signal handler
+    raised meanwhile.
+    """
+    if isinstance(error, (GraphFailure, GraphLimitError, OptionsError)) or interruptible.is_foreign(error):
+        return isinstance(error, GraphFailure)
+    running = _bindings.in_flight(graph.device).operator_run
+    return client.client_started() and bool(graph.num_nodes) and not (running is not None and running.interrupted)
+
+
+def _remaining(failure: GraphFailure, graph: _bindings.Graph, request: Request) -> list[Step]:
+    """Notes a graph's failure; returns the steps that remain of it."""
+    told, parts = failures.recover(graph, failure, request.name)
+    if told is not None:
+        request.failures.append(told)
+    return [Step(part, Way.PROGRAM, background=False) for part in parts]
+
+
+def _advance(step: Step, request: Request) -> list[Step]:
+    if step.running is not None:
+        return [] if op_by_op.finish(step.running) else [step.again()]
+    observed = _is_observed()
+    if step.graph is None:
+        with _events.span("cut") if observed else _events.NOTHING:
+            step.graph = step.cut.graph()
+        if step.graph.has_fills and not (client.spmd() and step.graph.num_outputs):  # else by the program's shardings
+            fills.provide(step.graph)
+    graph = step.graph
+    outputs = graph.num_outputs
+    if not outputs:
+        return []
+    if step.way is Way.PLANNED:
+        if observed:  # a region does not see its graph's parts
+            request.name = region.before_run(graph.key, _bindings.user_frame, lambda: describe(graph))
+        return plan.steps(request, graph)
+    if step.way is Way.HOST and (graph.fits_host or graph.fits_host_partition) and _run_on_host(graph, request):
+        return []
+    # The steady state of a loop: nothing else of it is Python code from here to the results.
+    ran_cached = not (observed or graph.has_fills) and cache.run(graph)
+    if not ran_cached and not _run_by_stages(graph, request, step.background and not observed):
+        return [step.again()]
+    if request.reading and step.cut is request.cut:
+        loop_report.value_read(outputs, graph.device)
+    return []
 
 
 def compute_on_host(cut: _bindings.Cut) -> bool:
@@ -190,7 +184,7 @@ def compute_on_host(cut: _bindings.Cut) -> bool:
         graph = cut.graph()
         runs_here = bool(graph.num_outputs) and graph.fits_host and not region.stack()
         return runs_here and _run_on_host(graph, Request(cut, debug_level.READ, reading=True))
-    except _bindings.StaleGraph:  # a signal handler has run it
+    except (_bindings.StaleGraph, StaticNumbers, GraphFailure):  # it was run, or is told where all that is pending runs
         return False
     finally:
         if graph is not None:
@@ -208,18 +202,10 @@ def reads_directly(device: int) -> bool:
 
 
 def _run_on_host(graph: _bindings.Graph, request: Request) -> bool:
-    if not op_by_op.on() or graph.has_fills or op_by_op.run(graph, request) is not None:
-        return False
-    _metrics.count("HostCompute")
-    return True
-
-
-def _remaining(error: Exception, graph: _bindings.Graph, request: Request) -> list[Step]:
-    """Notes a graph's failure; returns the steps that remain of it."""
-    failure, parts = failures.of_graph(error, graph, request.name)
-    if failure is not None:
-        request.failures.append(failure)
-    return [Step(part, Way.PROGRAM, background=False) for part in parts]
+    computed = op_by_op.on() and not graph.has_fills and op_by_op.run(graph, request)
+    if computed:
+        _metrics.count("HostCompute")
+    return computed
 
 
 def _raise_interrupt() -> None:
@@ -259,18 +245,11 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
             hotness.note(graph)
         if graph.has_fills:
             fills.provide(graph)
-        obstacle = _run_uncompiled(graph, request, background)
-        if isinstance(obstacle, StaticNumbers):
-            numbers.specialize(obstacle)
-            return False
-        if obstacle is None:
+        if _run_uncompiled(graph, request, background):
             _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
             return True
     if executable is None:
         outcome = _uncompilable.get(hotness.key_of(graph)) or _first_use(graph, request)
-        if isinstance(outcome, StaticNumbers):
-            numbers.specialize(outcome)
-            return False
         if isinstance(outcome, fallback.NeedsHost):
             _run_without_program(graph, outcome, request)
             return True
@@ -302,8 +281,6 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
         if executable is not None:
             return executable
         outcome = _first_use(graph, request)
-        if isinstance(outcome, StaticNumbers):
-            raise outcome
         if isinstance(outcome, fallback.NeedsHost):
             problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
             raise RuntimeError(
@@ -321,14 +298,12 @@ def _runs_op_by_op(graph: _bindings.Graph) -> bool:
     return not inspected() and hotness.counts(graph.device) and not hotness.is_due(graph)
 
 
-def _run_uncompiled(graph: _bindings.Graph, request: Request, background: bool) -> op_by_op.Obstacle | None:
-    """Runs a graph op by op, with `background` while the host records on."""
+def _run_uncompiled(graph: _bindings.Graph, request: Request, background: bool) -> bool:
+    """Runs a graph op by op, with `background` while the host records on; False where only a program can."""
     if not background or request.reading or graph.fits_host:
         return op_by_op.run(graph, request)
     running = op_by_op.begin(graph, request)
-    if running is None:
-        return op_by_op.CANNOT_RUN
-    return None if running.start() else op_by_op.finish(running)
+    return running is not None and (running.start() or op_by_op.finish(running))
 
 
 def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, request: Request) -> None:
@@ -341,12 +316,12 @@ def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, r
     if graph.has_fills:
         fills.provide(graph)
     key = hotness.key_of(graph)
-    if session.connected() is not None or op_by_op.run(graph, request) is not None:
+    if session.connected() is not None or not op_by_op.run(graph, request):
         problem = f"got {obstacle.op}, which runs on the host ({obstacle.reason})"
         where = f"what programs of {client.device_type()} compute, which cannot call the host"
-        failure: Any = RuntimeError(message("run", problem, expected=where, do="compute it with .cpu()"))
-        failure.nodes = () if obstacle.node is None else lowering.like_nodes(describe(graph), obstacle.node)
-        raise failure from None
+        failure = RuntimeError(message("run", problem, expected=where, do="compute it with .cpu()"))
+        nodes = () if obstacle.node is None else lowering.like_nodes(describe(graph), obstacle.node)
+        raise GraphFailure(failure, nodes)
     _metrics.count("HostGraph")
     _fallbacks.between_graphs(obstacle.op, f"{obstacle.reason}, and all of its graph with it", _bindings.user_frame())
     if len(_uncompilable) >= _REMEMBERED:
@@ -354,7 +329,7 @@ def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, r
     _uncompilable[key] = fallback.NeedsHost(obstacle.op, obstacle.reason)  # without the frames that this one holds
 
 
-Compiled = compiler.Executable | StaticNumbers | fallback.NeedsHost
+Compiled = compiler.Executable | fallback.NeedsHost
 
 
 def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
@@ -381,8 +356,10 @@ def _compile(graph: _bindings.Graph, described: Graph | None, request: Request) 
     name = request.name or "graph"
     try:
         lowered = interruptible.call(functools.partial(compiler.lower, described, name), f"lowering {name}")
-    except (StaticNumbers, fallback.NeedsHost) as obstacle:
+    except fallback.NeedsHost as obstacle:
         return obstacle
+    except lowering.LoweringError as error:
+        raise GraphFailure(error, lowering.like_nodes(described, error.node)) from None
     recompiles.note(described, _bindings.user_frame(), request.name, hotness.knows(graph))
     debug_level.before_compile(described, request.cause, request.name)
     try:

@@ -14,7 +14,7 @@ import torch
 from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.device import client
-from torch_xla._core.execute import fills, hotness, op_by_op, region
+from torch_xla._core.execute import hotness, op_by_op, region
 
 
 class Way(enum.Enum):
@@ -48,6 +48,14 @@ class Step:
     way: Way
     graph: _bindings.Graph | None = None  # where it was cut already
     background: bool = True  # whether the host may record on while it runs operator by operator
+    running: _bindings.OpByOpRun | None = None  # where it runs operator by operator already
+
+    def again(self) -> Step:
+        """The step with its graph to be cut again: that one holds what others may write over."""
+        if self.graph is not None:
+            self.graph.clear()
+        self.graph = self.running = None
+        return self
 
 
 def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
@@ -65,7 +73,6 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     if region.stack() or torch.are_deterministic_algorithms_enabled() or has_run(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
-    pending_cut.retry = True
     other = _known_graph_instead(pending_cut)
     if other is not None:
         return [Step(other, Way.PROGRAM, background=False)]
@@ -110,8 +117,6 @@ def has_run_before(cut: _bindings.Cut) -> bool | None:
         graph = cut.graph()
         if not graph.num_outputs:
             return None
-        if graph.has_fills:
-            fills.provide(graph)
         has_program = has_run(graph)
         graph.clear()
         return has_program

@@ -10,7 +10,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core.graph.graph import Node
-from torch_xla._errors import RefusedValue
+from torch_xla._errors import GraphFailure
 
 
 def check(running: _bindings.OpByOpRun | None, node: Node, tensors: list[torch.Tensor]) -> None:
@@ -22,7 +22,7 @@ def check(running: _bindings.OpByOpRun | None, node: Node, tensors: list[torch.T
         tensors: A CPU tensor per input.
 
     Raises:
-        RefusedValue: The kernel refuses these values, and would take others.
+        GraphFailure: The kernel refuses these values, and would take others.
     """
     if running is None:
         return
@@ -33,7 +33,7 @@ def check(running: _bindings.OpByOpRun | None, node: Node, tensors: list[torch.T
         return
     where = f"\n  recorded at {node.frame}" if node.frame else ""
     refusal.args = (f"{refusal}{where}",)
-    raise RefusedValue(refusal, (running.position,))
+    raise GraphFailure(refusal, (running.position,), final=True)
 
 
 def _same(refusal: Exception, other: Exception | None) -> bool:

@@ -11,14 +11,14 @@ from torch_xla._core.device import client
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.job.session import session
-from torch_xla._errors import JobError
+from torch_xla._errors import GraphFailure, JobError
 from torch_xla.ops import collective
 
 
 def prepare(graph: Graph) -> None:
     """Before a program's first use: compares its collectives, where it spans the job, or else makes their groups.
 
-    JobError where somebody cannot come.
+    GraphFailure where somebody cannot come.
     """
     connection = session() if any(map(sequence.is_collective, graph.nodes)) else None
     if connection is None:
@@ -32,5 +32,5 @@ def prepare(graph: Graph) -> None:
             elif len(group) > 1:
                 connection.group(group)
     except JobError as error:
-        error.nodes = tuple(i for i, node in enumerate(graph.nodes) if sequence.is_collective(node))
-        raise
+        collectives = tuple(i for i, node in enumerate(graph.nodes) if sequence.is_collective(node))
+        raise GraphFailure(error, collectives) from None

@@ -91,13 +91,11 @@ class Lowered:
 
 
 class LoweringError(RuntimeError):
-    """A node could not be lowered; names the operator and, if known, the user's line.
+    """A node could not be lowered; names the operator and, if known, the user's line."""
 
-    `nodes` are positions of those of its graph that are like it, and so cannot be lowered either.
-    """
-
-    node: Node
-    nodes: tuple[int, ...] = ()
+    def __init__(self, text: str, node: Node) -> None:
+        super().__init__(text)
+        self.node = node
 
 
 def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str | None = None) -> Lowered:
@@ -178,12 +176,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
             jax.ShapeDtypeStruct(place.buffer_shape(number, shape), dtype, sharding=place.in_module(number, shape))
             for (shape, dtype), number in zip(convention.buffers, convention.places, strict=True)
         ]
-        try:
-            traced = jitted.trace(*types)
-        except LoweringError as error:
-            error.nodes = like_nodes(graph, error.node)
-            raise
-        stage = traced.lower(lowering_platforms=None if platform is None else (platform,))
+        stage = jitted.trace(*types).lower(lowering_platforms=None if platform is None else (platform,))
     module = stage.compiler_ir("stablehlo")
     if not isinstance(order, range):
         name_meanings(module)
@@ -362,8 +355,7 @@ def _compute_on(node: Node, tensors: list[Any], values: list[Any], seed: Any = N
         raise
     except Exception as error:
         where = f"\n  recorded at {node.frame}" if node.frame else "\n  (XLA_IR_DEBUG=1 tells the line)"
-        failure = LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}")
-        failure.node = node
+        failure = LoweringError(f"[lower {node.op}] {type(error).__name__}: {error}{where}", node)
         try:
             raise failure from error
         finally:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch_xla import _bindings
-from torch_xla._errors import message
+from torch_xla._errors import GraphFailure, message
 from torch_xla.ops.registry import StaticNumbers
 
 R = TypeVar("R")
@@ -22,12 +22,17 @@ _ATTEMPTS = 1000  # each finds out about one operator at least
 
 
 def with_constants(attempt: Callable[[], R]) -> R:
-    """The result of `attempt`, which cuts and lowers a graph; tried again while a rule needs a number as a constant."""
+    """The result of `attempt`, which cuts and lowers a graph; tried again while a rule needs a number as a constant.
+
+    The graph does not run, so that nothing is lost by a failure: its cause is raised.
+    """
     for _ in range(_ATTEMPTS):
         try:
             return attempt()
         except StaticNumbers as static:
             specialize(static)
+        except GraphFailure as failure:
+            raise failure.cause from failure.cause.__cause__
     got = f"got a rule that needs another constant after each of {_ATTEMPTS} attempts"
     raise RuntimeError(message("lower", got, do="report it"))
 

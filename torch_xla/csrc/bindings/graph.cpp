@@ -333,7 +333,7 @@ void bind_cuts(py::module_& m) {
                   py::arg("donate") = Cut::Donate::kNothing)
       .def_static("of_capture", &Cut::of_capture)
       .def("graph",
-           [](const Cut& what) {
+           [](Cut& what) {
              // A signal handler may have begun a run since its caller finished the one before.
              if (!InFlight::of(what.device).operator_run().is_none()) {
                throw StaleGraph();
@@ -343,7 +343,8 @@ void bind_cuts(py::module_& m) {
       .def("preview", &Cut::preview)
       .def("roots_only", &Cut::roots_only)
       .def_readonly("device", &Cut::device)
-      .def_readwrite("retry", &Cut::retry);
+      .def_property_readonly(
+          "is_lost", [](const Cut& cut) { return std::any_of(cut.tensors.begin(), cut.tensors.end(), &is_lost); });
 }
 
 }  // namespace

@@ -128,7 +128,11 @@ std::optional<Cut> Cut::roots_only() const {
   return of_tensors(tensors, Scope::kNeeded, Donate::kNothing);
 }
 
-Graph Cut::graph() const { return {*this, true}; }
+Graph Cut::graph() {
+  Graph graph(*this, true);
+  again = true;
+  return graph;
+}
 
 Graph Cut::preview() const { return {*this, false}; }
 
@@ -139,7 +143,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
   const RecorderLock lock;
-  if (runs && !cut.retry && cut.scope != Cut::Scope::kNeeded) {
+  if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, forgotten_);
   }
   if (runs && pending && !cut.captured) {

@@ -27,8 +27,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::chrono::milliseconds kSignalCheckInterval(100);
-
 Metric& operators_time() {
   static auto& time = metric("OperatorsTime");
   return time;
@@ -86,6 +84,8 @@ class OpByOpRun::Run {
       if (at_ == graph_.nodes.size()) {
         end();
       }
+    } catch (const c10::Error&) {
+      refusal_ = std::current_exception();
     } catch (...) {
     }  // raised again where it can be told
   }
@@ -221,6 +221,7 @@ class OpByOpRun::Run {
       return results.has_value();
     }
     keep(*node, first_[position], std::move(*results));
+    refusal_ = nullptr;
     ++at_;
     input_ += inputs.size();
     for (const auto index : inputs) {
@@ -231,11 +232,14 @@ class OpByOpRun::Run {
 
   std::optional<HostResults> results_of(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
     try {
+      if (refusal_) {
+        std::rethrow_exception(refusal_);
+      }
       if (auto results = without_rule(node, inputs)) {
         return results;
       }
     } catch (std::exception& error) {
-      if (!refuses(error)) {
+      if (!refuses_call(error) || std::string_view(error.what()).find("can't allocate memory") != std::string::npos) {
         throw;
       }
     }
@@ -252,11 +256,6 @@ class OpByOpRun::Run {
     }
     auto results = by_kernel(node, inputs);
     return results && matches_metas(node, *results) ? std::move(results) : std::nullopt;
-  }
-
-  static bool refuses(std::exception& error) {
-    const py::gil_scoped_acquire gil;
-    return refuses_call(error) && std::string_view(error.what()).find("can't allocate memory") == std::string::npos;
   }
 
   static bool has_kernel(const Node& node, const HostOperator& host) {
@@ -378,6 +377,7 @@ class OpByOpRun::Run {
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
   std::vector<Tensor> results_;  // of the graph
+  std::exception_ptr refusal_;   // what the kernel of the next node said
   bool ended_ = false;
   std::unordered_set<const void*> owned_memory_;  // memory of leaves and of results
 };
@@ -486,7 +486,7 @@ void OpByOpRun::wait() {
     bool ended = false;
     {
       const py::gil_scoped_release unlocked;
-      ended = task.wait_for(kSignalCheckInterval) == std::future_status::ready;
+      ended = task.wait_for(std::chrono::milliseconds(100)) == std::future_status::ready;
     }
     if (ended) {
       task_ = {};
