@@ -44,20 +44,16 @@ py::list live_tensors(c10::DeviceIndex device) {
 
 // A tensor for each living storage of a device: all of its memory.
 std::vector<at::Tensor> bases_on(c10::DeviceIndex device) {
-  std::vector<c10::weak_intrusive_ptr<Storage>> storages;  // one may be about to go
   std::vector<StoragePtr> living;
   std::vector<Alias> bases;
   {
     const RecorderLock lock;
-    for_each_storage(device,
-                     [&](Storage& s) { storages.push_back(c10::weak_intrusive_ptr<Storage>::reclaim_copy(&s)); });
-    for (const auto& storage : storages) {
-      living.push_back(storage.lock());
-      const auto& s = living.back();
+    for_each_storage(device, [&](Storage& storage) {
+      const auto& s = living.emplace_back(alive(storage));
       if (s && s->value.node->error == nullptr && !is_placeholder(*s->value.node)) {
         bases.push_back(memory_alias(s, s->meta));
       }
-    }
+    });
   }
   std::vector<at::Tensor> tensors;
   for (auto& base : bases) {

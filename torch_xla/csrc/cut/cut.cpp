@@ -28,15 +28,6 @@ void leave_traced(Vector<Value>& roots) {
   next_epoch();
 }
 
-// A tensor made from nothing that still lives becomes a leaf: the first step of an optimizer, whose state it is, then
-// has the same graph as the second.
-void fill_to_leaf(Storage& s) {
-  s.initial_fill.node->op = nullptr;  // keeps its arguments until it gets its buffer
-  s.initial_fill.node->placement = s.placement;
-  s.committed = std::move(s.initial_fill);
-  s.initial_fill = {};
-}
-
 // Adds as outputs other values that are alive (saved activations, parameters) or that pending nodes need: else the next
 // graph computes them again, and where each turn of a loop reads, graphs would grow with each turn. A graph that the
 // host may compute is too small for the latter to matter, and what is pending keeps its key.
@@ -53,7 +44,7 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   // A fill that lives on must be a leaf here as it will be at the barrier.
   for_each_storage(device, [&](Storage& s) {
     if (runs && s.initial_fill && s.initial_fill.node->epoch == reached) {
-      fill_to_leaf(s);
+      s.commit_fill();
     }
   });
   if (needed.size() > Graph::kMostHostNodes) {
@@ -86,7 +77,7 @@ void go_back(uint64_t until, Vector<Value>& roots) {
 void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
   for_each_storage(cut.device, [&](Storage& s) {
     if (runs && !cut.captured && s.initial_fill && s.initial_fill.node->sequence < cut.until) {
-      fill_to_leaf(s);
+      s.commit_fill();
     }
     resolve(s.value);
     if (!s.value.node->leaf() || s.value.node->unfilled()) {
@@ -179,7 +170,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (outputs.empty()) {
     end_barrier();
     if (barrier_sequence_ != 0) {
-      for_each_storage(device, [&](Storage& s) { s.commit(forgotten_); });
+      for_each_storage(device, [&](Storage& s) { s.settle(forgotten_); });
     }
   }
 }

@@ -89,13 +89,11 @@ bool Graph::adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other
   return holds;
 }
 
-// A value that lives, and is read too, has its buffer from whoever comes first.
-static bool to_fill(const NodePtr& node) { return node->unfilled(); }
-
 Vector<NodePtr> Graph::fills() const {
   Vector<NodePtr> unfilled;
-  for (const auto* nodes : {&unused_fills_, &leaves}) {
-    std::copy_if(nodes->begin(), nodes->end(), std::back_inserter(unfilled), to_fill);
+  for (const auto* nodes : {&unused_fills_, &leaves}) {  // a value that lives, and is read too, is in both
+    std::copy_if(nodes->begin(), nodes->end(), std::back_inserter(unfilled),
+                 [](const NodePtr& n) { return n->unfilled(); });
   }
   // As recorded: the processes of a job number what they put on their devices, and addresses differ between them.
   std::sort(unfilled.begin(), unfilled.end(),
@@ -104,10 +102,7 @@ Vector<NodePtr> Graph::fills() const {
   return unfilled;
 }
 
-bool Graph::has_fills() const {
-  return std::any_of(unused_fills_.begin(), unused_fills_.end(), to_fill) ||
-         std::any_of(leaves.begin(), leaves.end(), to_fill);
-}
+bool Graph::has_fills() const { return !fills().empty(); }
 
 bool Graph::fits_host() const {
   constexpr int64_t kValues = 16384;
@@ -180,17 +175,12 @@ void Graph::attach(Vector<Result> results) {
     const auto epoch = next_epoch();
     for_each_storage(device, [&](Storage& s) {
       resolve(s.value);
-      if (s.value.node->epoch == epoch && is_cloneable(*s.value.node)) {  // an older tensor has it
-        replaced.push_back(std::exchange(s.value, clone_leaf(s.value, {})));
+      const bool shared = s.value.node->epoch == epoch && is_cloneable(*s.value.node);  // an older tensor has it
+      if (s.value.node->leaf()) {
+        s.commit(shared ? clone_leaf(s.value, {}) : s.value, replaced);
       }
+      s.settle(replaced);
       s.value.node->epoch = epoch;
-      if (s.value.node->leaf() && s.placement == kUnspecified) {
-        s.placement = s.value.node->placement;
-      }
-      s.commit(replaced);
-      if (s.value.node->leaf() && !(s.committed == s.value)) {
-        replaced.push_back(std::exchange(s.committed, s.value));
-      }
     });
   }
   clear();
@@ -297,25 +287,25 @@ bool has_pending(c10::DeviceIndex device, uint64_t until) {
          });
 }
 
+namespace {
+
+NodePtr current_node(const at::Tensor& tensor) {
+  const RecorderLock lock;
+  return impl_of(tensor)->alias.current().node;
+}
+
+}  // namespace
+
 PyObject* buffer_of(const at::Tensor& tensor) {
   TORCH_CHECK(is_xla(tensor), "[tensor] got a tensor on ", tensor.device(), ", expected one on xla");
-  NodePtr node;
-  {
-    const RecorderLock lock;
-    node = impl_of(tensor)->alias.current().node;
-  }
+  const auto node = current_node(tensor);
   fetch_buffer(node);
   Py_XINCREF(node->buffer);
   return node->buffer;
 }
 
 Location location_of(const at::Tensor& tensor) {
-  NodePtr node;
-  {
-    const RecorderLock lock;
-    node = impl_of(tensor)->alias.current().node;
-  }
-  auto location = locate(node);
+  auto location = locate(current_node(tensor));
   Py_XINCREF(location.buffer);
   return location;
 }

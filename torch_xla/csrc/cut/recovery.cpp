@@ -47,18 +47,10 @@ void roll_back_storages(c10::DeviceIndex device, Vector<Value>& roots, const Bad
         old.push_back(std::exchange(*saved, {}));
       }
     }
-    s.commit(old);
-    if (!lost(s.value)) {
-      return;
+    s.settle(old);
+    if (lost(s.value)) {
+      s.roll_back(make_lost(s.meta, error), old);
     }
-    old.push_back(std::move(s.value));
-    if (s.pending_commit || s.committed) {
-      s.value = s.pending_commit ? s.pending_commit : s.committed;
-    } else {
-      s.value = make_leaf(s.meta, nullptr);
-      s.value.node->error = std::make_unique<std::string>(error);
-    }
-    ++s.generation;
   });
   std::move(all.begin(), all.end(), std::back_inserter(old));
 }

@@ -226,6 +226,12 @@ Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer) {
   return {std::move(node), 0};
 }
 
+Value make_lost(const MetaRef& meta, const std::string& why) {
+  auto leaf = make_leaf(meta, nullptr);
+  leaf.node->error = std::make_unique<std::string>(why);
+  return leaf;
+}
+
 Value make_fill(const MetaRef& meta, const c10::IValue& number) {
   static auto& full = op_info("aten::full", "");
   Args args;

@@ -199,9 +199,11 @@ void rehash_args(Node& node);
 inline bool is_numeric(const c10::IValue& v) { return v.isInt() || v.isDouble() || v.isIntList() || v.isDoubleList(); }
 // The sequence number the next node will get.
 uint64_t node_sequence();
-// The meta of one result by itself. Wants the recorder's lock if there are others; so do the next two.
+// The meta of one result by itself. Wants the recorder's lock if there are others; so do the next three.
 MetaSetPtr single(const MetaRef& meta);
 Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
+// A leaf without a value, and why it has none.
+Value make_lost(const MetaRef& meta, const std::string& why);
 // The value of a tensor made from nothing: `number` everywhere.
 Value make_fill(const MetaRef& meta, const c10::IValue& number);
 

@@ -16,15 +16,6 @@ namespace torch_xla {
 
 namespace {
 
-// A reference to a storage of the list; null where it is on its way out: who deletes it has counted the weak ones
-// already, so that one more would be to memory that is gone. To be let go of without a lock.
-StoragePtr alive(Storage& storage) {
-  auto unowned = c10::weak_intrusive_ptr<Storage>::reclaim(&storage);
-  auto reference = unowned.lock();
-  unowned.release();
-  return reference;
-}
-
 // The storages of a device when its capture began: what is read of one that nobody wants any more is memory all the
 // same.
 std::vector<StoragePtr>& captured_storages(c10::DeviceIndex device) {
@@ -54,8 +45,7 @@ void Capture::begin() {
     }
     resolve(s.value);
     if (s.value.node->leaf()) {
-      garbage.push_back(std::exchange(s.committed, s.value));
-      garbage.push_back(std::exchange(s.initial_fill, {}));
+      s.commit(s.value, garbage);
     }
     captured_storages(device).push_back(std::move(storage));
   });
@@ -78,18 +68,12 @@ void Capture::end() {
     storages.swap(captured_storages(device));
     for (const auto& storage : storages) {
       if (storage->committed && !(storage->value == storage->committed)) {
-        garbage.push_back(std::exchange(storage->value, storage->committed));
-        ++storage->generation;
+        storage->roll_back({}, garbage);
       }
     }
     for_each_storage(device, [&](Storage& s) {
-      if (s.pending_commit) {
-        garbage.push_back(std::move(s.pending_commit));
-      }
       if (s.id >= first && !s.value.node->leaf()) {
-        garbage.push_back(std::exchange(s.value, make_uncomputed(s.meta)));
-        garbage.push_back(std::exchange(s.initial_fill, {}));
-        garbage.push_back(std::exchange(s.committed, {}));
+        s.replace(make_uncomputed(s.meta), garbage);
         ++s.generation;
       }
     });
@@ -242,9 +226,7 @@ class CapturedGraph::Replay final : public Arguments {
         results[output].give_to(*value.node);
         value_of_output = value;
       }
-      garbage_.push_back(std::exchange(storage->initial_fill, {}));
-      garbage_.push_back(std::exchange(storage->committed, value));
-      garbage_.push_back(std::exchange(storage->value, std::move(value)));
+      storage->commit(std::move(value), garbage_);
       storage->placement = storage->value.node->placement;
       ++storage->generation;
     }

@@ -41,11 +41,10 @@ bool is_placeholder(const at::Tensor& tensor) {
 bool is_placeholder(const Node& leaf) { return leaf.source.defined() && leaf.source->is_placeholder(); }
 
 Value make_uncomputed(const MetaRef& meta) {
-  auto leaf = make_leaf(meta, nullptr);
+  auto leaf = make_lost(meta,
+                        "[graph] got a tensor that was made while a graph was captured, expected a replay before its "
+                        "value is used; call replay()");
   leaf.node->source = c10::make_intrusive<Uncomputed>();
-  leaf.node->error = std::make_unique<std::string>(
-      "[graph] got a tensor that was made while a graph was captured, expected a replay before its value is used; call "
-      "replay()");
   return leaf;
 }
 

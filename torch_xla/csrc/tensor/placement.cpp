@@ -70,15 +70,8 @@ Value make_upload(const MetaRef& meta, const at::Tensor& cpu, c10::DeviceIndex d
 }
 
 at::Tensor uploaded(const at::Tensor& cpu, const std::vector<int64_t>& strides, c10::DeviceIndex device) {
-  auto meta = make_meta(cpu.sizes(), strides, 0, cpu.scalar_type());
   auto leaf = make_upload(contiguous_meta(cpu.sizes(), cpu.scalar_type()), cpu, device);
-  Alias alias;
-  {
-    const RecorderLock lock;
-    alias = new_alias(leaf, std::move(meta), device);
-    alias.storage->committed = std::move(leaf);  // so that the first step gives away what later ones do
-  }
-  return make_tensor(std::move(alias));
+  return make_tensor(std::move(leaf), make_meta(cpu.sizes(), strides, 0, cpu.scalar_type()), device);
 }
 
 Value with_storage_placement(Storage& storage, Value value) {
@@ -122,16 +115,14 @@ bool set_placement(const at::Tensor& tensor, uint32_t placement, bool recorded) 
 }
 
 void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placement) {
-  auto& alias = impl_of(tensor)->alias;
-  Value old;  // destroyed after the lock is gone
-  Value committed;
+  auto& storage = *impl_of(tensor)->alias.storage;
+  Vector<Value> old;  // destroyed after the lock is gone
   const RecorderLock lock;
-  auto leaf = make_leaf(alias.storage->meta, buffer);
+  auto leaf = make_leaf(storage.meta, buffer);
   leaf.node->placement = placement;
-  leaf.node->frame = alias.storage->value.node->frame;
-  committed = std::exchange(alias.storage->committed, leaf);
-  old = std::exchange(alias.storage->value, std::move(leaf));
-  alias.storage->placement = placement;
+  leaf.node->frame = storage.value.node->frame;
+  storage.commit(std::move(leaf), old);
+  storage.placement = placement;
 }
 
 uint32_t placement_of(const at::Tensor& tensor) {

@@ -89,6 +89,7 @@ Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
       value(std::move(v)),
       meta(std::move(m)),
       index(d),
+      committed(value.node->leaf() ? value : Value()),  // so that the first step gives away what later ones do
       placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kUnspecified
                                                                                 : value.node->placement) {
   TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
@@ -115,16 +116,42 @@ void Storage::release_resources() {
   StorageImpl::release_resources();
 }
 
-void Storage::commit(Vector<Value>& garbage) {
+void Storage::replace(Value v, Vector<Value>& garbage) {
+  for (auto* old : {&value, &committed, &pending_commit, &initial_fill}) {
+    if (*old) {
+      garbage.push_back(std::exchange(*old, {}));
+    }
+  }
+  value = std::move(v);
+}
+
+void Storage::commit(Value leaf, Vector<Value>& garbage) {
+  replace(std::move(leaf), garbage);
+  committed = value;
+  if (placement == kUnspecified) {
+    placement = value.node->placement;
+  }
+}
+
+void Storage::settle(Vector<Value>& garbage) {
   if (pending_commit) {
     resolve(pending_commit);
     if (pending_commit.node->leaf()) {
-      if (committed) {
-        garbage.push_back(std::move(committed));
-      }
-      committed = std::exchange(pending_commit, {});
+      garbage.push_back(std::exchange(committed, std::exchange(pending_commit, {})));
     }
   }
+}
+
+void Storage::commit_fill() {
+  initial_fill.node->op = nullptr;  // keeps its arguments until it gets its buffer
+  initial_fill.node->placement = placement;
+  committed = std::exchange(initial_fill, {});
+}
+
+void Storage::roll_back(Value otherwise, Vector<Value>& garbage) {
+  const auto& saved = pending_commit ? pending_commit : committed ? committed : otherwise;
+  garbage.push_back(std::exchange(value, saved));
+  ++generation;
 }
 
 void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) {
@@ -135,29 +162,35 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
               "[graph] got a tensor that is resized while a ",
               "graph is captured, expected those that were there before to keep their memory; resize it before");
   const bool holds = value.node->error == nullptr && meta->numel() != 0;
+  auto resized = value;
   if (bytes == 0) {
-    garbage.push_back(std::exchange(value, make_leaf(meta, nullptr)));
-    value.node->error = std::make_unique<std::string>(
+    resized = make_lost(
+        meta,
         "[storage] the tensor's memory was freed by resize_(0) of its storage; give the storage its size back first");
   } else if (bytes > static_cast<size_t>(meta->bytes) || (!holds && like.set.defined())) {
     const auto item = c10::elementSize(meta->dtype);
     const auto count = static_cast<int64_t>((bytes + item - 1) / item);
     const bool fits = !holds && like.set.defined() && like->offset == 0 && static_cast<size_t>(like->bytes) == bytes;
     auto grown = fits ? like : contiguous_meta({count}, meta->dtype);
-    garbage.push_back(
-        std::exchange(value, holds ? padded(value, meta, grown) : make_fill(grown, unwritten(meta->dtype))));
+    resized = holds ? padded(value, meta, grown) : make_fill(grown, unwritten(meta->dtype));
     meta = std::move(grown);
     ++layouts;
   } else if (!holds) {
-    garbage.push_back(std::exchange(value, make_fill(meta, unwritten(meta->dtype))));
+    resized = make_fill(meta, unwritten(meta->dtype));
   }
+  replace(std::move(resized), garbage);
   ++generation;
-  garbage.push_back(std::exchange(committed, {}));
-  garbage.push_back(std::exchange(pending_commit, {}));
-  garbage.push_back(std::exchange(initial_fill, holds || bytes == 0 ? Value() : value));
+  initial_fill = holds || bytes == 0 ? Value() : value;
   const auto size = static_cast<int64_t>(bytes);
   set_data_ptr_noswap(data_at(new_address(size), size, index));
   set_nbytes(bytes);
+}
+
+StoragePtr alive(Storage& storage) {
+  auto unowned = c10::weak_intrusive_ptr<Storage>::reclaim(&storage);
+  auto reference = unowned.lock();
+  unowned.release();
+  return reference;
 }
 
 size_t extent(const Meta& meta) {

@@ -39,7 +39,7 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   // A storage that is gone may wait for its weak references, but its value must not.
   void release_resources() override;
   // Frees the value at 0 bytes. Growing keeps what there is, in memory order, and adds zeros; a storage that holds
-  // nothing takes the shape `like`, where it is given. Old values go to `garbage`.
+  // nothing takes the shape `like`, where it is given.
   void resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage);
 
   const uint64_t id;          // no other storage ever has it
@@ -54,8 +54,18 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   Value initial_fill;       // the fill it was created with, until the first barrier
   uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
 
-  // Makes the value of the latest barrier the committed one, once it is computed. Wants the recorder's lock.
-  void commit(Vector<Value>& garbage);
+  // What writes values that nobody records. Wants the recorder's lock; old values go to `garbage`.
+  // A leaf is its value now, and what a failure gives it back.
+  void commit(Value leaf, Vector<Value>& garbage);
+  // The value of the latest barrier is the committed one, once it is computed.
+  void settle(Vector<Value>& garbage);
+  // What it was made with becomes a leaf: the first step of an optimizer, whose state it is, then has the same graph as
+  // the second.
+  void commit_fill();
+  // It has the value of the latest barrier again, or `otherwise` where there is none.
+  void roll_back(Value otherwise, Vector<Value>& garbage);
+  // It has this value and none to go back to.
+  void replace(Value v, Vector<Value>& garbage);
 
   Storage* previous = nullptr;  // the list of living storages of the device
   Storage* next = nullptr;
@@ -128,6 +138,10 @@ Alias memory_alias(StoragePtr storage, const MetaRef& meta);
 // Bytes of memory that a tensor reaches, from the start of its storage.
 size_t extent(const Meta& meta);
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device);
+
+// A reference to a storage of the list; null where it is on its way out: who deletes it has counted the weak ones
+// already, so that one more would be to memory that is gone. To be let go of without a lock.
+StoragePtr alive(Storage& storage);
 
 // Access for `for_each_storage`.
 std::mutex& registry_mutex();

@@ -181,9 +181,7 @@ void throw_not_ours(const at::Tensor& t) {
 }
 
 at::Tensor make_tensor(Value leaf, const MetaRef& meta, c10::DeviceIndex device) {
-  auto alias = new_alias(std::move(leaf), meta, device);
-  alias.storage->committed = alias.storage->value;
-  return make_tensor(std::move(alias));
+  return make_tensor(new_alias(std::move(leaf), meta, device));
 }
 
 at::Tensor make_tensor(Alias alias) { return at::Tensor(c10::make_intrusive<XlaTensorImpl>(std::move(alias))); }
