@@ -93,8 +93,9 @@ def raise_first(failures: list[Exception]) -> None:
     all callers: their tensors would live until Python looks for cycles.
     """
     try:
-        for other in failures[1:]:
-            failures[0].add_note(f"another failure at the same time: {other}")
+        for other in dict.fromkeys(map(str, failures)):
+            if other != str(failures[0]):
+                failures[0].add_note(f"another failure at the same time: {other}")
         if failures:
             raise failures[0]
     finally:

@@ -124,6 +124,27 @@ def reads(index: int) -> None:
     assert (met.counter_value("UncachedCompile") or 0) - before <= 2
 
 
+def mixed(index: int) -> None:
+    """Rank 0 compiles each graph at once, the others run theirs op by op, until they repeat: with the same values."""
+    world = xr.world_size()
+    before = {name: met.counter_value(name) or 0 for name in ("UncachedCompile", "UncompiledRun")}
+    with setting(_config.XLA_COMPILE_WHEN_HOT, index > 0):
+        for step in range(3):
+            x = torch.arange(6.0 * world).view(2 * world, 3).to("xla") + index + step
+            total, count = xm.all_reduce(xm.REDUCE_SUM, [x.t() * 2, torch.full((2,), index, device="xla")])
+            parts = xm.all_gather(total.half().sin(), dim=1)
+            own = xm.reduce_scatter(xm.REDUCE_MAX, parts.float().t().contiguous(), 1.0, 0, world)
+            sent = xm.collective_permute(own, [[rank, (rank + 1) % world] for rank in range(world)])
+            torch_xla.sync()
+            whole = sum(torch.arange(6.0 * world).view(2 * world, 3).t() + rank + step for rank in range(world)) * 2
+            rows = whole.half().sin().repeat(1, world).float().t().chunk(world)
+            same(total, whole)
+            assert count.tolist() == [world * (world - 1) // 2] * 2
+            torch.testing.assert_close(sent.cpu(), rows[(index - 1) % world], rtol=0, atol=2e-3)
+    runs = {name: (met.counter_value(name) or 0) - before[name] for name in before}
+    assert (runs["UncompiledRun"] > 0) is (index > 0), runs
+
+
 def steps(index: int, folder: str) -> None:
     """Optimizer steps, values of one process for all, functions of some, random numbers, and files."""
     world = xr.world_size()

@@ -25,6 +25,11 @@ def test_a_read_that_needs_nobody_leaves_collectives_pending() -> None:
     launcher.run(core_bodies.reads, (), 2)
 
 
+@pytest.mark.by_default("graphs are not compiled at once")
+def test_a_rank_may_run_op_by_op_what_another_has_compiled() -> None:
+    launcher.run(core_bodies.mixed, (), 3)
+
+
 def test_lists_travel_in_buckets() -> None:
     launcher.run(core_bodies.buckets, (), 2)
 

@@ -9,7 +9,6 @@ Both engines know a collective by its group and its place in the order, so each 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,7 @@ from torch_xla import _bindings
 from torch_xla._jax_internals import Primitive, ir
 from torch_xla._jax_internals import stablehlo as hlo
 from torch_xla.ops import host_kernel
-from torch_xla.ops.collective_call import REDUCTIONS, Call, Groups, parse
+from torch_xla.ops.collective_call import REDUCTIONS, Call, Groups, by_dtype, parse
 
 _TARGET = "torch_xla.collective"
 _AHEAD = 15  # collectives that a process announces at once; as in csrc/run/collective_kernel.cpp
@@ -62,47 +61,28 @@ def compute(text: str, arrays: Sequence[jax.Array], rank: int, order: Order) -> 
     Returns one array per input, and a number that is there once it has run.
     """
     call = parse(text)
-    if order.by_host and host_kernel.in_use() and register():
-        return compute_by_host(call, arrays, rank, order)
-    if order.before is not None:
-        *arrays, _ = lax.optimization_barrier((*arrays, order.before))
-    results = _LOWERED[call.kind](call, arrays, rank)
-    order.before = lax.optimization_barrier((jnp.zeros((), np.uint8), *results))[0]
-    return (*results, order.before)
-
-
-def compute_by_host(call: Call, arrays: Sequence[jax.Array], rank: int, order: Order) -> tuple[jax.Array, ...]:
-    """Places a call of PyTorch's groups into a program of JAX's own CPU client, which `register` made them known to.
-
-    Args and what it returns are those of `compute`, with the parsed text.
-    """
+    if not (order.by_host and host_kernel.in_use() and register()):
+        if order.before is not None:
+            *arrays, _ = lax.optimization_barrier((*arrays, order.before))
+        results = _LOWERED[call.kind](call, arrays, rank)
+        order.before = lax.optimization_barrier((jnp.zeros((), np.uint8), *results))[0]
+        return (*results, order.before)
     outputs: dict[int, jax.Array] = {}
     before = jnp.zeros((), np.uint8) if order.before is None else order.before
-    numbered = list(enumerate(arrays))
-    for _, part in itertools.groupby(sorted(numbered, key=lambda p: str(p[1].dtype)), key=lambda p: p[1].dtype):
-        places, values = zip(*part, strict=True)
-        attributes: dict[str, Any] = {"kind": call.kind}
-        if call.reduction:
-            attributes["reduction"] = np.int64(REDUCTIONS[call.reduction][0])
-        if call.kind == "broadcast":
-            attributes["root"] = np.int64(call.root)
-        if call.kind == "permute":
-            attributes["sources"] = np.array([source for source, _ in call.pairs], np.int64)
-            attributes["targets"] = np.array([target for _, target in call.pairs], np.int64)
-        if not outputs:  # the values of one dtype after the other are one collective
-            attributes["ahead"] = np.array(order.take_ahead(call.group_of(rank)), np.int64)
+    for places in by_dtype([array.dtype for array in arrays]):
+        values = [arrays[i] for i in places]
+        # The values of one dtype after the other are one collective.
+        attributes = call.attributes([] if outputs else order.take_ahead(call.group_of(rank)))
         outs = [jax.ShapeDtypeStruct(call.shape_of_result(v.shape, rank), v.dtype) for v in values]
         kernel = jax.ffi.ffi_call(_TARGET, [*outs, jax.ShapeDtypeStruct((), np.uint8)], has_side_effect=True)
-        *results, before = kernel(
-            *values,
-            before,
-            groups=np.array([r for group in call.groups for r in group], np.int64),
-            sizes=np.array([len(group) for group in call.groups], np.int64),
-            **attributes,
-        )
+        *results, before = kernel(*values, before, **{name: _attribute(value) for name, value in attributes.items()})
         outputs.update(zip(places, results, strict=True))
     order.before = before
     return (*(outputs[i] for i in range(len(arrays))), before)
+
+
+def _attribute(value: str | int | list[int]) -> Any:
+    return value if isinstance(value, str) else np.int64(value) if isinstance(value, int) else np.array(value, np.int64)
 
 
 # StableHLO.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 NAME = "xla.collective.default"
 
@@ -53,8 +55,30 @@ class Call:
             return (len(self.group_of(rank)), *shape)
         return shape[1:] if self.kind == "reduce_scatter" else shape
 
+    def attributes(self, ahead: Sequence[int]) -> dict[str, Any]:
+        """What the kernel of the host is told (`csrc/run/collective_kernel`).
+
+        `ahead` has the numbers of this call and of those that its group runs next, or none where it was announced.
+        """
+        return {
+            "kind": self.kind,
+            "groups": [rank for group in self.groups for rank in group],
+            "sizes": [len(group) for group in self.groups],
+            "ahead": list(ahead),
+            "reduction": REDUCTIONS[self.reduction][0] if self.reduction else 0,
+            "root": self.root,
+            "sources": [source for source, _ in self.pairs],
+            "targets": [target for _, target in self.pairs],
+        }
+
     def __str__(self) -> str:
         return f"{self.kind}({self.reduction})" if self.reduction else self.kind
+
+
+def by_dtype(dtypes: Sequence[Any]) -> list[list[int]]:
+    """The places of each dtype's values: the host's kernel takes the values of one after those of the other."""
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    return [[i for i, name in enumerate(names) if name == which] for which in sorted(set(names))]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,23 +1,26 @@
-"""Runs collectives between two programs, by PyTorch's groups, on devices whose programs do not span the job."""
+"""Collectives that run for themselves, by PyTorch's groups.
+
+They do in a graph that runs op by op, and between two programs where those do not span the processes of a job.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-import numpy as np
 import torch
 
 from torch_xla import _bindings
 from torch_xla._core.compile import interruptible
 from torch_xla._core.device import client, failures
 from torch_xla._core.graph import sequence
+from torch_xla._core.graph.graph import Graph
 from torch_xla._core.graph.library import XLA_LIB
 from torch_xla._core.job.session import rank_info, session
-from torch_xla._errors import JobError, message
+from torch_xla._errors import JobError
 from torch_xla.ops import collective, collective_call
-from torch_xla.ops.fallback import from_numpy, to_numpy
+
+Parts = list[tuple[list[int], _bindings.Collective]]
 
 
 @functools.cache
@@ -30,6 +33,24 @@ def is_used() -> bool:
     return True
 
 
+def of_graph(graph: Graph, rank: int) -> dict[int, Parts]:
+    """The collectives of a graph by the positions of their nodes, as `OpByOpRun` takes them."""
+    order = collective.Order(sequence.numbers(graph, rank))
+    found = {}
+    for position, node in enumerate(graph.nodes):
+        if sequence.is_collective(node):
+            call = collective_call.parse(node.args[1])
+            dtypes = [meta.dtype for edge in node.inputs if (meta := graph.meta(edge)) is not None]
+            found[position] = _parts(call, dtypes, order.take_ahead(call.group_of(rank)))
+    return found
+
+
+def _parts(call: collective_call.Call, dtypes: Sequence[torch.dtype], ahead: Sequence[int]) -> Parts:
+    """A call by the dtypes of its values: the places of each, and what is done with them."""
+    by_dtype = collective_call.by_dtype(dtypes)
+    return [(places, _bindings.Collective(**call.attributes([] if i else ahead))) for i, places in enumerate(by_dtype)]
+
+
 def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
     connection = session()
     assert connection is not None
@@ -39,14 +60,14 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
     if len(group) > 1:
         connection.group(group)
     number = sequence.numbered(sequence.described(call, inputs), f"run at {_bindings.user_frame()}")
-    arrays = [to_numpy(tensor) for tensor in inputs]
+    results = [torch.empty(call.shape_of_result(x.shape, rank), dtype=x.dtype) for x in inputs]
 
-    def run() -> list[np.ndarray]:
-        with client.x64(), jax.default_device(_host()):
-            return [np.asarray(array) for array in _program(call, rank, number)(*arrays)]
+    def run() -> None:
+        for places, part in _parts(call, [x.dtype for x in inputs], [number]):
+            part.run([inputs[i].contiguous() for i in places], [results[i] for i in places])
 
     try:
-        *results, mark = interruptible.call(run, str(call))
+        interruptible.call(run, str(call))
     except Exception as error:
         reason = failures.explained(error)
         if reason is None:
@@ -55,25 +76,4 @@ def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
     except BaseException:  # the thread that is in it must not be waited for
         connection.break_off(f"[job] rank {rank} was interrupted in {sequence.meaning(number)[0]}")
         raise
-    dtypes = [*(x.dtype for x in inputs), torch.uint8]
-    return [from_numpy(array, dtype) for array, dtype in zip((*results, mark), dtypes, strict=True)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _program(call: collective_call.Call, rank: int, number: int) -> Any:
-    def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return collective.compute_by_host(call, arrays, rank, collective.Order({call.group_of(rank): [number]}))
-
-    return jax.jit(program)
-
-
-def _host() -> jax.Device:
-    """JAX's own CPU client, which can call PyTorch's groups; RuntimeError where there is none, or no support for it."""
-    try:
-        if collective.register():
-            return jax.local_devices(backend="cpu")[0]
-        lacking = "built without jaxlib's headers"
-    except RuntimeError as error:
-        lacking = str(error)
-    problem = f"programs of {client.device_type()} do not span the processes of a job, and the host has no collectives"
-    raise RuntimeError(message("job", f"{problem} ({lacking})", do="start one process, or let JAX have its CPU client"))
+    return [*results, torch.zeros((), dtype=torch.uint8)]

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from torch_xla import _bindings, _config
 from torch_xla._core.compile import cache, options
-from torch_xla._core.device import placement
+from torch_xla._core.device import client, placement
 from torch_xla._core.execute import op_by_op, region, worth
 from torch_xla._core.graph.graph import describe
-from torch_xla._core.job import session
 from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
@@ -59,15 +58,15 @@ def counts(device: int) -> bool:
     """Whether a new graph runs operator by operator at first.
 
     Not where somebody asked for a program (a region, eager mode, which has one for each operator, options of the
-    compiler) or looks at each, nor where processes have to agree on what they run, nor on a device that is not this
-    host.
+    compiler) or looks at each, nor where programs span the processes of a job, which have to agree on them, nor on a
+    device that is not this host.
     """
     return (
         _config.XLA_COMPILE_WHEN_HOT.get()
         and op_by_op.on()
         and not (region.stack() or _bindings.is_eager() or options.custom())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())
-        and session.connected() is None
+        and not client.spans_job()
         and placement.of(device).on_host
     )
 

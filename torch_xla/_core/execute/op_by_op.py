@@ -17,11 +17,12 @@ import torch
 
 from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, shardings, transfer
-from torch_xla._core.execute import value_check
+from torch_xla._core.execute import executor, host_collective, value_check
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import CLASSES, describe
+from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import lowering, manual_lowering
-from torch_xla._errors import ExecutionError, GraphFailure
+from torch_xla._errors import ExecutionError, GraphFailure, message
 from torch_xla.ops import dtypes
 from torch_xla.ops.fallback import from_numpy, to_numpy
 from torch_xla.ops.registry import StaticNumbers
@@ -64,6 +65,8 @@ def begin(graph: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
     if client.spmd() and shardings.MANUAL in graph.leaf_placements:
         return None  # each device's are others
     running = prepare(graph)
+    if graph.has_collectives and not running.has_kernels:
+        return None  # should it come to an obstacle, the program would repeat those before that
     running.request = request
     _bindings.in_flight(graph.device).operator_run = running
     return running
@@ -77,7 +80,21 @@ def prepare(graph: _bindings.Graph) -> _bindings.OpByOpRun:
             transfer.download(location, shape, dtype)
             for location, (shape, dtype) in zip(graph.leaf_locations(), graph.leaf_metas, strict=True)
         ]
-    return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves)
+    return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves, _collectives(graph))
+
+
+def _collectives(graph: _bindings.Graph) -> dict[int, host_collective.Parts]:
+    """Prepares a graph's collectives; everything that was started before has then run.
+
+    A program that waits in one for a kernel would wait for ever: kernels run in one thread.
+    """
+    if not graph.has_collectives:
+        return {}
+    described = describe(graph)
+    agreement.prepare(described)
+    for device in range(_bindings.device_count()):
+        executor.wait(device)
+    return host_collective.of_graph(described, session.rank_info().rank)
 
 
 def run(graph: _bindings.Graph, request: Any) -> bool:
@@ -97,6 +114,10 @@ def finish(running: _bindings.OpByOpRun) -> bool:
         running.finish()
     except (CannotRun, StaticNumbers) as obstacle:
         _bindings.in_flight(running.graph.device).operator_run = None
+        if any(map(sequence.is_collective, describe(running.graph).nodes[: running.position])):
+            problem = f"node {running.position} of a graph has no kernel, behind a collective that has run ({obstacle})"
+            failure = RuntimeError(message("run", problem, do="set XLA_COMPILE_WHEN_HOT=0, in all processes"))
+            raise GraphFailure(failure, (running.position,)) from None
         if isinstance(obstacle, StaticNumbers):
             raise
         return False
@@ -128,7 +149,7 @@ def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor])
     node, seed = graph.describe_node(position, CLASSES)
     if _config.XLA_CHECK_VALUES.get():
         value_check.check(_bindings.in_flight(graph.device).operator_run, node, tensors)
-    if sequence.is_collective(node) or node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
+    if node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
         raise CannotRun
     _metrics.count("OperatorsByRule")
     place = placement.of(graph.device)

@@ -182,7 +182,7 @@ def compute_on_host(cut: _bindings.Cut) -> bool:
     graph = None
     try:
         graph = cut.graph()
-        runs_here = bool(graph.num_outputs) and graph.fits_host and not region.stack()
+        runs_here = bool(graph.num_outputs) and graph.fits_host and not (graph.has_collectives or region.stack())
         return runs_here and _run_on_host(graph, Request(cut, debug_level.READ, reading=True))
     except (_bindings.StaleGraph, StaticNumbers, GraphFailure):  # it was run, or is told where all that is pending runs
         return False
@@ -300,7 +300,7 @@ def _runs_op_by_op(graph: _bindings.Graph) -> bool:
 
 def _run_uncompiled(graph: _bindings.Graph, request: Request, background: bool) -> bool:
     """Runs a graph op by op, with `background` while the host records on; False where only a program can."""
-    if not background or request.reading or graph.fits_host:
+    if not background or request.reading or graph.fits_host or graph.has_collectives:
         return op_by_op.run(graph, request)
     running = op_by_op.begin(graph, request)
     return running is not None and (running.start() or op_by_op.finish(running))

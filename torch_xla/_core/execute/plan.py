@@ -68,9 +68,11 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     pending_cut = request.cut
     if not request.reading:
         return [Step(pending_cut, Way.PROGRAM, graph)]
-    if op_by_op.on() and graph.fits_host and not graph.has_fills:
+    runs_here = hotness.counts(graph.device) if graph.has_collectives else op_by_op.on()
+    if runs_here and graph.fits_host and not graph.has_fills:
         return [Step(pending_cut, Way.HOST, graph)]
-    if region.stack() or torch.are_deterministic_algorithms_enabled() or has_run(graph):
+    runs_whole = region.stack() or torch.are_deterministic_algorithms_enabled() or graph.has_collectives
+    if runs_whole or has_run(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
     graph.clear()  # it holds what others may write over
     other = _known_graph_instead(pending_cut)

@@ -31,7 +31,7 @@ def runs_before(graph: Graph) -> float:
     """How often a graph runs op by op before it is compiled; infinite where a program would not be faster."""
     kernels = memory = 0.0
     for node in graph.nodes:
-        inputs = [graph.leaves[e.slot] if e.leaf else graph.nodes[e.slot].outs[e.result] for e in node.inputs]
+        inputs = [graph.meta(edge) for edge in node.inputs]
         work = _work(node, inputs)
         kernels += work / _MULTIPLICATIONS
         if not (work or _is_view(node.op)):

@@ -150,6 +150,10 @@ class Graph:
     output_placements: tuple[int, ...] = ()  # likewise that which each output is to have
     layers: tuple[Layers, ...] = ()  # runs of layers that are loops in its program, in order
 
+    def meta(self, edge: Edge) -> Meta | None:
+        """The type of what an edge gives."""
+        return self.leaves[edge.slot] if edge.leaf else self.nodes[edge.slot].outs[edge.result]
+
 
 # Those that the recorder describes nodes by.
 CLASSES = (Node, Edge, Input, Number, Meta)

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from torch_xla._core.graph import sequence
-from torch_xla._core.graph.graph import Carried, Edge, Graph, Inside, Layers, Node, Source
-from torch_xla.ops.registry import Meta
+from torch_xla._core.graph.graph import Carried, Graph, Inside, Layers, Node, Source
 
 _PERIODS = 32  # tried at most
 _COVERED = 0.3  # of a period's nodes that must have been seen a period before
@@ -72,13 +71,9 @@ class _PeriodSearch:
         kind_numbers: dict[Any, int] = {}
         kinds = []
         for slot, (node, ok) in enumerate(zip(self._graph.nodes, inside, strict=True)):
-            kind = slot if not ok else (node.call, tuple(map(self._meta, node.inputs)), node.outs, node.seeded)
+            kind = slot if not ok else (node.call, tuple(map(self._graph.meta, node.inputs)), node.outs, node.seeded)
             kinds.append(kind_numbers.setdefault(kind, len(kind_numbers)))
         return np.array(kinds, np.int64)
-
-    def _meta(self, edge: Edge) -> Meta | None:
-        graph = self._graph
-        return graph.leaves[edge.slot] if edge.leaf else graph.nodes[edge.slot].outs[edge.result]
 
     def runs(self) -> list[_Run]:
         """Runs that do not overlap, in order; of several that do, the one that saves most nodes."""

@@ -22,8 +22,7 @@ def is_collective(node: Node) -> bool:
 
 
 def _described(graph: Graph, node: Node) -> str:
-    metas = [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
-    return described(collective_call.parse(node.args[1]), [m for m in metas if m is not None])
+    return described(collective_call.parse(node.args[1]), [m for m in map(graph.meta, node.inputs) if m is not None])
 
 
 def described(call: collective_call.Call, inputs: Sequence[Any]) -> str:

@@ -311,7 +311,7 @@ def like_nodes(graph: Graph, node: Node) -> tuple[int, ...]:
     """Positions of the nodes that do the same as a node of this graph, on inputs of the same types."""
 
     def types(node: Node) -> list[Meta | None]:
-        return [graph.leaves[w.slot] if w.leaf else graph.nodes[w.slot].outs[w.result] for w in node.inputs]
+        return [graph.meta(edge) for edge in node.inputs]
 
     signature = node.call, types(node)
     return tuple(i for i, other in enumerate(graph.nodes) if (other.call, types(other)) == signature)

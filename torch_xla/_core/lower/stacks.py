@@ -15,7 +15,6 @@ from typing import Any
 from torch_xla._core.device import shardings
 from torch_xla._core.graph.graph import Edge, Edges, Graph, Layers
 from torch_xla._core.graph.layers import elementwise
-from torch_xla.ops.registry import Meta
 
 Stack = tuple[tuple[int, ...], tuple[int, ...]]  # leaves and outputs, as in `Graph.packs`
 
@@ -66,7 +65,7 @@ class _StackSearch:
             if column in self._visited or len({*column}) < len(column):
                 continue
             self._visited.add(column)
-            if any(self._meta(edge) != self._meta(column[0]) for edge in column):
+            if any(self._graph.meta(edge) != self._graph.meta(column[0]) for edge in column):
                 continue
             if self._add(column):
                 self._order |= {edge: i for i, edge in enumerate(column)}
@@ -83,11 +82,8 @@ class _StackSearch:
                     return slots if self._order[source[0]] < self._order[source[-1]] else slots[::-1]
         return slots
 
-    def _meta(self, edge: Edge) -> Meta | None:
-        return self._graph.leaves[edge.slot] if edge.leaf else self._graph.nodes[edge.slot].outs[edge.result]
-
     def _add(self, column: Edges) -> bool:
-        meta = self._meta(column[0])
+        meta = self._graph.meta(column[0])
         if meta is None or not math.prod(meta.shape):
             return False
         leaves, outputs = self._as_stack(column)
@@ -106,8 +102,8 @@ class _StackSearch:
             after = [self._after.get(leaf) for leaf in leaves]
             outputs = tuple(output for output in after if output is not None and output >= 0)
             if outputs and len({*outputs}) == len(leaves):
-                metas = {self._meta(Edge(False, *self._graph.outputs[output])) for output in outputs}
-                return (leaves, outputs) if metas == {self._meta(column[0])} else ((), ())
+                metas = {self._graph.meta(Edge(False, *self._graph.outputs[output])) for output in outputs}
+                return (leaves, outputs) if metas == {self._graph.meta(column[0])} else ((), ())
             return (leaves, ()) if after.count(None) == len(leaves) else ((), ())
         outputs = tuple(self._output[edge] for edge in column if edge in self._output)
         return ((), outputs) if len(outputs) == len(column) and self._aliased.isdisjoint(outputs) else ((), ())

@@ -5,6 +5,12 @@ namespace torch_xla {
 
 void bind_collectives(py::module_& m) {
   m.def("collective_kernel_target", &collective_kernel_target);
+  using Numbers = std::vector<int64_t>;
+  py::class_<Collective>(m, "Collective")
+      .def(py::init<std::string, Numbers, Numbers, Numbers, int64_t, int64_t, Numbers, Numbers>(), py::arg("kind"),
+           py::arg("groups"), py::arg("sizes"), py::arg("ahead"), py::arg("reduction"), py::arg("root"),
+           py::arg("sources"), py::arg("targets"))
+      .def("run", &run_collective, py::arg("inputs"), py::arg("outputs"), py::call_guard<py::gil_scoped_release>());
   m.def("set_collective_rank", &set_collective_rank);
   m.def("add_collective_group", &add_collective_group);
   m.def("collective_wait", []() -> py::object {

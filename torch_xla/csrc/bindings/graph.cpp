@@ -277,6 +277,7 @@ void bind_parts(py::class_<Graph>& graph) {
       .def("packed_numbers", checked(&packed_numbers))
       .def("describe_fills", &describe_fills)
       .def_property_readonly("has_fills", &Graph::has_fills)
+      .def_property_readonly("has_collectives", checked(+[](Graph& g) { return g.has_collectives(); }))
       .def_property_readonly("unreferenced_bytes", &Graph::unreferenced_bytes);
 }
 
@@ -306,11 +307,13 @@ void bind_acts(py::class_<Graph>& graph) {
 
 void bind_operator_runs(py::module_& m) {
   py::class_<OpByOpRun>(m, "OpByOpRun")
-      .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&>(), py::arg("graph"),
-           py::arg("rule"), py::arg("leaves") = py::none(), py::keep_alive<1, 2>())
+      .def(py::init<Graph&, py::object, const std::optional<std::vector<at::Tensor>>&, OpByOpRun::Collectives>(),
+           py::arg("graph"), py::arg("rule"), py::arg("leaves") = py::none(),
+           py::arg("collectives") = OpByOpRun::Collectives(), py::keep_alive<1, 2>())
       .def_readwrite("request", &OpByOpRun::request)
       .def_property_readonly("graph", &OpByOpRun::graph, py::return_value_policy::reference)
       .def_property_readonly("interrupted", &OpByOpRun::interrupted)
+      .def_property_readonly("has_kernels", &OpByOpRun::has_kernels)
       .def("start", &OpByOpRun::start)
       .def("finish", &OpByOpRun::finish)
       .def("values", &OpByOpRun::values)

@@ -104,6 +104,11 @@ Vector<NodePtr> Graph::fills() const {
 
 bool Graph::has_fills() const { return !fills().empty(); }
 
+bool Graph::has_collectives() const {
+  return std::any_of(nodes.begin(), nodes.end(),
+                     [](const NodePtr& n) { return n->op->name == "xla.collective.default"; });
+}
+
 bool Graph::fits_host() const {
   constexpr int64_t kValues = 16384;
   constexpr int64_t kViewedValues = 1 << 18;    // a part of a tensor: each other part would be another program

@@ -82,6 +82,7 @@ class Graph final : public Structure, public Arguments {
   // Leaves that still need a buffer, each filled with one number.
   Vector<NodePtr> fills() const;
   bool has_fills() const;
+  bool has_collectives() const;
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;

@@ -1,6 +1,5 @@
 #include "run/collective_kernel.h"
 
-#if __has_include(<xla/ffi/api/ffi.h>)
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -8,18 +7,19 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
+#if __has_include(<xla/ffi/api/ffi.h>)
 #include "run/ffi_values.h"
+#endif
 
 namespace torch_xla {
 
 namespace {
 
-namespace ffi = xla::ffi;
 using c10d::ReduceOp;
+using RankNumbers = std::vector<int64_t>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using Clock = std::chrono::steady_clock;
 
@@ -111,7 +111,7 @@ class CollectiveCall {
 
   // Compares what this process is about to do with what the others of the group are. All know whose announcements are
   // used up, so they exchange new ones at the same place.
-  void compare(FfiNumbers ahead) {
+  void compare(const RankNumbers& ahead) {
     if (backend_ == nullptr || ahead.size() == 0) {
       return;
     }
@@ -205,7 +205,7 @@ class CollectiveCall {
 
   // Sends to the process after each source in the list, if this is the source. As an exchange of parts, most of which
   // are empty: the process groups close a connection over which a single message does not come in time.
-  void permute(const at::Tensor& in, const at::Tensor& out, FfiNumbers sources, FfiNumbers targets) {
+  void permute(const at::Tensor& in, const at::Tensor& out, const RankNumbers& sources, const RankNumbers& targets) {
     auto from = bytes(copied(in));
     const auto length = from.numel();
     std::vector<int64_t> sent_lengths(size_), received_lengths(size_);
@@ -316,7 +316,7 @@ class CollectiveCall {
 };
 
 // The group of this process: `groups` has the ranks of all, one after the other.
-std::vector<int64_t> own_group(FfiNumbers groups, FfiNumbers sizes) {
+RankNumbers own_group(const RankNumbers& groups, const RankNumbers& sizes) {
   int64_t rank = 0;
   {
     const std::lock_guard lock(job().mutex);
@@ -341,57 +341,93 @@ std::string described(const std::string& kind, const std::vector<at::Tensor>& in
   return in.size() > 3 ? text + " and " + std::to_string(in.size() - 3) + " more" : text;
 }
 
-void run_collective(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
-  const auto kind = ffi_text(attributes, "kind");
-  std::vector<at::Tensor> in, out;
-  for (size_t i = 0; i + 1 < operands.size(); ++i) {  // the last of each says what comes before
-    in.push_back(tensor_at(operands.get<ffi::AnyBuffer>(i).value()));
-    out.push_back(tensor_at(*results.get<ffi::AnyBuffer>(i).value()));
-  }
-  CollectiveCall call(
-      own_group(ffi_attribute<FfiNumbers>(attributes, "groups"), ffi_attribute<FfiNumbers>(attributes, "sizes")),
-      described(kind, in));
-  if (attributes.contains("ahead")) {
-    call.compare(ffi_attribute<FfiNumbers>(attributes, "ahead"));
-  }
-  const auto reduction = [&] {
-    return static_cast<ReduceOp::RedOpType>(ffi_attribute<int64_t>(attributes, "reduction"));
-  };
+[[noreturn]] void fail(const std::string& text) {
+  const std::lock_guard lock(job().mutex);
+  job().failure = current;
+  TORCH_CHECK(false, "[collective] ", text.substr(0, text.find('\n')));
+}
+
+void start(const Collective& collective, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
+  const auto& kind = collective.kind;
+  CollectiveCall call(own_group(collective.groups, collective.sizes), described(kind, in));
+  call.compare(collective.ahead);
+  const auto reduction = static_cast<ReduceOp::RedOpType>(collective.reduction);
   if (kind == "all_reduce") {
-    call.all_reduce(in, out, reduction());
+    call.all_reduce(in, out, reduction);
   } else if (kind == "broadcast") {
-    call.broadcast(in, out, ffi_attribute<int64_t>(attributes, "root"));
+    call.broadcast(in, out, collective.root);
   } else if (kind == "all_gather") {
     call.all_gather(in.at(0), out.at(0));
   } else if (kind == "reduce_scatter") {
-    call.reduce_scatter(in.at(0), out.at(0), reduction());
+    call.reduce_scatter(in.at(0), out.at(0), reduction);
   } else if (kind == "all_to_all") {
     call.all_to_all(in.at(0), out.at(0));
   } else if (kind == "permute") {
-    call.permute(in.at(0), out.at(0), ffi_attribute<FfiNumbers>(attributes, "sources"),
-                 ffi_attribute<FfiNumbers>(attributes, "targets"));
+    call.permute(in.at(0), out.at(0), collective.sources, collective.targets);
   } else {
     TORCH_CHECK(false, "[collective] got kind ", kind);
   }
 }
 
-ffi::Error failed(const std::string& text) {
-  const std::lock_guard lock(job().mutex);
-  job().failure = current;
-  return ffi::Error::Internal("[collective] " + text.substr(0, text.find('\n')));
-}
+}  // namespace
 
-ffi::Error call_collective(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+void run_collective(const Collective& collective, const std::vector<at::Tensor>& in,
+                    const std::vector<at::Tensor>& out) {
   try {
     const c10::InferenceMode guard;
-    run_collective(operands, results, attributes);
+    start(collective, in, out);
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  } catch (...) {
+    fail("something was thrown that is no std::exception");
+  }
+}
+
+HostResults run_collectives(const CollectiveParts& parts, const std::vector<at::Tensor>& inputs,
+                            const std::vector<Meta>& metas) {
+  HostResults results;
+  for (const auto& meta : metas) {
+    results.push_back(at::zeros(meta.sizes, meta.dtype));
+  }
+  for (const auto& [places, collective] : parts) {
+    std::vector<at::Tensor> in, out;
+    for (const auto place : places) {
+      in.push_back(inputs[place].contiguous());
+      out.push_back(results[place]);
+    }
+    run_collective(collective, in, out);
+  }
+  return results;
+}
+
+#if __has_include(<xla/ffi/api/ffi.h>)
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+ffi::Error call_collective(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  try {  // XLA calls this through C, which nothing may be thrown through
+    std::vector<at::Tensor> in, out;
+    for (size_t i = 0; i + 1 < operands.size(); ++i) {  // the last of each says what comes before
+      in.push_back(tensor_at(operands.get<ffi::AnyBuffer>(i).value()));
+      out.push_back(tensor_at(*results.get<ffi::AnyBuffer>(i).value()));
+    }
+    const auto numbers = [&](std::string_view name) {
+      const auto span = ffi_attribute<FfiNumbers>(attributes, name);
+      return RankNumbers(span.begin(), span.end());
+    };
+    const auto number = [&](std::string_view name) { return ffi_attribute<int64_t>(attributes, name); };
+    run_collective({ffi_text(attributes, "kind"), numbers("groups"), numbers("sizes"), numbers("ahead"),
+                    number("reduction"), number("root"), numbers("sources"), numbers("targets")},
+                   in, out);
     return ffi::Error::Success();
   } catch (const c10::Error& error) {
-    return failed(error.what_without_backtrace());
+    return ffi::Error::Internal(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return failed(error.what());
-  } catch (...) {  // XLA calls this through C, which nothing may be thrown through
-    return failed("something was thrown that is no std::exception");
+    return ffi::Error::Internal(error.what());
   }
 }
 
@@ -402,6 +438,12 @@ XLA_FFI_DEFINE_HANDLER(kCollective, call_collective, ffi::Ffi::Bind().RemainingA
 py::object collective_kernel_target() {
   return py::capsule(reinterpret_cast<void*>(kCollective), "xla._CUSTOM_CALL_TARGET");
 }
+
+#else
+
+py::object collective_kernel_target() { return py::none(); }
+
+#endif
 
 void set_collective_rank(int64_t rank) {
   const std::lock_guard lock(job().mutex);
@@ -434,18 +476,3 @@ void stop_collectives(const std::string& reason) {
 }
 
 }  // namespace torch_xla
-
-#else
-
-namespace torch_xla {
-
-py::object collective_kernel_target() { return py::none(); }
-void set_collective_rank(int64_t) {}
-void add_collective_group(const std::vector<int64_t>&, const py::object&) {}
-CollectiveWait collective_wait() { return {}; }
-std::optional<CollectiveFailure> take_collective_failure() { return std::nullopt; }
-void stop_collectives(const std::string&) {}
-
-}  // namespace torch_xla
-
-#endif

@@ -327,6 +327,13 @@ HostOperator describe(const OpInfo& op) {
   return host;
 }
 
+// Whether an argument is the type of a tensor that is made, which is left out where an out= tensor has decided it.
+bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
+  const auto& arguments = schema.arguments();
+  return position + 1 < arguments.size() && arguments[position].name() == "dtype" &&
+         arguments[position + 1].name() == "layout";
+}
+
 }  // namespace
 
 void promote_as_recorded(const Node& node, HostStack& arguments) {
@@ -364,6 +371,23 @@ const HostOperator& host_operator(const OpInfo& op) {
     op.on_host.store(host, std::memory_order_release);
   }
   return *host;
+}
+
+c10::IValue constant_argument(const Node& node, size_t position) {
+  const auto& value = node.args[position].value;
+  if (value.isDevice()) {
+    return c10::Device(c10::kCPU);
+  }
+  const auto& schema = node.op->op.schema();
+  if (value.isNone() && makes_of_type(schema, position)) {
+    return node.meta(0).dtype;
+  }
+  if (value.isScalar() && schema.arguments()[position].real_type()->isSubtypeOf(*c10::TensorType::get())) {
+    auto number = at::scalar_tensor(value.toScalar(), value.toScalar().type());
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return number;
+  }
+  return value;
 }
 
 }  // namespace torch_xla

@@ -48,6 +48,9 @@ std::optional<HostStack> in_float(const HostStack& arguments);
 // another than at the call: integers that it would promote to that one become numbers of the recorded one.
 void promote_as_recorded(const Node& node, HostStack& arguments);
 
+// The value of an argument that is no tensor of the graph, as the node's kernel takes it.
+c10::IValue constant_argument(const Node& node, size_t position);
+
 // Numbers in [0, 1), float32: those that `jax.random.uniform` draws from the key of a node's seed.
 at::Tensor draw_unit(const int64_t seed[2], c10::IntArrayRef sizes);
 

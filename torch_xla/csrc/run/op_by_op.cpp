@@ -32,20 +32,14 @@ Metric& operators_time() {
   return time;
 }
 
-// Whether an argument is the type of a tensor that is made, which is left out where an out= tensor has decided it.
-bool makes_of_type(const c10::FunctionSchema& schema, size_t position) {
-  const auto& arguments = schema.arguments();
-  return position + 1 < arguments.size() && arguments[position].name() == "dtype" &&
-         arguments[position + 1].name() == "layout";
-}
-
 }  // namespace
 
 // The values of a graph while it runs: leaves, then the results of each node. One goes with its last reader.
 class OpByOpRun::Run {
  public:
-  Run(const Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves)
-      : graph_(graph), rule_(rule) {
+  Run(const Graph& graph, const py::object& rule, const std::optional<std::vector<Tensor>>& leaves,
+      const Collectives& collectives)
+      : graph_(graph), rule_(rule), collectives_(collectives) {
     auto count = static_cast<uint32_t>(graph.leaves.size());
     for (const auto& node : graph.nodes) {
       first_.push_back(count);
@@ -67,12 +61,12 @@ class OpByOpRun::Run {
     }
   }
 
-  // Whether all of it has kernels. They may refuse their calls all the same.
   bool has_kernels() const {
-    return std::all_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const NodePtr& node) {
+    const auto without = std::count_if(graph_.nodes.begin(), graph_.nodes.end(), [](const NodePtr& node) {
       const auto& host = host_operator(*node->op);
-      return host.alternate != nullptr || has_kernel(*node, host);
+      return host.alternate == nullptr && !has_kernel(*node, host);
     });
+    return without == static_cast<std::ptrdiff_t>(collectives_.size());
   }
 
   // Computes what is left, outputs too, until an operator needs Python or raises: in a thread that has no Python.
@@ -188,27 +182,10 @@ class OpByOpRun::Run {
           break;
         }
         default:
-          stack.push_back(constant(node, p));
+          stack.push_back(constant_argument(node, p));
       }
     }
     return stack;
-  }
-
-  c10::IValue constant(const Node& node, size_t position) const {
-    const auto& value = node.args[position].value;
-    if (value.isDevice()) {
-      return c10::Device(c10::kCPU);
-    }
-    const auto& schema = node.op->op.schema();
-    if (value.isNone() && makes_of_type(schema, position)) {
-      return node.meta(0).dtype;
-    }
-    if (value.isScalar() && schema.arguments()[position].real_type()->isSubtypeOf(*c10::TensorType::get())) {
-      auto number = at::scalar_tensor(value.toScalar(), value.toScalar().type());
-      number.unsafeGetTensorImpl()->set_wrapped_number(true);
-      return number;
-    }
-    return value;
   }
 
   // Computes the next node; false where `compute` cannot. It may run a signal handler, which computes all the rest.
@@ -239,7 +216,8 @@ class OpByOpRun::Run {
         return results;
       }
     } catch (std::exception& error) {
-      if (!refuses_call(error) || std::string_view(error.what()).find("can't allocate memory") != std::string::npos) {
+      if (collectives_.count(at_) != 0 || !refuses_call(error) ||
+          std::string_view(error.what()).find("can't allocate memory") != std::string::npos) {
         throw;
       }
     }
@@ -247,6 +225,11 @@ class OpByOpRun::Run {
   }
 
   std::optional<HostResults> without_rule(const Node& node, c10::ArrayRef<uint32_t> inputs) const {
+    if (const auto found = collectives_.find(at_); found != collectives_.end()) {
+      std::vector<Tensor> tensors;
+      std::transform(inputs.begin(), inputs.end(), std::back_inserter(tensors), [&](auto i) { return values_[i]; });
+      return run_collectives(found->second, tensors, node.outs->metas);
+    }
     const auto& op = *node.op;
     if (op.view && op.inverse == Inverse::Shape &&
         op.self_overlap != SelfOverlap::Always) {  // whatever its input's strides
@@ -368,6 +351,7 @@ class OpByOpRun::Run {
 
   const Graph& graph_;
   const py::object& rule_;
+  const Collectives& collectives_;
   size_t at_ = 0;     // the next node
   size_t input_ = 0;  // and its first input
   const KernelSettings settings_;
@@ -382,14 +366,17 @@ class OpByOpRun::Run {
   std::unordered_set<const void*> owned_memory_;  // memory of leaves and of results
 };
 
-OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves)
-    : graph_(graph), rule_(std::move(rule)) {
+OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<Tensor>>& leaves,
+                     Collectives collectives)
+    : graph_(graph), rule_(std::move(rule)), collectives_(std::move(collectives)) {
   graph.keep_clones_of_donors();
   graph.check();  // numbers its nodes
-  run_ = std::make_shared<Run>(graph, rule_, leaves);
+  run_ = std::make_shared<Run>(graph, rule_, leaves, collectives_);
 }
 
 size_t OpByOpRun::position() const { return run_ != nullptr ? run_->position() : 0; }
+
+bool OpByOpRun::has_kernels() const { return run_->has_kernels(); }
 
 OpByOpRun::~OpByOpRun() { let_go(); }
 
@@ -453,10 +440,10 @@ void OpByOpRun::finish() {
   check();
   if (task_.valid() && is_lost()) {
     let_go();
-    run_ = std::make_shared<Run>(graph_, rule_, std::nullopt);
+    run_ = std::make_shared<Run>(graph_, rule_, std::nullopt, collectives_);
   }
   const auto run = run_;  // a signal handler may finish it
-  const bool here = !task_.valid() && (graph_.fits_host() || fits_host_partition(graph_));
+  const bool here = !task_.valid() && collectives_.empty() && (graph_.fits_host() || fits_host_partition(graph_));
   while (!done()) {
     if (!here) {
       wait();

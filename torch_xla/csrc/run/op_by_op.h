@@ -5,11 +5,13 @@
 
 #include <chrono>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "cut/graph.h"
+#include "run/collective_kernel.h"
 
 namespace torch_xla {
 
@@ -18,10 +20,13 @@ namespace torch_xla {
 //
 // `rule` is a Python function that computes a node by its lowering rule, as a program does: what the CPU has no kernel
 // for, and what its kernel refuses, so that no error depends on whether a graph is compiled. It takes the node's
-// position and its inputs as CPU tensors, and gives a list of its results.
+// position and its inputs as CPU tensors, and gives a list of its results. `collectives` has those of the graph, by the
+// positions of their nodes.
 class OpByOpRun {
  public:
-  OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<at::Tensor>>& leaves);
+  using Collectives = std::map<size_t, CollectiveParts>;
+  OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vector<at::Tensor>>& leaves,
+            Collectives collectives = {});
   OpByOpRun(const OpByOpRun&) = delete;
   OpByOpRun& operator=(const OpByOpRun&) = delete;
   ~OpByOpRun();
@@ -29,6 +34,8 @@ class OpByOpRun {
   // Throws StaleGraph where something computed what the graph is of meanwhile; it is over then. Asked by who has it run
   // (`InFlight`), and where it starts and ends: any Python code before may have been a signal handler's.
   void check();
+  // Whether all of it has kernels. They may refuse their calls all the same.
+  bool has_kernels() const;
   // Begins in the kernel thread, while the host records on; nothing else is cut there until it is finished. False where
   // that cannot be: of a graph that is no barrier's, or has an operator without a kernel, whose rule may fail.
   bool start();
@@ -66,6 +73,7 @@ class OpByOpRun {
   Graph& graph_;
   bool interrupted_ = false;
   const py::object rule_;
+  const Collectives collectives_;
   std::shared_ptr<Run> run_;
   std::shared_future<void> task_;
   pid_t process_ = 0;  // that started it; one that was forked since has no such thread

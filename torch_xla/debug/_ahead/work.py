@@ -50,7 +50,7 @@ def _flops(graph: Graph, node: Node) -> float:
         return 0.0
     shapes = []
     for edge in node.inputs:
-        source = graph.leaves[edge.slot] if edge.leaf else graph.nodes[edge.slot].outs[edge.result]
+        source = graph.meta(edge)
         shapes.append(None if source is None else tuple(source.shape))
 
     def argument(arg: Any) -> Any:
