@@ -50,18 +50,25 @@ class TestCounts:
 
     def test_a_rare_graph_has_to_run_more_often(self, compiles: Counting) -> None:
         """As a prompt's does, which runs once where the graph of a token runs a hundred times."""
-        step(3)
-        step(3)
+
+        def run(rows: int) -> None:
+            x = torch.ones(rows, 300).to("xla")
+            for _ in range(40):
+                x = x.sin() + 1
+            torch_xla.sync()
+
+        for _ in range(8):
+            run(3)
         with compiles(0):
             for _ in range(8):
-                step(2)
-                for _ in range(40):
-                    step(3)
+                run(2)
+                for _ in range(20):
+                    run(3)
         with compiles(1):
             for _ in range(25):
-                step(2)
-                for _ in range(40):
-                    step(3)
+                run(2)
+                for _ in range(20):
+                    run(3)
 
     def test_many_small_operators_have_to_run_more_often(self, compiles: Counting) -> None:
         """By the square of their number: a program of them takes long to compile, and saves little."""

@@ -23,9 +23,9 @@ from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
-# Rare is a graph with less than a 16th of the operators that were recorded since it was new: it has to run so many
-# times as often. With less than that of those since its last run, it did not run in a row.
-_RARE = 16
+# Rare is a graph that takes long to compile, with less than a 16th of the operators that were recorded since it was new:
+# it has to run so many times as often. With less than that of those since its last run, it did not run in a row.
+_RARE, _FEW_OPERATORS = 16, 64
 
 _Key = tuple[str, int]
 
@@ -82,12 +82,16 @@ def is_due(graph: _bindings.Graph) -> bool:
     entry = _graphs.get(key)
     if entry is None:
         return False
-    is_rare = entry.runs * graph.num_nodes * _RARE < _bindings.node_sequence() - entry.since
-    in_a_row = entry.line.latest == key and entry.line.row >= _IN_A_ROW
-    repeats = in_a_row or entry.runs >= entry.line.graphs * (_RARE if is_rare else 1)
+    least = entry.line.graphs * (_RARE if _is_rare(graph, entry.runs, entry.since) else 1)
+    repeats = entry.runs >= least or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
     if repeats and entry.least is None:
         entry.least = worth.runs_before(describe(graph))
     return repeats and entry.least is not None and entry.runs >= entry.least
+
+
+def _is_rare(graph: _bindings.Graph, runs: int, since: int) -> bool:
+    recorded = _bindings.node_sequence() - since
+    return graph.num_nodes > _FEW_OPERATORS and runs * graph.num_nodes * _RARE < recorded
 
 
 def note(graph: _bindings.Graph) -> None:
@@ -103,10 +107,8 @@ def note(graph: _bindings.Graph) -> None:
         _lines.move_to_end(place)
     entry.runs += 1
     line = entry.line
-    recorded = _bindings.node_sequence()
-    in_a_row = line.latest == key and recorded - line.recorded <= graph.num_nodes * _RARE
-    line.row = line.row + 1 if in_a_row else 1
-    line.latest, line.recorded = key, recorded
+    line.row = line.row + 1 if line.latest == key and not _is_rare(graph, 1, line.recorded) else 1
+    line.latest, line.recorded = key, _bindings.node_sequence()
     _graphs.move_to_end(key)
     for table in (_graphs, _lines):
         while len(table) > _REMEMBERED:
