@@ -404,7 +404,7 @@ def test_texts_of_the_program_cannot_break_the_page():
     events = two_steps()
     events.span("read", 36, 37, evil)
     text = page.html(events.report(40), "report.json")
-    assert evil not in text and text.count("</script>") == 2
+    assert evil not in text and text.count("</script>") == 3
 
 
 def test_a_long_run_stays_a_small_page():
