@@ -23,7 +23,7 @@ from torch_xla._core.report import recompiles
 
 _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
-# Rare is a graph that takes long to compile, with less than a 16th of the operators that were recorded since it was new:
+# Rare is a graph that is long to compile, with less than a 16th of the operators that were recorded since it was new:
 # it has to run so many times as often. With less than that of those since its last run, it did not run in a row.
 _RARE, _FEW_OPERATORS = 16, 64
 
