@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,15 +118,25 @@ def test_any_number_of_dimensions_is_one_operator(case):
     assert sum("attention" in node for node in nodes) == 1 and not any("softmax" in node for node in nodes)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7)])
-def test_a_mask_beside_a_causal_one(shape):
-    shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
+MASKS = [(), (7,), (5,), (1, 7), (4, 7), (5, 7), (2, 5, 7), (3, 5, 7), (2, 1, 5, 7), (3, 1, 5, 7), (1, 2, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("batch", [(2, 3), (3,)])
+def test_masks_are_taken_or_refused_as_on_the_cpu(shape, is_causal, batch):
+    shapes = [(*batch, 5, 8), (*batch, 7, 8), (*batch, 7, 8)]
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     keep = (numbers > -0.5).index_fill(-1, torch.tensor(0), True)  # no row is masked whole
     for mask in (numbers, keep):
-        both = (attend(device, shapes, mask, is_causal=True) for device in ("xla", "cpu"))
-        for ours, theirs in zip(*both, strict=True):
-            torch.testing.assert_close(ours, theirs, **TOL)
+        try:
+            expected = attend("cpu", shapes, mask, is_causal=is_causal)
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error), match="^" + re.escape(str(error))):
+                attend("xla", shapes, mask, is_causal=is_causal)
+        else:
+            for ours, theirs in zip(attend("xla", shapes, mask, is_causal=is_causal), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, **TOL)
 
 
 @pytest.mark.parametrize("mask", [None, "rows", "columns", "causal"])

@@ -28,13 +28,17 @@ bool fused(const Tensor& query, const Tensor& key, const Tensor& value, const st
     return false;
   }
   const bool masked = mask && mask->defined();
-  if (masked && (is_causal || !is_xla(*mask) || mask->requires_grad() || mask->dim() > 4)) {
+  if (masked && (is_causal || !is_xla(*mask) || mask->requires_grad())) {
     return false;
   }
+  // As PyTorch asks: a vector has no such dimension; what fits in no other way is broadcast, or refused, by others.
+  const auto fits = [&](int64_t dim, int64_t size) { return mask->size(dim) == 1 || mask->size(dim) == size; };
   return query.size(0) == key.size(0) && key.size(0) == value.size(0) && query.size(3) == key.size(3) &&
          key.size(2) == value.size(2) && key.size(1) == value.size(1) && query.scalar_type() == key.scalar_type() &&
          key.scalar_type() == value.scalar_type() && key.size(1) > 0 && query.size(1) % key.size(1) == 0 &&
-         (enable_gqa || query.size(1) == key.size(1));
+         (enable_gqa || query.size(1) == key.size(1)) &&
+         (!masked || (fits(-2, query.size(2)) && fits(-1, key.size(2)) &&
+                      (mask->dim() == 2 || (mask->dim() == 4 && fits(0, query.size(0)) && fits(1, query.size(1))))));
 }
 
 // Leading dimensions as two, batch and heads.
@@ -44,16 +48,13 @@ Tensor four_dims(const Tensor& t) {
 
 // The mask beside tensors of four dimensions; nothing where it does not broadcast in that way.
 std::optional<Tensor> four_dims_mask(const std::optional<Tensor>& mask, const Tensor& query) {
-  if (!mask || !mask->defined() || mask->dim() <= 2 || query.dim() == 4) {
+  if (!mask || !mask->defined() || mask->dim() == 2 || query.dim() == 4) {
     return mask;
   }
-  if (mask->dim() != query.dim()) {
-    return std::nullopt;
-  }
   auto sizes = query.sizes().slice(0, query.dim() - 2).vec();
-  sizes.push_back(mask->size(-2));
-  sizes.push_back(mask->size(-1));
-  return four_dims(mask->expand(sizes));
+  sizes.insert(sizes.end(), mask->sizes().end() - std::min<int64_t>(mask->dim(), 2), mask->sizes().end());
+  const bool broadcasts = mask->dim() == query.dim() && at::is_expandable_to(mask->sizes(), sizes);
+  return broadcasts ? std::make_optional(four_dims(mask->expand(sizes))) : std::nullopt;
 }
 
 Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
@@ -69,8 +70,7 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
                   mask->scalar_type() == query.scalar_type(),
               "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: ",
               mask->dtype(), " and  query.dtype: ", query.dtype(), " instead.");
-  if (masked && is_causal && dropout_p == 0 && mask->dim() >= 2 &&
-      fused(query, key, value, mask, /*is_causal=*/false, enable_gqa)) {
+  if (masked && is_causal && dropout_p == 0 && fused(query, key, value, mask, /*is_causal=*/false, enable_gqa)) {
     const auto later = at::ones({query.size(-2), key.size(-2)}, query.options().dtype(at::kBool)).triu_(1);
     return attend(query, key, value, additive(mask, query.scalar_type())->masked_fill(later, -INFINITY), dropout_p,
                   /*is_causal=*/false, scale, enable_gqa);
@@ -91,7 +91,7 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
       return attend(q, k, v, mask4, dropout_p, is_causal, scale, enable_gqa).reshape(sizes);
     }
   }
-  if (!fused(query, key, value, mask, is_causal, enable_gqa)) {
+  if ((masked && mask->dim() < 2 && dropout_p > 0) || !fused(query, key, value, mask, is_causal, enable_gqa)) {
     return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, additive(mask, query.scalar_type()),
                                                               dropout_p, is_causal, std::nullopt, scale, enable_gqa));
   }
