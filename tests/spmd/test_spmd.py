@@ -141,3 +141,14 @@ assert xr.is_spmd()
 """,
         imported=True,
     )
+
+
+def test_a_view_made_before_the_mode_has_parts_everywhere() -> None:
+    script = """
+import torch, torch_xla, torch_xla.runtime as xr
+x = torch.arange(32.0).reshape(8, 4).to("xla")
+view = x[1:]
+xr.use_spmd()
+assert view.sum().item() == sum(range(4, 32)), view
+"""
+    python("-c", script, devices=4, imported=True, XLA_COMPILE_WHEN_HOT="0", XLA_HOST_COMPUTE="0")

@@ -123,6 +123,7 @@ void replace_buffer(const at::Tensor& tensor, PyObject* buffer, uint32_t placeme
   leaf.node->frame = storage.value.node->frame;
   storage.commit(std::move(leaf), old);
   storage.placement = placement;
+  ++storage.generation;  // views know values that were made of the other buffer
 }
 
 uint32_t placement_of(const at::Tensor& tensor) {
