@@ -25,7 +25,7 @@ _REMEMBERED = 1 << 14
 _IN_A_ROW = 3
 # Rare is a graph that is long to compile, with less than a 16th of the operators that were recorded since it was new:
 # it has to run so many times as often. With less than that of those since its last run, it did not run in a row.
-_RARE, _FEW_OPERATORS = 16, 64
+_RARE = 16
 
 _Key = tuple[str, int]
 
@@ -91,7 +91,7 @@ def is_due(graph: _bindings.Graph) -> bool:
 
 def _is_rare(graph: _bindings.Graph, runs: int, since: int) -> bool:
     recorded = _bindings.node_sequence() - since
-    return graph.num_nodes > _FEW_OPERATORS and runs * graph.num_nodes * _RARE < recorded
+    return graph.num_nodes > worth.SMALL and runs * graph.num_nodes * _RARE < recorded
 
 
 def note(graph: _bindings.Graph) -> None:

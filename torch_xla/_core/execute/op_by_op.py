@@ -114,7 +114,8 @@ def finish(running: _bindings.OpByOpRun) -> bool:
         running.finish()
     except (CannotRun, StaticNumbers) as obstacle:
         _bindings.in_flight(running.graph.device).operator_run = None
-        if any(map(sequence.is_collective, describe(running.graph).nodes[: running.position])):
+        graph = running.graph
+        if graph.has_collectives and any(map(sequence.is_collective, describe(graph).nodes[: running.position])):
             problem = f"node {running.position} of a graph has no kernel, behind a collective that has run ({obstacle})"
             failure = RuntimeError(message("run", problem, do="set XLA_COMPILE_WHEN_HOT=0, in all processes"))
             raise GraphFailure(failure, (running.position,)) from None

@@ -24,7 +24,7 @@ _CALL = 4e-6
 _KERNELS = 0.4  # of the time of all others, from which on a program saves less than it loses
 # XLA takes tens of milliseconds to compile an operator, and a program that only saves calls makes up for that in
 # thousands of runs: a graph of such runs (operators / 64) squared times before it is compiled.
-_SMALL = 64
+SMALL = 64
 
 
 def runs_before(graph: Graph) -> float:
@@ -39,7 +39,7 @@ def runs_before(graph: Graph) -> float:
     calls = len(graph.nodes) * _CALL
     if kernels >= _KERNELS * (memory + calls):
         return math.inf
-    return float((len(graph.nodes) // _SMALL) ** 2) * calls / (memory + calls)
+    return float((len(graph.nodes) // SMALL) ** 2) * calls / (memory + calls)
 
 
 def _work(node: Node, inputs: list[Meta | None]) -> int:
