@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.workloads import Device, Workload, licence_tokens, training
+from benchmarks.workloads import Device, Workload, licence_tokens, moved, training
 
 
 def vit(device: Device) -> Workload:
@@ -18,7 +18,7 @@ def vit(device: Device) -> Workload:
     torch.manual_seed(0)
     model = ViTForImageClassification(ViTConfig(num_labels=1000)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = [(torch.randn(2, 3, 224, 224).to(device), torch.randint(0, 1000, (2,)).to(device)) for _ in range(4)]
+    batches = moved(((torch.randn(2, 3, 224, 224), torch.randint(0, 1000, (2,))) for _ in range(4)), device)
     return training("vit", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x).logits, y))
 
 
@@ -31,18 +31,11 @@ def sd_train(device: Device) -> Workload:
         sample_size=16, block_out_channels=(64, 128, 256, 256), cross_attention_dim=256, attention_head_dim=8
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = [
-        tuple(
-            part.to(device)
-            for part in (
-                torch.randn(2, 4, 16, 16),
-                torch.randn(2, 4, 16, 16),
-                torch.randint(0, 1000, (2,)),
-                torch.randn(2, 77, 256),
-            )
-        )
+    parts = (
+        (torch.randn(2, 4, 16, 16), torch.randn(2, 4, 16, 16), torch.randint(0, 1000, (2,)), torch.randn(2, 77, 256))
         for _ in range(4)
-    ]
+    )
+    batches = moved(parts, device)
 
     def loss(net: nn.Module, noisy: Tensor, noise: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         return F.mse_loss(net(noisy, time, encoder_hidden_states=condition).sample, noise)
@@ -65,10 +58,8 @@ def bert(device: Device) -> Workload:
     )
     model = BertForSequenceClassification(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
-    batches = [
-        (tokens.to(device), torch.ones_like(tokens).to(device), torch.randint(0, 2, (8,)).to(device))
-        for tokens in licence_tokens(8, 64)[:4]
-    ]
+    parts = ((x, torch.ones_like(x), torch.randint(0, 2, (8,))) for x in licence_tokens(8, 64)[:4])
+    batches = moved(parts, device)
     return training(
         "bert",
         model,
@@ -96,7 +87,7 @@ def lstm(device: Device) -> Workload:
     torch.manual_seed(0)
     model = _LSTM().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    batches = [(tokens.to(device),) for tokens in licence_tokens(16, 36)[:8]]
+    batches = moved(((tokens,) for tokens in licence_tokens(16, 36)[:8]), device)
 
     def loss(net: nn.Module, tokens: Tensor) -> Tensor:
         return F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())

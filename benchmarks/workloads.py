@@ -54,7 +54,7 @@ def licence_tokens(batch: int, length: int) -> Tensor:
     return torch.tensor(list(text[: count * batch * length])).view(count, batch, length)
 
 
-def _moved(batches: Iterable[tuple[Tensor, ...]], device: Device) -> list[tuple[Tensor, ...]]:
+def moved(batches: Iterable[tuple[Tensor, ...]], device: Device) -> list[tuple[Tensor, ...]]:
     return [tuple(part.contiguous().to(device) for part in batch) for batch in batches]
 
 
@@ -100,7 +100,7 @@ def mlp(device: Device) -> Workload:
     """20 x (Linear 32, LayerNorm, GELU), batch 16: the upper half of a digit's pixels predicts the lower half."""
     model = mlp_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = _moved(mlp_batches(), device)
+    batches = moved(mlp_batches(), device)
     return training("mlp", model, optimizer, batches, lambda net, x, y: F.mse_loss(net(x), y))
 
 
@@ -190,7 +190,7 @@ def resnet(device: Device) -> Workload:
     """ResNet-18 in training mode (batch normalisation included), on 8 patches of 64x64 a step."""
     model = resnet_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RESNET_RATE, momentum=0.9, weight_decay=5e-4)
-    batches = _moved(resnet_batches(), device)
+    batches = moved(resnet_batches(), device)
     return training("resnet", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
 
@@ -229,7 +229,7 @@ def _language_model(
 ) -> Workload:
     """Training with AdamW, 4 sequences of 128 bytes a step; the rate may fall as a cosine over so many steps."""
     model = model.to(device)
-    batches = _moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
+    batches = moved(((tokens,) for tokens in licence_tokens(4, 128)), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=cosine_steps) if cosine_steps else None
     return training(
@@ -309,7 +309,7 @@ def digits_cnn(device: Device) -> Workload:
     torch.manual_seed(0)
     model = DigitsNet().to(device)
     images, labels = digits()
-    batches = _moved(zip(images[:640].unsqueeze(1).split(32), labels[:640].split(32), strict=True), device)
+    batches = moved(zip(images[:640].unsqueeze(1).split(32), labels[:640].split(32), strict=True), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
     return training("digits", model, optimizer, batches, lambda net, x, y: F.cross_entropy(net(x), y))
 
