@@ -127,7 +127,7 @@ def test_with_spmd_a_process_is_a_host(tmp_path: Path) -> None:
 import numpy as np, torch, torch_xla, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
 print("hosts", xr.process_count(), xr.process_index(), xr.addressable_runtime_device_count())
 mesh = xs.Mesh(np.arange(8), (8,), ("data",))
-x = torch.ones(16, 128).to("xla")
+x = torch.ones(1024, 1024).to("xla")  # more than the host would compute behind a read
 xs.mark_sharding(x, mesh, ("data", None))
 torch_xla.sync()
 print((x * 2).sum().item())

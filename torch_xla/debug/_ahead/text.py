@@ -54,7 +54,7 @@ def _head(report: Report) -> Iterator[str]:
 def _tail(report: Report) -> Iterator[str]:
     if not report.programs:
         yield ""
-        yield "no program was compiled: the script made nothing on device xla, or ended before a barrier"
+        yield "no program was compiled: nothing was made on device xla, or read or synced, but what the host computes"
     reads, files = (
         [f"{words.short(what)}: {words.count(count, 'time')}" for what, count in sorted(c.items(), key=lambda r: -r[1])]
         for c in (report.reads, report.unwritten)
