@@ -1,7 +1,8 @@
 """Keeps away from XLA for TPUs what ends the process there: it computes 64-bit floats by pairs of 32-bit ones.
 
 Of complex128 its compiler has no conversions, quotients or absolute values: `by_parts` writes them with real numbers.
-What else it aborts on is refused while a graph is lowered, with the user's line (`check`). Both were found by compiling
+The bits of a float64 would be those of the pair: `by_parts` computes them, so that signs and exponents are right.
+What else it aborts on is refused while a graph is lowered, with the user's line (`check`). All were found by compiling
 for a v5e with libtpu 0.0.42; `docs/tpu.md` has the list.
 """
 
@@ -31,16 +32,9 @@ _REFUSED = frozenset(
 
 
 def check(outs: Sequence[Meta | None], rule: Callable[..., Any], tensors: Sequence[Any], *more: Any) -> None:
-    """Refuses a rule, in programs for TPUs, that computes what XLA ends the process on there.
+    """Refuses a rule of `tensors` and `more` that computes what XLA ends the process on in programs for TPUs.
 
-    Args:
-        outs: The results that it promises.
-        rule: A function of `tensors` and `more`.
-        tensors: Its operands, which may be tracers.
-        more: Its other arguments.
-
-    Raises:
-        NotImplementedError: It does.
+    Raises NotImplementedError then. `outs` are the results that it promises; `tensors` may be tracers.
     """
     if not applies.get():
         return
@@ -56,11 +50,15 @@ def check(outs: Sequence[Meta | None], rule: Callable[..., Any], tensors: Sequen
 
 
 def by_parts(module: Any) -> None:
-    """Replaces conversions, quotients and absolute values of complex128 by real operations, in a program for TPUs."""
+    """Replaces what XLA for TPUs has not, or has otherwise, of complex128 and of bits of float64, in a program."""
     found: list[Any] = []
 
     def take(operation: Any) -> Any:
-        if operation.name in _PARTS and any(map(_is_complex128, (*operation.operands, *operation.results))):
+        if operation.name == "stablehlo.bitcast_convert":
+            wanted = isinstance(_element(operation.operands[0].type), ir.F64Type)
+        else:
+            wanted = operation.name in _PARTS and any(map(_is_complex128, (*operation.operands, *operation.results)))
+        if wanted:
             found.append(operation)
         return ir.WalkResult.ADVANCE
 
@@ -121,16 +119,49 @@ def _absolute(to: Any, value: Any) -> Any:
     ratio = stablehlo.divide(smaller, larger)
     square = stablehlo.add(_filled(to, 1.0), stablehlo.multiply(ratio, ratio))
     length = stablehlo.multiply(larger, stablehlo.sqrt(square))
-    plain = stablehlo.or_(*(stablehlo.compare(larger, _filled(to, edge), _equal()) for edge in (0.0, math.inf)))
+    plain = stablehlo.or_(*(_is(larger, "EQ", _filled(to, edge)) for edge in (0.0, math.inf)))
     return stablehlo.select(plain, larger, length)
 
 
-def _equal() -> Any:
-    return stablehlo.ComparisonDirectionAttr.get("EQ")
+def _bits(to: Any, value: Any) -> Any:
+    """Those of float32 `high`, made longer; what `low` adds to them is counted in units of the last one."""
+    kinds = ir.F32Type.get(), *map(ir.IntegerType.get_signless, (32, 64))
+    single, word, long = (ir.RankedTensorType.get(ir.RankedTensorType(value.type).shape, kind) for kind in kinds)
+
+    def number(type_: Any, integer: int) -> Any:
+        return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(_element(type_), integer)))
+
+    def shifted(x: Any, by: int) -> Any:
+        return stablehlo.shift_left(x, number(x.type, by))
+
+    sign = stablehlo.and_(stablehlo.bitcast_convert(word, stablehlo.convert(single, value)), number(word, -(1 << 31)))
+    value = stablehlo.abs(value)
+    high = stablehlo.convert(single, value)
+    low = stablehlo.convert(single, stablehlo.subtract(value, stablehlo.convert(value.type, high)))
+    magnitude = stablehlo.bitcast_convert(word, high)
+    exponent = stablehlo.shift_right_logical(magnitude, number(word, 23))
+    # By powers of two that float32 has: low is less than 2^(exponent - 150).
+    scale = stablehlo.bitcast_convert(single, shifted(stablehlo.subtract(number(word, 255), exponent), 23))
+    units = stablehlo.multiply(stablehlo.multiply(low, scale), _filled(single, 2.0**51))
+    # Below a power of two units are half as large.
+    edge = _is(shifted(magnitude, 9), "EQ", number(word, 0))
+    below = stablehlo.and_(edge, _is(units, "LT", _filled(single, 0.0)))
+    units = stablehlo.round_nearest_even(stablehlo.select(below, stablehlo.add(units, units), units))
+    zero, bias = number(long, 0), number(long, 896 << 52)
+    top = _is(exponent, "EQ", number(word, 255))  # infinite, or NaN
+    more = stablehlo.select(top, bias, stablehlo.convert(long, units))
+    longer = stablehlo.add(stablehlo.add(shifted(stablehlo.convert(long, magnitude), 29), bias), more)
+    longer = stablehlo.select(_is(exponent, "EQ", number(word, 0)), zero, longer)
+    return stablehlo.bitcast_convert(to, stablehlo.or_(longer, shifted(stablehlo.convert(long, sign), 32)))
+
+
+def _is(x: Any, direction: str, y: Any) -> Any:
+    return stablehlo.compare(x, y, stablehlo.ComparisonDirectionAttr.get(direction))
 
 
 _PARTS: dict[str, Callable[..., Any]] = {
     "stablehlo.convert": _convert,
     "stablehlo.divide": _divide,
     "stablehlo.abs": _absolute,
+    "stablehlo.bitcast_convert": _bits,
 }

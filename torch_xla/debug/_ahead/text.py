@@ -117,8 +117,7 @@ def _program(number: int, program: Program) -> Iterator[str]:
     yield from _largest(program)
     for collective in program.collectives:
         over = collective.axes or f"groups of {collective.group}"
-        size = in_bytes(collective.nbytes)
-        yield f"  {collective.kind:<19}  {collective.count} of {size} in all, over {over}"
+        yield f"  {collective.kind:<19}  {collective.count} of {in_bytes(collective.nbytes)} in all, over {over}"
     for cause, kinds in program.theory.items():
         parts = [f"{kind} {in_bytes(nbytes)}" for kind, nbytes in kinds.items()]
         yield f"  in theory    {', '.join(parts)}, for {cause}"
