@@ -23,7 +23,7 @@ def buffers(*shapes: tuple[int, ...], device: str = "xla") -> list[torch.Tensor]
 
 
 class TestDescription:
-    def test_a_graph_that_is_computed_while_it_is_described_is_stale(self) -> None:
+    def test_a_graph_that_is_computed_while_it_is_described_stays_as_it_was_cut(self) -> None:
         (x,) = buffers((3,))
         y = (x * 2 + 1).neg()
         cut = _bindings.Cut.of_device(0).graph()
@@ -32,8 +32,11 @@ class TestDescription:
             torch_xla.sync()
             return parts
 
+        described = cut.describe_nodes((node, *graph.CLASSES[1:]))
+        assert [parts[0] for parts in described] == ["aten.mul.Tensor", "aten.add.Tensor", "aten.neg.default"]
+        assert [parts[2] for parts in described] == [(Edge(True, 0, 0),), (Edge(False, 0, 0),), (Edge(False, 1, 0),)]
         with pytest.raises(_bindings.StaleGraph):
-            cut.describe_nodes((node, *graph.CLASSES[1:]))
+            _bindings.OpByOpRun(cut, None)
         assert y.tolist() == [-3, -3, -3]
 
     def test_nodes_wiring_and_promises(self) -> None:

@@ -17,15 +17,16 @@ namespace torch_xla {
 namespace {
 
 // Makes a node of a graph by the classes that Python has: `Node`, `Edge`, `Input`, `Number` and `Meta`. Code of
-// Python's runs meanwhile, and perhaps a signal handler that computes the node, or numbers its inputs: what that
+// Python's runs meanwhile, and perhaps a signal handler that cuts again, or ends the run of this graph: what that
 // changes is copied.
 class NodeDescription {
  public:
   NodeDescription(const Graph& graph, size_t position, const py::tuple& classes)
-      : classes_(classes), node_(graph.nodes.at(position)), op_(*node_->op), args_(node_->args) {
-    for (const auto& [input, index] : node_->inputs) {
-      edges_.push_back({input->leaf(), input->slot, index});
-    }
+      : classes_(classes),
+        node_(graph.nodes.at(position)),
+        op_(*node_->op),
+        args_(node_->args),
+        edges_(graph.edges_of(position).begin(), graph.edges_of(position).end()) {
     const auto earlier = [&](const NumberSlot& slot) { return slot.node < position; };
     for (auto slot = std::partition_point(graph.numbers.begin(), graph.numbers.end(), earlier);
          slot != graph.numbers.end() && slot->node == position; ++slot) {
@@ -39,7 +40,7 @@ class NodeDescription {
     for (uint32_t i = 0; i < args_.size(); ++i) {
       args.append(argument(i));
     }
-    const auto edge = [&](const Edge& e) { return classes_[1](e.leaf, e.slot, e.index); };
+    const auto edge = [&](const Structure::Edge& e) { return classes_[1](e.leaf, e.from, e.index); };
     const auto meta = [&](const Meta& m) { return m.defined() ? classes_[4](*describe_meta(m)) : py::none(); };
     return classes_[0](op_.name, py::tuple(args), py::tuple(listed(edges_, edge)),
                        py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame,
@@ -103,22 +104,16 @@ class NodeDescription {
   const NodePtr node_;
   const OpInfo& op_;
   const Args args_;
-  struct Edge {
-    bool leaf;
-    uint32_t slot;
-    uint32_t index;
-  };
-  c10::SmallVector<Edge, 3> edges_;
+  const c10::SmallVector<Structure::Edge, 3> edges_;
   Vector<std::pair<uint32_t, uint32_t>> numbers_;  // its numbers: of which argument, of a list which element
   size_t next_ = 0;                                // of them
   size_t inputs_ = 0;                              // so far
 };
 
-py::list describe_nodes(Graph& graph, const py::tuple& classes) {
+py::list describe_nodes(const Graph& graph, const py::tuple& classes) {
   py::list nodes;
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+  for (size_t i = 0, count = graph.nodes.size(); i < count; ++i) {
     nodes.append(NodeDescription(graph, i, classes).node());
-    graph.check();  // before the next one is looked at
   }
   return nodes;
 }
@@ -207,25 +202,9 @@ py::list result_metas(const Packing& packing, const Graph& graph) {
   return metas;
 }
 
-// A function of a graph that nothing has run meanwhile.
-template <class Result, class Of, class... Others>
-auto checked(Result (*function)(Of, Others...)) {
-  return [function](Graph& graph, Others... others) {
-    graph.check();
-    return function(graph, std::forward<Others>(others)...);
-  };
-}
-
-}  // namespace
-
-namespace {
-
 void bind_packing(py::module_& m) {
   py::class_<Packing>(m, "Packing")
-      .def(py::init([](Graph& graph) {
-        graph.check();
-        return Packing(graph);
-      }))
+      .def(py::init<const Graph&>())
       .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); })
       .def("result_metas", &result_metas);
 }
@@ -251,10 +230,11 @@ void bind_parts(py::class_<Graph>& graph) {
                                return indices;
                              })
       .def_readonly("aliased_outputs", &Graph::aliased_outputs)
-      .def_property_readonly("outputs", checked(+[](Graph& g) {
-                               return listed(g.outputs,
-                                             [](const Value& v) { return py::make_tuple(v.node->slot, v.index); });
-                             }))
+      .def_property_readonly("outputs",
+                             [](const Graph& g) {
+                               return listed(g.results,
+                                             [](const Structure::Edge& e) { return py::make_tuple(e.from, e.index); });
+                             })
       .def_property_readonly("leaf_metas", of_leaves([](const Node& leaf) { return describe_meta(leaf.meta(0)); }))
       .def_property_readonly("leaf_frames", of_leaves([](const Node& leaf) { return py::cast(leaf.frame); }))
       .def_property_readonly("leaf_placements", of_leaves([](const Node& leaf) { return leaf.placement; }))
@@ -269,25 +249,25 @@ void bind_parts(py::class_<Graph>& graph) {
               g.stacks.push_back({leaves, outputs});
             }
           })
-      .def("describe_nodes", checked(&describe_nodes))
+      .def("describe_nodes", &describe_nodes)
       .def("describe_node", &describe_node)
       .def("leaf_locations", &leaf_locations)
-      .def_property_readonly("number_indices",
-                             checked(+[](Graph& g) { return py::tuple(py::cast(g.scalar_layout()->indices)); }))
-      .def("packed_numbers", checked(&packed_numbers))
+      .def_property_readonly("number_indices", [](Graph& g) { return py::tuple(py::cast(g.scalar_layout()->indices)); })
+      .def("packed_numbers", &packed_numbers)
       .def("describe_fills", &describe_fills)
       .def_property_readonly("has_fills", &Graph::has_fills)
-      .def_property_readonly("has_collectives", checked(+[](Graph& g) { return g.has_collectives(); }))
+      .def_property_readonly("has_collectives", &Graph::has_collectives)
       .def_property_readonly("unreferenced_bytes", &Graph::unreferenced_bytes);
 }
 
 // What is done with it.
 void bind_acts(py::class_<Graph>& graph) {
-  graph.def("provide_fills", checked(&provide_fills))
+  graph.def("provide_fills", &provide_fills)
       .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
-      .def_property_readonly("fits_host", checked(+[](Graph& g) { return g.fits_host(); }))
-      .def_property_readonly("fits_host_partition", checked(+[](Graph& g) { return fits_host_partition(g); }))
-      .def("partition_for_host", checked(+[](Graph& g, const Cut& what) {
+      .def_property_readonly("fits_host", &Graph::fits_host)
+      .def_property_readonly("fits_host_partition", &fits_host_partition)
+      .def("partition_for_host",
+           [](const Graph& g, const Cut& what) {
              std::vector<Cut> cuts;
              if (auto partition = partition_for_host(g, what)) {
                if (!partition->before.values.empty()) {
@@ -296,8 +276,8 @@ void bind_acts(py::class_<Graph>& graph) {
                cuts.push_back(std::move(partition->device));
              }
              return cuts;
-           }))
-      .def("constants_vary", checked(+[](Graph& g) { return g.constants_vary(); }))
+           })
+      .def("constants_vary", &Graph::constants_vary)
       .def("renumber", &Graph::renumber)
       .def("clear", &Graph::clear)
       .def("independent_halves", &Graph::independent_halves)

@@ -165,8 +165,10 @@ Graph::Graph(const Cut& cut, bool runs) {
     find_output_placements();
   }
   hash_placements();
+  for (const auto& node : nodes) {
+    references.push_back(node->references);
+  }
   change_ = changes_of(device);
-  epoch_ = latest_epoch();
   if (outputs.empty()) {
     end_barrier();
     if (barrier_sequence_ != 0) {

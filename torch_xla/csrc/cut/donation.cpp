@@ -14,14 +14,14 @@ namespace torch_xla {
 void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
   const auto epoch = latest_epoch();
   Vector<bool> held_once(leaves.size(), false);
-  // Position of each node's first result in a table of all results, which tells the outputs among them.
+  // Where each node's first result is in a table of all results, which tells the outputs among them.
   Vector<uint32_t> base(nodes.size() + 1, 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
     base[i + 1] = base[i] + static_cast<uint32_t>(nodes[i]->outs->metas.size());
   }
   Vector<int32_t> output_at(base.back(), -1);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    output_at[base[outputs[i].node->slot] + outputs[i].index] = static_cast<int32_t>(i);
+    output_at[base[results[i].from] + results[i].index] = static_cast<int32_t>(i);
   }
   const auto slot_of = [&](const Node& node) -> int64_t {
     return node.epoch == epoch && node.leaf() && node.slot < leaves.size() && leaves[node.slot].get() == &node
@@ -63,8 +63,9 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
       s.committed.node->pinned = true;
     }
   });
-  for (const auto* own_values : {&outputs, &forgotten_}) {
-    for (const auto& value : *own_values) {
+  for (auto* own_values : {&outputs, &forgotten_}) {
+    for (auto& value : *own_values) {
+      resolve(value);
       if (value.node->epoch == epoch) {
         ++value.node->references;
       }
@@ -72,13 +73,12 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
   }
 }
 
-// A node that someone outside this graph holds, and that does not become a leaf, keeps its inputs alive.
+// A node that someone outside this graph holds, and that does not let its inputs go, keeps them alive.
 void Graph::pin_inputs() {
   for (size_t i = nodes.size(); i-- > 0;) {
     auto& node = *nodes[i];
-    const bool becomes_leaf = node.output && node.outs->metas.size() == 1;
-    const bool held = !becomes_leaf && nodes[i].use_count() > node.references + 1;
-    if (held || (node.pinned && !becomes_leaf)) {
+    const bool lets_go = node.output && node.outs->metas.size() == 1;
+    if (!lets_go && (node.pinned || nodes[i].use_count() > node.references + 1)) {
       for (const auto& input : node.inputs) {
         input.node->pinned = true;
       }

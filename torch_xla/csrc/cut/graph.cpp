@@ -39,29 +39,16 @@ void Graph::check() {
   if (!captured_ && change_ != changes_of(device)) {
     throw StaleGraph();
   }
-  if (epoch_ == latest_epoch()) {
-    return;
-  }
-  for (uint32_t i = 0; i < nodes.size(); ++i) {  // another walk has numbered them since
-    nodes[i]->slot = i;
-  }
-  for (uint32_t i = 0; i < leaves.size(); ++i) {
-    leaves[i]->slot = i;
-  }
-  epoch_ = next_epoch();  // other graphs have some of these leaves too
 }
 
 void Graph::renumber() {
   TORCH_CHECK(captured_, "[graph] got a graph that was cut, expected a captured one: others are cut again");
   const RecorderLock lock;
-  epoch_ = next_epoch();
-  for (const auto* all : {&nodes, &leaves}) {
-    for (uint32_t i = 0; i < all->size(); ++i) {
-      auto& node = *(*all)[i];
-      node.epoch = epoch_;
-      node.slot = i;
-      node.output = false;
-    }
+  for (uint32_t i = 0; i < nodes.size(); ++i) {
+    nodes[i]->slot = i;
+  }
+  for (const auto& leaf : leaves) {
+    leaf->output = false;
   }
   const auto gives_away = donated;
   leaves.clear();
@@ -140,10 +127,10 @@ int64_t Graph::unreferenced_bytes() const {
   return bytes;
 }
 
-void Graph::attach(Vector<Result> results) {
+void Graph::attach(Vector<Result> values) {
   static auto& sizes = metric("TensorsGraphSize");
   sizes.add(static_cast<double>(nodes.size()), "count");
-  TORCH_CHECK(results.size() == outputs.size(), "[attach] got ", results.size(), " results, expected ", outputs.size());
+  TORCH_CHECK(values.size() == outputs.size(), "[attach] got ", values.size(), " results, expected ", outputs.size());
   Vector<Value> garbage;
   Vector<Value> replaced;
   {
@@ -155,27 +142,7 @@ void Graph::attach(Vector<Result> results) {
     }
     release_donors();
     for (size_t i = 0; i < outputs.size(); ++i) {
-      auto& node = *outputs[i].node;
-      auto* leaf = &node;
-      if (node.outs->metas.size() == 1) {
-        node.become_leaf(garbage);
-      } else {
-        if (node.replacements == nullptr) {
-          node.replacements = std::make_unique<Vector<Value>>(node.outs->metas.size());
-        }
-        auto& forward = (*node.replacements)[outputs[i].index];
-        forward = make_leaf({node.outs, outputs[i].index}, nullptr);
-        forward.node->frame = node.frame;
-        leaf = forward.node.get();
-        if (std::all_of(node.replacements->begin(), node.replacements->end(),
-                        [](const Value& v) { return static_cast<bool>(v); })) {
-          for (auto& input : node.inputs) {
-            garbage.push_back(std::move(input));
-          }
-          node.inputs.clear();
-        }
-      }
-      results[i].give_to(*leaf);
+      values[i].give_to(outputs[i].node->replace(outputs[i].index, garbage));
     }
     const auto epoch = next_epoch();
     for_each_storage(device, [&](Storage& s) {
@@ -273,7 +240,10 @@ void Graph::clear() {
   }
   forgotten_.clear();
   leaves.clear();
+  edges_.clear();
+  first_edge_.clear();
   outputs.clear();
+  results.clear();
   unused_fills_.clear();
   stacks.clear();
 }

@@ -24,12 +24,22 @@ struct Members {
 // What a program is, whatever runs bind to it.
 struct Structure {
   Hash key;
-  Hash topology;          // hash of operators, result types and edges: equal where only constants differ
-  Hash unplaced_key;      // the key without placements: that of a graph whose buffers are all replicated
-  Hash equal_key;         // key of a compiled graph with the same program, which `constants_vary` found; or none
+  Hash topology;      // hash of operators, result types and edges: equal where only constants differ
+  Hash unplaced_key;  // the key without placements: that of a graph whose buffers are all replicated
+  Hash equal_key;     // key of a compiled graph with the same program, which `constants_vary` found; or none
+  // What a node reads: a leaf, or a result of an earlier node, by their positions.
+  struct Edge {
+    bool leaf;
+    uint32_t from;
+    uint32_t index;
+  };
   Vector<NodePtr> nodes;  // in recording order
   Vector<Value> outputs;  // in recording order
-  Vector<bool> donated;   // per leaf: no one needs its buffer after the run
+  Vector<Edge> results;   // the outputs by positions
+  c10::ArrayRef<Edge> edges_of(size_t node) const {
+    return {edges_.data() + first_edge_[node], first_edge_[node + 1] - first_edge_[node]};
+  }
+  Vector<bool> donated;                // per leaf: no one needs its buffer after the run
   Vector<int32_t> aliased_outputs;     // per leaf: the output that may take its buffer, or -1
   Vector<uint32_t> output_placements;  // per output: as its tensor is to have it; empty on one device
 
@@ -41,6 +51,8 @@ struct Structure {
   std::vector<Hash> roles() const;
 
  protected:
+  Vector<Edge> edges_;           // of all nodes, one after another
+  Vector<uint32_t> first_edge_;  // of each node, and of the one after the last
   static Hash with_placements(Hash hash, const Vector<uint32_t>& at, const Vector<uint32_t>& to);
 };
 
@@ -53,8 +65,9 @@ struct StaleGraph final : std::exception {
 
 class Graph final : public Structure, public Arguments {
  public:
-  // Throws StaleGraph if the graph cannot be run any more. Otherwise `slot` of each node and leaf is its position
-  // again.
+  Vector<uint32_t> references;  // per node: how often this graph reads it, and tensors and views had it at the cut
+
+  // Throws StaleGraph if the graph cannot be run any more, as something else has run meanwhile.
   void check() override;
   // Finds the numbers and the key of a captured graph again, since more is known of its numbers; leaves and outputs
   // stay as they are.
@@ -68,6 +81,8 @@ class Graph final : public Structure, public Arguments {
   std::vector<Members> stacks;
   // Per array of such tensors that exists now: the leaves in it, if all its members are leaves of this graph.
   std::vector<std::vector<uint32_t>> resident_stacks() const;
+
+  const Meta& meta(const Edge& edge) const { return (edge.leaf ? leaves : nodes)[edge.from]->meta(edge.index); }
 
   // Which numbers share a place in the program's vectors. `adopt_scalar_layout` takes the sharing of a program with
   // this key; if numbers that share a place there differ here, it separates them and returns false: the program must be
@@ -97,7 +112,7 @@ class Graph final : public Structure, public Arguments {
   // host records on. False if no barrier cut this graph.
   bool begin_async();
   // Leaves the graph empty.
-  void attach(Vector<Result> results) override;
+  void attach(Vector<Result> values) override;
   // Forgets what was cut, which stays pending.
   void clear();
   // After a failure that names no operator: two parts of the graph without an edge between them, none where it is
@@ -134,7 +149,6 @@ class Graph final : public Structure, public Arguments {
   bool read_ = false;              // it was cut for values that are read, with what else lives of it
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
   uint64_t change_ = 0;            // the latest of its device's nodes, at the cut
-  uint64_t epoch_ = 0;             // the latest walk
   std::shared_ptr<const ScalarLayout> scalar_layout_;
   Vector<Value> forgotten_;       // what views remembered, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet

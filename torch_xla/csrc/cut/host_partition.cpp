@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
+#include <map>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,9 @@ constexpr size_t kOperators = 256;
 constexpr size_t kRests = 1 << 14;
 constexpr uint64_t kOutsideTag = uint64_t{1} << 62;
 
+using Edge = Structure::Edge;
+using Results = std::set<std::pair<uint32_t, uint32_t>>;  // of nodes, by their positions
+
 enum class Part : uint8_t { kDevice, kHostBefore, kHostAfter };
 
 bool is_small(const Meta& meta, int64_t values) {
@@ -28,11 +32,12 @@ bool is_small(const Meta& meta, int64_t values) {
 }
 
 // Whole numbers from whole numbers. What makes them from others, such as an argmax, has those at hand on the device.
-bool is_small(const Node& node, int64_t values) {
+bool is_small(const Graph& graph, size_t position, int64_t values) {
+  const auto& node = *graph.nodes[position];
   const auto& metas = node.outs->metas;
+  const auto edges = graph.edges_of(position);
   return !node.seeded && std::all_of(metas.begin(), metas.end(), [&](const Meta& m) { return is_small(m, values); }) &&
-         std::all_of(node.inputs.begin(), node.inputs.end(),
-                     [&](const Value& v) { return is_small(v.node->meta(v.index), values); }) &&
+         std::all_of(edges.begin(), edges.end(), [&](const Edge& e) { return is_small(graph.meta(e), values); }) &&
          node.op->op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
@@ -50,10 +55,10 @@ std::vector<Part> find_parts(const Graph& graph, int64_t values) {
   std::vector<Part> parts(count, Part::kDevice);
   std::vector<bool> small(count);
   for (size_t i = 0; i < count; ++i) {
-    const auto& inputs = graph.nodes[i]->inputs;
-    small[i] = is_small(*graph.nodes[i], values);
-    const auto early = [&](const Value& v) { return v.node->leaf() || parts[v.node->slot] == Part::kHostBefore; };
-    if (small[i] && std::all_of(inputs.begin(), inputs.end(), early)) {
+    const auto edges = graph.edges_of(i);
+    small[i] = is_small(graph, i, values);
+    const auto early = [&](const Edge& e) { return e.leaf || parts[e.from] == Part::kHostBefore; };
+    if (small[i] && std::all_of(edges.begin(), edges.end(), early)) {
       parts[i] = Part::kHostBefore;
     }
   }
@@ -66,9 +71,9 @@ std::vector<Part> find_parts(const Graph& graph, int64_t values) {
       parts[i] = Part::kHostAfter;
       continue;
     }
-    for (const auto& input : graph.nodes[i]->inputs) {
-      if (!input.node->leaf()) {
-        needed_by_device[input.node->slot] = true;
+    for (const auto& edge : graph.edges_of(i)) {
+      if (!edge.leaf) {
+        needed_by_device[edge.from] = true;
       }
     }
   }
@@ -98,44 +103,44 @@ std::vector<Part> find_parts(const Graph& graph) {
 }
 
 // What the rest gives to others: results of the graph, and what is needed afterwards.
-Vector<Value> device_results(const Graph& graph, const std::vector<Part>& parts) {
-  Vector<Value> results;
-  const auto add = [&](const Value& v) {
-    if (!v.node->leaf() && parts[v.node->slot] == Part::kDevice) {
-      results.push_back(v);
+Results device_results(const Graph& graph, const std::vector<Part>& parts) {
+  Results results;
+  const auto add = [&](const Edge& e) {
+    if (!e.leaf && parts[e.from] == Part::kDevice) {
+      results.emplace(e.from, e.index);
     }
   };
-  std::for_each(graph.outputs.begin(), graph.outputs.end(), add);
+  std::for_each(graph.results.begin(), graph.results.end(), add);
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] == Part::kHostAfter) {
-      std::for_each(graph.nodes[i]->inputs.begin(), graph.nodes[i]->inputs.end(), add);
+      const auto edges = graph.edges_of(i);
+      std::for_each(edges.begin(), edges.end(), add);
     }
   }
-  std::sort(results.begin(), results.end(), [](const Value& a, const Value& b) {
-    return a.node->slot != b.node->slot ? a.node->slot < b.node->slot : a.index < b.index;
-  });
-  results.erase(std::unique(results.begin(), results.end()), results.end());
   return results;
 }
 
 // The results of the first host part that the device's part, or something outside of the graph, still needs: else a
 // counter would be counted from the start again, in a graph that grows.
-Vector<Value> results_before(const Graph& graph, const std::vector<Part>& parts) {
+Results results_before(const Graph& graph, const std::vector<Part>& parts) {
   const auto count = parts.size();
   std::vector<size_t> references(count, 1);
-  for (const auto& output : graph.outputs) {
-    ++references[output.node->slot];
+  for (const auto& output : graph.results) {
+    ++references[output.from];
   }
-  Vector<Value> results;
+  Results results;
   for (size_t i = 0; i < count; ++i) {
     const auto& node = graph.nodes[i];
     if (parts[i] == Part::kDevice) {
-      std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(results),
-                   [&](const Value& v) { return !v.node->leaf() && parts[v.node->slot] == Part::kHostBefore; });
-    } else if (parts[i] == Part::kHostBefore && node.use_count() > references[i] + node->references) {
+      for (const auto& edge : graph.edges_of(i)) {
+        if (!edge.leaf && parts[edge.from] == Part::kHostBefore) {
+          results.emplace(edge.from, edge.index);
+        }
+      }
+    } else if (parts[i] == Part::kHostBefore && node.use_count() > references[i] + graph.references[i]) {
       for (uint32_t index = 0; index < node->outs->metas.size(); ++index) {
         if (node->meta(index).defined()) {
-          results.push_back({node, index});
+          results.emplace(static_cast<uint32_t>(i), index);
         }
       }
     }
@@ -143,11 +148,19 @@ Vector<Value> results_before(const Graph& graph, const std::vector<Part>& parts)
   return results;
 }
 
-Hash device_key(const Graph& graph, const std::vector<Part>& parts, const Vector<Value>& results) {
+Vector<Value> values_of(const Graph& graph, const Results& results) {
+  Vector<Value> values;
+  for (const auto& [node, index] : results) {
+    values.push_back({graph.nodes[node], index});
+  }
+  return values;
+}
+
+Hash device_key(const Graph& graph, const std::vector<Part>& parts, const Results& results) {
   Hash key;
   std::vector<uint32_t> position(parts.size());
   uint32_t count = 0;
-  std::unordered_map<const Node*, uint64_t> outside;  // what the rest takes, by first use
+  std::map<std::pair<bool, uint32_t>, uint64_t> outside;  // what the rest takes, by first use
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] != Part::kDevice) {
       continue;
@@ -157,19 +170,18 @@ Hash device_key(const Graph& graph, const std::vector<Part>& parts, const Vector
     key.mix(node.op->hash);
     key.mix(node.attrs);
     key.mix(node.outs->value);
-    for (const auto& [in, index] : node.inputs) {
-      if (!in->leaf() && parts[in->slot] == Part::kDevice) {
-        key.mix(static_cast<uint64_t>(position[in->slot]) << 16 | index);
+    for (const auto& edge : graph.edges_of(i)) {
+      if (!edge.leaf && parts[edge.from] == Part::kDevice) {
+        key.mix(static_cast<uint64_t>(position[edge.from]) << 16 | edge.index);
         continue;
       }
-      const auto number = outside.emplace(in.get(), outside.size()).first->second;
-      const auto& meta = in->meta(index);
-      key.mix(kOutsideTag | number << 16 | index);
-      key.mix(meta.value);
+      const auto number = outside.emplace(std::pair(edge.leaf, edge.from), outside.size()).first->second;
+      key.mix(kOutsideTag | number << 16 | edge.index);
+      key.mix(graph.meta(edge).value);
     }
   }
   for (const auto& [node, index] : results) {
-    key.mix(static_cast<uint64_t>(position[node->slot]) << 16 | index);
+    key.mix(static_cast<uint64_t>(position[node]) << 16 | index);
   }
   key.mix(static_cast<uint64_t>(graph.device));
   return key;
@@ -205,7 +217,7 @@ std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& w
   if (parts.empty()) {
     return {};
   }
-  auto results = device_results(graph, parts);
+  const auto results = device_results(graph, parts);
   auto& device_parts_seen = device_parts();
   if (device_parts_seen.size() >= kRests) {
     device_parts_seen.clear();
@@ -221,14 +233,21 @@ std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& w
     call_trace_of(graph.device).read(graph.nodes.size());  // of which no single part tells
   }
   const auto scope = Cut::Scope::kNeeded;
-  return HostPartition{{graph.device, {}, results_before(graph, parts), scope, Cut::kNow, Cut::Donate::kNothing},
-                       {graph.device, {}, std::move(results), scope, Cut::kNow, what.donate}};
+  auto before = values_of(graph, results_before(graph, parts));
+  return HostPartition{{graph.device, {}, std::move(before), scope, Cut::kNow, Cut::Donate::kNothing},
+                       {graph.device, {}, values_of(graph, results), scope, Cut::kNow, what.donate}};
 }
 
 bool fits_host_partition(const Graph& graph) {
   const RecorderLock lock;
-  return graph.nodes.size() <= kOperators &&
-         std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const NodePtr& n) { return is_small(*n, kValues[0]); });
+  if (graph.nodes.size() > kOperators) {
+    return false;
+  }
+  size_t small = 0;
+  while (small < graph.nodes.size() && is_small(graph, small, kValues[0])) {
+    ++small;
+  }
+  return small == graph.nodes.size();
 }
 
 void forget_host_partitions() {

@@ -82,7 +82,9 @@ void Graph::number_inputs(const Node& node, bool checks) {
   for (const auto& input : node.inputs) {
     auto& in = *input.node;
     ++in.references;
+    const auto add_edge = [&] { edges_.push_back({in.leaf(), in.slot, input.index}); };
     if (!in.leaf()) {
+      add_edge();
       topology.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
       continue;
     }
@@ -95,6 +97,7 @@ void Graph::number_inputs(const Node& node, bool checks) {
       leaves.push_back(input.node);
       topology.mix(in.outs->value);
     }
+    add_edge();
     topology.mix(kLeafTag | in.slot);
   }
 }
@@ -102,6 +105,11 @@ void Graph::number_inputs(const Node& node, bool checks) {
 void Graph::number_leaves(bool runs, bool checks) {
   Adaptive adaptive;
   Hash constants;
+  edges_.clear();
+  edges_.reserve(2 * nodes.size());
+  first_edge_.reserve(nodes.size() + 1);
+  first_edge_.assign(1, 0);
+  results.clear();
   // Without their lengths, the end of one list could be read as the start of the next.
   topology.mix(static_cast<uint64_t>(nodes.size()) << 32 | outputs.size());
   for (auto& node : nodes) {
@@ -120,6 +128,7 @@ void Graph::number_leaves(bool runs, bool checks) {
       }
     }
     number_inputs(*node, checks);
+    first_edge_.push_back(static_cast<uint32_t>(edges_.size()));
   }
   donated.assign(leaves.size(), false);
   for (const auto& leaf : leaves) {
@@ -127,6 +136,7 @@ void Graph::number_leaves(bool runs, bool checks) {
   }
   for (const auto& output : outputs) {
     topology.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
+    results.push_back({false, output.node->slot, output.index});
     output.node->output = true;
   }
   topology.mix(static_cast<uint64_t>(device));
@@ -155,7 +165,7 @@ void Graph::find_output_placements() {
   const auto epoch = latest_epoch();
   Vector<uint32_t> first(nodes.size(), 0);  // output of each node
   for (size_t i = outputs.size(); i-- > 0;) {
-    first[outputs[i].node->slot] = static_cast<uint32_t>(i);
+    first[results[i].from] = static_cast<uint32_t>(i);
   }
   for_each_storage(device, [&](const Storage& s) {
     const auto& node = *s.value.node;
@@ -225,17 +235,15 @@ std::vector<Hash> Structure::roles() const {
   std::vector<Hash> roles;
   roles.reserve(nodes.size());
   for (const auto& node : nodes) {
-    auto& role = roles.emplace_back(node->op->hash);
-    for (size_t i = 0; i < node->inputs.size(); ++i) {
-      role.mix(static_cast<uint64_t>(node->inputs[i].node->leaf()));
-    }
+    roles.push_back(node->op->hash);
   }
   std::vector<uint64_t> readers(nodes.size(), 0);
-  for (const auto& node : nodes) {
-    for (size_t i = 0; i < node->inputs.size(); ++i) {
-      const auto& input = *node->inputs[i].node;
-      if (!input.leaf()) {
-        readers.at(input.slot) += (node->op->hash.lo | 1) * (i + 1);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    const auto edges = edges_of(n);
+    for (size_t i = 0; i < edges.size(); ++i) {
+      roles[n].mix(static_cast<uint64_t>(edges[i].leaf));
+      if (!edges[i].leaf) {
+        readers[edges[i].from] += (nodes[n]->op->hash.lo | 1) * (i + 1);
       }
     }
   }

@@ -86,7 +86,7 @@ std::vector<Members> Packing::group_by_update(const Graph& graph, const std::vec
     const auto& after = node->meta(index);
     if (before.value == after.value && small(before) && is_replicated(leaf.placement) &&
         (graph.output_placements.empty() || is_replicated(graph.output_placements[i]))) {
-      auto role = roles.at(node->slot);
+      auto role = roles.at(graph.results[i].from);
       role.mix(static_cast<uint64_t>(after.dtype) << 32 | index);
       const auto [group, unused] = group_of_role.emplace(role, groups.size());
       groups.resize(std::max(groups.size(), group->second + 1));

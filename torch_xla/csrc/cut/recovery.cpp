@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "cut/cut.h"
@@ -88,7 +87,6 @@ std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<si
 
 std::vector<Cut> Graph::independent_halves() const {
   // Per node one that it belongs together with, an earlier one or itself.
-  std::unordered_map<const Node*, size_t> position;
   std::vector<size_t> leader(nodes.size());
   const auto find = [&](size_t i) {
     while (leader[i] != i) {
@@ -98,18 +96,17 @@ std::vector<Cut> Graph::independent_halves() const {
     return i;
   };
   for (size_t i = 0; i < nodes.size(); ++i) {
-    position[nodes[i].get()] = i;
     leader[i] = i;
-    for (const auto& input : nodes[i]->inputs) {
-      if (const auto it = position.find(input.node.get()); it != position.end()) {
-        const auto [low, high] = std::minmax({find(it->second), find(i)});
+    for (const auto& edge : edges_of(i)) {
+      if (!edge.leaf) {
+        const auto [low, high] = std::minmax({find(edge.from), find(i)});
         leader[high] = low;
       }
     }
   }
   std::map<size_t, Vector<Value>> components;
-  for (const auto& output : outputs) {
-    components[find(position.at(output.node.get()))].push_back(output);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    components[find(results[i].from)].push_back(outputs[i]);
   }
   if (components.size() < 2) {
     return {};

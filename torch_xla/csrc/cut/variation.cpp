@@ -61,7 +61,8 @@ struct Constants {
 // The hash of a graph without its form and without the constants that may vary.
 Hash hash_without_constants(const Graph& graph, Constants& constants) {
   auto rest = graph.topology;
-  for (const auto& node : graph.nodes) {
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto& node = graph.nodes[n];
     rest.mix(begin_attrs(*node->op, node->settings));
     for (uint32_t i = 0; i < node->args.size(); ++i) {
       const auto& arg = node->args[i];
@@ -83,10 +84,10 @@ Hash hash_without_constants(const Graph& graph, Constants& constants) {
       if (arg.value.isList()) {
         uint32_t element = 0;
         for (const auto& value : arg.value.toListRef()) {
-          constants.add({node->slot, i, element++}, value);
+          constants.add({n, i, element++}, value);
         }
       } else {
-        constants.add({node->slot, i, 0}, arg.value);
+        constants.add({n, i, 0}, arg.value);
       }
     }
   }

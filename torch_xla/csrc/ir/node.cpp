@@ -131,13 +131,20 @@ void Node::release() {
   }
 }
 
-void Node::become_leaf(Vector<Value>& garbage) {
-  op = nullptr;
-  for (auto& input : inputs) {
-    garbage.push_back(std::move(input));
+Node& Node::replace(uint32_t index, Vector<Value>& garbage) {
+  const auto count = outs->metas.size();
+  auto leaf = count == 1 ? c10::make_intrusive<Node>(sequence) : c10::make_intrusive<Node>();
+  leaf->outs = single({outs, index});
+  leaf->frame = frame;
+  if (replacements == nullptr) {
+    replacements = std::make_unique<c10::SmallVector<Value, 1>>(count);
   }
-  inputs.clear();
-  args.clear();
+  garbage.push_back(std::exchange((*replacements)[index], {leaf, 0}));
+  if (std::all_of(replacements->begin(), replacements->end(), [](const Value& v) { return static_cast<bool>(v); })) {
+    garbage.insert(garbage.end(), std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
+    inputs.clear();
+  }
+  return *leaf;
 }
 
 void resolve(Value& value) {

@@ -134,10 +134,10 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   OpInfo* op = nullptr;  // null for a leaf
   uint64_t sequence = 0;
 
-  // Of a node with several results: the leaves that replaced the results that are computed.
-  std::unique_ptr<Vector<Value>> replacements;
+  // The leaves that have the results that are computed: a call never changes. Of a copy the leaf whose values it had.
+  std::unique_ptr<c10::SmallVector<Value, 1>> replacements;
 
-  // Scratch of the graph collection, valid for one `epoch` under the recorder's lock.
+  // Scratch of one walk, valid for its `epoch` under the recorder's lock.
   uint64_t epoch = 0;
   uint32_t slot = 0;
   uint32_t references = 0;
@@ -168,6 +168,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   Frame frame = nullptr;     // the user's line that recorded it, or copied a leaf's value here
 
   Node();
+  explicit Node(uint64_t sequence) : sequence(sequence) {}
   ~Node() override { release(); }
   // A node that is gone may wait for its weak references, but what it holds must not.
   void release_resources() override { release(); }
@@ -175,8 +176,8 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   // A leaf whose buffer is still to be made.
   bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
-  // Turns a single-result node into the leaf that will hold its value; hands its inputs to `garbage`.
-  void become_leaf(Vector<Value>& garbage);
+  // Makes the leaf that has a result from now on. With the last one the node lets its inputs go, to `garbage`.
+  Node& replace(uint32_t index, Vector<Value>& garbage);
 
  private:
   void release();

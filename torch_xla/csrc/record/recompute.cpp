@@ -65,7 +65,7 @@ NodePtr latest(c10::DeviceIndex device) {
   if (backward.device == device) {
     for (auto weak = backward.recent.rbegin(); weak != backward.recent.rend(); ++weak) {
       auto node = weak->lock();
-      if (node && !node->leaf() && node->outs->metas.front().defined() && node->sequence >= end_of_capture(device)) {
+      if (node && node->replacements == nullptr && node->outs->metas.front().defined() && node->sequence >= end_of_capture(device)) {
         return node;
       }
     }
@@ -118,7 +118,7 @@ Value separated(const Value& value, c10::DeviceIndex device) {
   auto& weak = backward.barriers.try_emplace({value.node.get(), value.index}, WeakNode(NodePtr())).first->second;
   auto barrier = weak.lock();
   // A barrier that was computed has let its input go, and another node may have taken its place.
-  if (!barrier || barrier->leaf() || !(barrier->inputs.front() == value)) {
+  if (!barrier || barrier->inputs.empty() || !(barrier->inputs.front() == value)) {
     barrier = make_barrier(value, device);
     weak = WeakNode(barrier);
   }

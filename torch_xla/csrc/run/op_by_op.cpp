@@ -46,12 +46,14 @@ class OpByOpRun::Run {
       count += static_cast<uint32_t>(node->outs->metas.size());
     }
     readers_.assign(count, 0);
-    for (const auto& node : graph.nodes) {
-      for (const auto& input : node->inputs) {
-        ++readers_[inputs_.emplace_back(index_of(input))];
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      first_input_.push_back(inputs_.size());
+      for (const auto& edge : graph.edges_of(i)) {
+        ++readers_[inputs_.emplace_back(index_of(edge))];
       }
     }
-    for (const auto& output : graph.outputs) {
+    first_input_.push_back(inputs_.size());
+    for (const auto& output : graph.results) {
       ++readers_[outputs_.emplace_back(index_of(output))];
     }
     values_.resize(count);
@@ -99,8 +101,8 @@ class OpByOpRun::Run {
 
   void raise_as_kernel(std::vector<Tensor>& inputs) {
     const auto& node = *graph_.nodes[at_];
-    TORCH_CHECK(inputs.size() == node.inputs.size(), "[run] got ", inputs.size(), " inputs, expected ",
-                node.inputs.size());
+    const auto expected = inputs_of(at_).size();
+    TORCH_CHECK(inputs.size() == expected, "[run] got ", inputs.size(), " inputs, expected ", expected);
     const auto count = values_.size();
     const auto restored = c10::make_scope_exit([&] { values_.resize(count); });
     std::vector<uint32_t> indices(inputs.size());
@@ -139,7 +141,10 @@ class OpByOpRun::Run {
     ended_ = true;
   }
 
-  uint32_t index_of(const Value& v) const { return v.node->leaf() ? v.node->slot : first_[v.node->slot] + v.index; }
+  uint32_t index_of(const Structure::Edge& e) const { return e.leaf ? e.from : first_[e.from] + e.index; }
+  c10::ArrayRef<uint32_t> inputs_of(size_t node) const {
+    return {inputs_.data() + first_input_[node], first_input_[node + 1] - first_input_[node]};
+  }
 
   void drop(uint32_t index) {
     if (--readers_[index] == 0) {
@@ -192,7 +197,7 @@ class OpByOpRun::Run {
   bool step(std::optional<HostResults> (Run::*compute)(const Node&, c10::ArrayRef<uint32_t>) const) {
     const auto position = at_;
     const auto node = graph_.nodes[position];
-    const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input_, node->inputs.size());
+    const auto inputs = inputs_of(position);
     auto results = (this->*compute)(*node, inputs);
     if (!results || graph_.nodes.empty() || at_ != position) {
       return results.has_value();
@@ -200,7 +205,6 @@ class OpByOpRun::Run {
     keep(*node, first_[position], std::move(*results));
     refusal_ = nullptr;
     ++at_;
-    input_ += inputs.size();
     for (const auto index : inputs) {
       drop(index);
     }
@@ -352,11 +356,11 @@ class OpByOpRun::Run {
   const Graph& graph_;
   const py::object& rule_;
   const Collectives& collectives_;
-  size_t at_ = 0;     // the next node
-  size_t input_ = 0;  // and its first input
+  size_t at_ = 0;  // the next node
   const KernelSettings settings_;
   std::vector<uint32_t> first_;   // result of each node
   std::vector<uint32_t> inputs_;  // of all nodes, one after another
+  std::vector<size_t> first_input_;
   std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
@@ -370,7 +374,7 @@ OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vec
                      Collectives collectives)
     : graph_(graph), rule_(std::move(rule)), collectives_(std::move(collectives)) {
   graph.keep_clones_of_donors();
-  graph.check();  // numbers its nodes
+  graph.check();  // Python code may have run
   run_ = std::make_shared<Run>(graph, rule_, leaves, collectives_);
 }
 

@@ -81,7 +81,7 @@ void merge_clone(Value& value) {
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
   if (clone.holder && clone.holder->expired()) {
-    node.replacements = std::make_unique<Vector<Value>>(1, Value{*clone.original(), 0});
+    node.replacements = std::make_unique<c10::SmallVector<Value, 1>>(1, Value{*clone.original(), 0});
     node.source.reset();
     resolve(value);
   }

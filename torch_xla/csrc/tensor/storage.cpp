@@ -143,9 +143,16 @@ void Storage::settle(Vector<Value>& garbage) {
 }
 
 void Storage::commit_fill() {
-  initial_fill.node->op = nullptr;  // keeps its arguments until it gets its buffer
-  initial_fill.node->placement = placement;
+  resolve(initial_fill);
+  auto& call = *initial_fill.node;
   committed = std::exchange(initial_fill, {});
+  if (!call.leaf()) {
+    Vector<Value> none;  // it has no inputs
+    auto& leaf = call.replace(0, none);
+    leaf.args = call.args;  // until it gets its buffer
+    leaf.placement = placement;
+    resolve(committed);
+  }
 }
 
 void Storage::roll_back(Value otherwise, Vector<Value>& garbage) {
