@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -15,10 +17,11 @@ from probes import here, python
 import torch_xla
 from torch_xla import _notices
 from torch_xla._core.compile import cache
-from torch_xla._core.device import client, placement
-from torch_xla._core.execute import op_by_op
+from torch_xla._core.device import client, placement, transfer
+from torch_xla._core.execute import barrier, op_by_op
 from torch_xla.core.xla_builder import call_jax
 from torch_xla.experimental.fori_loop import while_loop
+from torch_xla.ops import fallback
 
 airy, erfcx = torch.special.airy_ai, torch.special.erfcx
 
@@ -54,6 +57,23 @@ def test_a_client_is_asked_by_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(jax, "pure_callback", None)
     asked.append(client.has_callbacks.__wrapped__())
     assert asked == [True, False]
+
+
+@pytest.mark.usefixtures("no_calls")
+def test_one_thread_at_a_time_views_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    viewers, copy = [], fallback.from_numpy
+
+    def copied(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        viewers.append(array)
+        time.sleep(1e-3)
+        assert len(viewers) == 1
+        viewers.clear()
+        return copy(array, dtype)
+
+    buffer = barrier.buffers([torch.arange(3.0, device="xla")], wait=True)[0]
+    monkeypatch.setattr(fallback, "from_numpy", copied)
+    values = ThreadPoolExecutor(8).map(lambda _: transfer.download((buffer, -1), (3,), torch.float32), range(32))
+    assert [value.tolist() for value in values] == [[0, 1, 2]] * 32
 
 
 @pytest.mark.usefixtures("no_calls", "all_told")

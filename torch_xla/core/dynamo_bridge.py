@@ -29,10 +29,8 @@ class _Part(Enum):
     UPDATE = "update"  # it only writes to its arguments
 
 
-_LEAVES = (torch.Tensor, int, float)
-
 # For each device the node sequence at the end of the last backward pass.
-_passed: dict[int, int] = {}
+_passed: dict[int | None, int] = {}
 
 
 def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any, ...]) -> torch.fx.GraphModule:
@@ -74,12 +72,10 @@ def extract_compiled_graph(xla_model: torch.fx.GraphModule, xla_args: tuple[Any,
 
 def _is_in_step(device: int | None) -> bool:
     """Whether a backward pass is pending: what is recorded next belongs to its step, or begins another one."""
-    if device is None or device not in _passed:
-        return False
-    pending = _bindings.has_pending(device, _passed[device])
-    if not pending:
-        _passed.pop(device, None)
-    return pending
+    if device is not None and device in _passed and _bindings.has_pending(device, _passed[device]):
+        return True
+    _passed.pop(device, None)
+    return False
 
 
 def _part_of(module: torch.fx.GraphModule) -> _Part:
@@ -103,5 +99,6 @@ def _device_of(values: tuple[Any, ...]) -> int | None:
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    flat = values if all(x is None or isinstance(x, _LEAVES) for x in values) else pytree.tree_leaves(values)
+    plain = all(x is None or isinstance(x, (torch.Tensor, int, float)) for x in values)
+    flat = values if plain else pytree.tree_leaves(values)
     return [x for x in flat if isinstance(x, torch.Tensor) and x.device.type == "xla"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ _MOST_DIMENSIONS = 64
 _gather: Callable[[Any], Callable[[Any], None]] | None = None
 _settle: Callable[[], None] | None = None
 _puts = itertools.count(1)
+_views = threading.RLock()  # on a buffer's memory, which a plugin of a CPU counts without a lock of its own
 
 finish = failures.finish
 
@@ -114,20 +117,11 @@ class _MemoryScope:
             raise memory_stats.explain_host(error, *self._about) from error
 
 
-def move(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype, index: int, number: int) -> jax.Array:
-    """A new device buffer with the values at a location, as `download` has it, in another place; compiles nothing."""
-    return upload(download(location, shape, dtype), index, number)
-
-
 def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new CPU tensor with values of the device; waits until they are computed.
 
     A location is the buffer and the index of the first element in it, -1 where it holds nothing else.
     """
-    import numpy as np
-
-    from torch_xla.ops.fallback import from_numpy
-
     buffer, start = location
     if start >= 0 and buffer.ndim > 1 and not client.is_own_cpu():
         buffer, start = copy(location, shape), -1  # not all of what travels with it
@@ -135,13 +129,34 @@ def download(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype
     finish_to_read(buffer)
     _metrics.waited(wait_start)
     with _events.timed("TransferFromDeviceTime"):
-        values = np.asarray(_gathered(buffer))
+        return read((_gathered(buffer), start), shape, dtype)
+
+
+def read(location: tuple[Any, int], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """As `download`, of a buffer that is computed and here."""
+    import numpy as np
+
+    from torch_xla.ops.fallback import from_numpy
+
+    buffer, start = location
+    with viewing(buffer):
+        values = np.asarray(buffer)
         if values.ndim > len(shape) and start < 0:  # all parts of manual sharding, of which this process sees the first
             values = values[0]
         _metrics.add_sample("InboundData", values.nbytes, "bytes")
         if start >= 0:
             values = values.reshape(-1)[start : start + math.prod(shape)].reshape(shape)
-        return from_numpy(values, dtype)
+        copied = from_numpy(values, dtype)
+        del values  # within the scope
+    return copied
+
+
+def viewing(buffer: Any) -> AbstractContextManager[Any]:
+    """A scope in which this thread makes a NumPy array of a buffer, perhaps a view; that must not outlive it."""
+    if client.is_own_cpu():
+        return nullcontext()
+    buffer.copy_to_host_async()  # where it travels, it does so beside others
+    return _views
 
 
 def is_readable(buffer: Any) -> bool:
@@ -195,16 +210,10 @@ def copy(location: tuple[Any, int], shape: Sequence[int]) -> jax.Array:
     if start < 0:
         return copies([buffer])[0]
     if buffer.ndim > 1:
-        return member(buffer, start // math.prod(shape))
+        return buffers.kind().member(buffer, start // math.prod(shape))
     return buffers.kind().part(buffer, start, shape)
-
-
-def member(stack: jax.Array, index: int) -> jax.Array:
-    """One of an array's members as a device buffer of its own."""
-    return buffers.kind().member(stack, index)
 
 
 def copies(of: Sequence[Any]) -> list[Any]:
     """A copy of each device buffer, on its device; compiles nothing."""
-    copied: list[Any] = buffers.kind().copies(of)
-    return copied
+    return list(buffers.kind().copies(of))

@@ -49,7 +49,7 @@ class Hooks:
     @untraced
     def member(self, stack: Any, index: int) -> Any:
         """One of an array's members as a buffer of its own."""
-        return transfer.member(stack, index)
+        return kind().member(stack, index)
 
     @untraced
     def unpack(self, buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xla import _bindings, _metrics
+from torch_xla import _bindings
 from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.execute import barrier
 from torch_xla._core.job import session
@@ -34,7 +34,8 @@ def place(tensor: torch.Tensor, number: int, recorded: bool = False) -> None:
         return
     with barrier.exclusive():
         location = barrier.location(tensor)
-        moved = transfer.move(location, tensor.shape, tensor.dtype, tensor.device.index, number)
+        values = transfer.download(location, tensor.shape, tensor.dtype)
+        moved = transfer.upload(values, tensor.device.index, number)
         _bindings.replace_buffer(tensor, moved, number)
 
 
@@ -74,8 +75,6 @@ def number_of(tensor: torch.Tensor) -> int:
 
 def of_tensor(tensor: torch.Tensor) -> list[Part]:
     """Computes a tensor and returns its shards on the devices of this process."""
-    from torch_xla.ops.fallback import from_numpy
-
     (buffer,) = barrier.buffers([tensor])
     place = placement.of(tensor.device.index)
     target_split = shardings.by_number(number_of(tensor)) or shardings.tile_assignment(
@@ -91,18 +90,11 @@ def of_tensor(tensor: torch.Tensor) -> list[Part]:
         if device not in local:
             continue
         if full_tensor is None:
-            values = from_numpy(_numpy(here[local[device]]), tensor.dtype)
+            values = transfer.read((here[local[device]], -1), shape, tensor.dtype)
         else:
             values = _padded(full_tensor[where], [-(-n // t) for n, t in zip(shape, target_split.tiles, strict=True)])
         parts.append(Part(device, where, copy, values))
     return parts
-
-
-def _numpy(array: Any) -> Any:
-    import numpy as np
-
-    _metrics.add_sample("InboundData", array.nbytes, "bytes")
-    return np.array(array)
 
 
 def _padded(values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
