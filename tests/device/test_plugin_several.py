@@ -118,4 +118,4 @@ for fn in (work, split):
     )
     differ, spmd = told.splitlines()
     assert "the processes differ in what they do together: rank 0 runs all_reduce(max) of float32[3]" in differ
-    assert "[spmd] got a job of 2 processes, but the client of each knows the 2 device(s) of vendor that it" in spmd
+    assert "[spmd] got a job of 2 processes, but the client of each knows only its own 2 device(s) of vendor" in spmd

@@ -39,7 +39,7 @@ def role(tensor, name):
     return stablehlo_custom_call([tensor], "vendor.mark", shapes, dtypes, frontend_attributes=attributes)
 """
 BEGIN = """
-import re, warnings
+import concurrent.futures, re, warnings
 import numpy as np
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
@@ -101,7 +101,6 @@ torch.testing.assert_close(y.cpu(), x.cpu() * 7)
 def test_its_cache_is_read_by_its_tools_and_its_attributes_by_name(tmp_path: Path) -> None:
     run(
         f"""
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from jax._src.lib import xla_client
 folder = Path({str(tmp_path / "cache")!r})
@@ -116,7 +115,7 @@ from torch_xla._core.compile import cache
 executable = file.read_bytes()[: -cache._TAIL]
 loaded = device.client.deserialize_executable(executable, xla_client.DeviceList((device,)), xla_client.CompileOptions())
 assert loaded.local_devices() == [device]
-assert all(ThreadPoolExecutor(8).map(lambda _: y.cpu()[4] == 8, range(20000)))  # its library counts views, unlocked
+assert all(concurrent.futures.ThreadPoolExecutor(8).map(lambda _: y.cpu()[4] == 8, range(20000)))  # it counts the views
 xr.clear_computation_cache()
 assert xr.get_num_cached_compilation_graph() == 0
 y = x * 2
