@@ -1,7 +1,7 @@
 """Has the functions that PyTorch's `torch.compile(backend="openxla")` calls.
 
 A graph that Dynamo traced is recorded at each call, and the recorder finds the compiled program by its key. Recording
-costs about a microsecond per operation, as no Python lies between them. A call is one program, except in training:
+costs a few microseconds per operation, as no Python lies between them. A call is one program, except in training:
 forward and backward passes and what follows are one program up to the next forward pass, a barrier or a read.
 """
 
