@@ -29,7 +29,7 @@ def run(folder: Path, program: str, topology: str, *arguments: str, check: bool 
 
 
 TRAINING = """
-import torch, torch.nn as nn, torch_xla
+import signal, torch, torch.nn as nn, torch_xla
 model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(1), nn.Linear(144, 3)).to("xla")
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
@@ -38,6 +38,8 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
     torch_xla.sync()
+    signal.signal(signal.SIGPROF, signal.getsignal(signal.SIGPROF))  # as Lightning does after a fit
+    signal.raise_signal(signal.SIGPROF)  # as timers of libtpu's do
 """
 
 
@@ -92,10 +94,9 @@ def test_a_program_of_the_table(name: str) -> None:
 
 
 JOB = """
-import torch, torch_xla, torch.distributed as dist, torch_xla.runtime as xr
+import torch, torch_xla, torch.distributed as dist, torch_xla.runtime as xr, torch_xla.distributed.xla_backend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-import torch_xla.distributed.xla_backend
 def main(index):
     dist.init_process_group("xla", init_method="xla://")
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)).to("xla")
@@ -127,8 +128,7 @@ def test_with_spmd_a_process_is_a_host(tmp_path: Path) -> None:
 import numpy as np, torch, torch_xla, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
 print("hosts", xr.process_count(), xr.process_index(), xr.addressable_runtime_device_count())
 mesh = xs.Mesh(np.arange(8), (8,), ("data",))
-x = torch.ones(1024, 1024).to("xla")  # more than the host would compute behind a read
-xs.mark_sharding(x, mesh, ("data", None))
+x = xs.mark_sharding(torch.ones(1024, 1024).to("xla"), mesh, ("data", None))  # more than the host would compute
 torch_xla.sync()
 print((x * 2).sum().item())
 """

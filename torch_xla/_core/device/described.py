@@ -10,6 +10,8 @@ import functools
 import importlib.util
 import os
 import re
+import signal
+import threading
 from importlib.metadata import requires, version
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +52,15 @@ def platform_of(name: str) -> str:
 @functools.cache
 def devices() -> tuple[jax.Device, ...]:
     """All devices of the topology, host by host; ValueError where there is no such one, RuntimeError without libtpu."""
-    name = topology()
-    assert name is not None
+    name = topology() or ""
     if platform() == _CPU:
         return _cpu_devices(name)
     chip = chips.find(name)
     layout = re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", name.partition(":")[2])
     if layout is None or layout[0].count("x") + 1 != chip.dimensions:
         shape = "x".join("2" for _ in range(chip.dimensions))
-        raise ValueError(
-            message("ahead", f"got topology {name!r}", expected=f"{chip.dimensions} numbers, as in {chip.name}:{shape}")
-        )
+        expected = f"{chip.dimensions} numbers, as in {chip.name}:{shape}"
+        raise ValueError(message("ahead", f"got topology {name!r}", expected=expected))
     _check_compiler()
     options = dict(chip.options)
     if set(layout[0]) <= set("1x"):  # a chip by itself, which libtpu takes for a part of a host
@@ -68,6 +68,9 @@ def devices() -> tuple[jax.Device, ...]:
     import jax
     from jax.experimental import topologies
 
+    # Its timers send SIGPROF, for which it has a handler. Lightning restores what Python knows of: the process's end.
+    if signal.getsignal(signal.SIGPROF) == signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
     _keep_to_cpu()
     jax.devices(_CPU)  # has read XLA_FLAGS then, which the other compiler does not know and ends the process for
     try:
@@ -118,9 +121,8 @@ def _check_compiler() -> None:
         raise RuntimeError(message("ahead", "found no package libtpu, which has the compiler for TPUs", do=do))
     prefix = fits.partition("==")[2].removesuffix("*")
     if prefix and not f"{version('libtpu')}.".startswith(prefix):
-        raise RuntimeError(
-            message("ahead", f"got libtpu {version('libtpu')} beside JAX {version('jax')}", expected=fits, do=do)
-        )
+        problem = f"got libtpu {version('libtpu')} beside JAX {version('jax')}"
+        raise RuntimeError(message("ahead", problem, expected=fits, do=do))
 
 
 def hosts() -> int:
@@ -136,9 +138,8 @@ def local_devices(rank: int, world: int, spmd: bool) -> tuple[tuple[jax.Device, 
     every = devices()
     if spmd and world > 1:
         if world != hosts():
-            raise ValueError(
-                message("ahead", f"got {world} processes with SPMD", expected=f"{hosts()}, the hosts of {topology()}")
-            )
+            expected = f"{hosts()}, the hosts of {topology()}"
+            raise ValueError(message("ahead", f"got {world} processes with SPMD", expected=expected))
         return tuple(device for device in every if device.process_index == rank), every
     if spmd:
         return every, ()

@@ -144,8 +144,7 @@ def _bits(to: Any, value: Any) -> Any:
     scale = stablehlo.bitcast_convert(single, shifted(stablehlo.subtract(number(word, 255), exponent), 23))
     units = stablehlo.multiply(stablehlo.multiply(low, scale), _filled(single, 2.0**51))
     # Below a power of two units are half as large.
-    edge = _is(shifted(magnitude, 9), "EQ", number(word, 0))
-    below = stablehlo.and_(edge, _is(units, "LT", _filled(single, 0.0)))
+    below = stablehlo.and_(_is(shifted(magnitude, 9), "EQ", number(word, 0)), _is(units, "LT", _filled(single, 0.0)))
     units = stablehlo.round_nearest_even(stablehlo.select(below, stablehlo.add(units, units), units))
     zero, bias = number(long, 0), number(long, 896 << 52)
     top = _is(exponent, "EQ", number(word, 255))  # infinite, or NaN
