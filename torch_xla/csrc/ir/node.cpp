@@ -154,6 +154,19 @@ void resolve(Value& value) {
   }
 }
 
+bool few_make(const Value& value, size_t most) {
+  std::vector<Value> values{value};
+  for (size_t i = 0; i < values.size(); ++i) {
+    resolve(values[i]);
+    const auto& node = *values[i].node;
+    if (!node.leaf() && (node.seeded || values.size() > most)) {
+      return false;
+    }
+    values.insert(values.end(), node.inputs.begin(), node.inputs.end());
+  }
+  return true;
+}
+
 void hash_arg(Hash& hash, const Arg& arg) {
   // What a number becomes is told by the policy, which may change before the cut.
   const auto kind = is_number(arg) ? Arg::Kind::Number : arg.kind;

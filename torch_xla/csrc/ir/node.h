@@ -186,6 +186,8 @@ using NodePtr = c10::intrusive_ptr<Node>;
 
 // Follows a result to the leaf that replaced it, if any.
 void resolve(Value& value);
+// Whether a value is made of leaves by few operators that draw nothing: as a tree it has so many nodes at most.
+bool few_make(const Value& value, size_t most);
 
 // What the hash of a node's arguments starts from.
 Hash begin_attrs(const OpInfo& op, CallSettings settings);

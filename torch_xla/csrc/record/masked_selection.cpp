@@ -45,24 +45,6 @@ typename Map::mapped_type& entry(Map& map, const typename Map::key_type& key) {
   return map[key];
 }
 
-// Whether few operators make the value from values that are there.
-bool near_leaves(const Value& value) {
-  std::vector<const Node*> nodes{value.node.get()};
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i]->leaf()) {
-      continue;
-    }
-    if (nodes[i]->seeded || nodes.size() > kNodes) {
-      return false;
-    }
-    for (Value input : nodes[i]->inputs) {
-      resolve(input);
-      nodes.push_back(input.node.get());
-    }
-  }
-  return true;
-}
-
 // How many elements of a mask are set, where reading that does not wait for the step; -1 otherwise. For a leaf it is
 // read once.
 int64_t read_number(const Tensor& mask, bool may_read) {
@@ -72,9 +54,8 @@ int64_t read_number(const Tensor& mask, bool may_read) {
   uint64_t leaf = 0;  // whose number is remembered
   {
     const RecorderLock lock;
-    Value value = impl_of(mask)->alias.current();
-    resolve(value);
-    if (!near_leaves(value)) {
+    const auto value = impl_of(mask)->alias.current();
+    if (!few_make(value, kNodes)) {
       return -1;
     }
     leaf = value.node->leaf() && knows_values(mask.device().index()) ? value.node->sequence : 0;

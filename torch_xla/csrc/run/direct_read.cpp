@@ -25,25 +25,11 @@ bool nothing_before(c10::DeviceIndex device) {
   return call_trace_of(device).ends().empty();
 }
 
-// Whether a value is pending, and few operators that draw nothing make it: looked at before anything is cut.
-bool few_make(const Tensor& tensor) {
+// Whether few operators make a value that is pending: looked at before anything is cut.
+bool is_small(const Tensor& tensor) {
   const RecorderLock lock;
-  Value value = impl_of(tensor)->alias.current();
-  resolve(value);
-  Vector<const Node*> nodes{value.node.get()};
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i]->leaf()) {
-      continue;
-    }
-    if (nodes[i]->seeded || nodes.size() > 2 * Graph::kMostHostNodes) {
-      return false;
-    }
-    for (Value input : nodes[i]->inputs) {
-      resolve(input);
-      nodes.push_back(input.node.get());
-    }
-  }
-  return !value.node->leaf();
+  const auto value = impl_of(tensor)->alias.current();
+  return !value.node->leaf() && few_make(value, 2 * Graph::kMostHostNodes);
 }
 
 bool compute(const Tensor& tensor) {
@@ -72,7 +58,7 @@ std::optional<std::pair<Tensor, bool>> read_directly(const Tensor& tensor) {
     return {};
   }
   auto values = copy_on_host(tensor);
-  const bool computes = !values && few_make(tensor) && compute(tensor);
+  const bool computes = !values && is_small(tensor) && compute(tensor);
   if (computes) {
     values = copy_on_host(tensor);
   }
