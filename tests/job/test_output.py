@@ -50,16 +50,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.costs("processes of a job")
-def test_workers_of_a_pool_end_without_a_word(tmp_path: Path) -> None:
-    """A pool ends them by SIGTERM, at which a process of a job says where it was."""
+def test_a_process_that_is_ended_says_why_and_where_and_a_pool_nothing(tmp_path: Path) -> None:
+    """Both are ended by SIGTERM: the first as another one has failed, a pool's workers as nothing is left to do."""
     script = tmp_path / "script.py"
     script.write_text("""
 import multiprocessing, time, torch_xla, torch_xla.core.xla_model as xm
 def work(index):
-    xm.rendezvous("start")
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(abs, [-1, 2]) == [1, 2]
+    xm.rendezvous("start")
+    assert index == 0, "bad sample"
+    time.sleep(60)
 if __name__ == "__main__":
     torch_xla.launch(work)
 """)
-    assert "Stack" not in python(script, devices=2, imported=True).stderr
+    err = python(script, devices=2, imported=True, check=False).stderr
+    assert err.count("Stack") == 1
+    assert re.search(r'\[job\] rank 0 was sent SIGTERM.*:\nStack .*:\n  File ".*", line 8 in work', err), err

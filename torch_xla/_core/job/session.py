@@ -69,7 +69,7 @@ def session() -> Session | None:
                 _session = ImaginedSession(info)
                 _session.join()
                 return _session
-            _show_where_ended()
+            _show_where_ended(info.rank)
             if "TORCHELASTIC_RUN_ID" in os.environ:  # by torchrun
                 orphans.follow_launcher(end_orphan)
             connection = Session(info)
@@ -93,11 +93,12 @@ def end_orphan() -> None:
     orphans.end(f"[job] rank {rank_info().rank} ends, as whoever started it has ended", threading.Event())
 
 
-def _show_where_ended() -> None:
-    """Makes this process print its stack when its launcher ends it, mostly because another one has failed."""
+def _show_where_ended(rank: int) -> None:
+    """Makes this process tell of it, and where it was, when its launcher ends it."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and sys.__stderr__ is not None:
         with suppress(OSError, ValueError):  # it has no file
             faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=False, chain=True)
+            _bindings.tell_at_sigterm(f"[job] rank {rank} was sent SIGTERM, as its job has failed; it was here:\n")
             os.register_at_fork(after_in_child=_end_silently)
 
 
