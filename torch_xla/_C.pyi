@@ -300,8 +300,7 @@ MAX_PROGRAMS_IN_FLIGHT: int
 
 # What runs on a device: its one owner.
 class InFlight:
-    # The graph that runs operator by operator; None once its results are attached or it failed. To set it raises
-    # StaleGraph where something computed that graph meanwhile.
+    # The graph that runs operator by operator, or None. To set it raises StaleGraph where something computed that one.
     operator_run: OpByOpRun | None
     # Programs that were started and not waited for.
     @property

@@ -13,7 +13,6 @@ from torch_xla import _config, _metrics
 
 _WIDTH = 160
 _HINT = " (docs/debugging.md; XLA_NOTICES=all shows all)"
-_DEBUG_LEVEL = _config.PT_XLA_DEBUG_LEVEL, _config.PT_XLA_DEBUG
 _sent: set[tuple[str, Hashable]] = set()
 _lines_left = {"barrier", "other"}
 

@@ -42,7 +42,6 @@ _FROM_NUMPY = {numpy_dtype: dtype for dtype, numpy_dtype in _TO_NUMPY.items()}
 _SHORTENED = {torch.int64: torch.int32, torch.uint64: torch.uint32}
 _LENGTHENED = {np.dtype(np.int32): torch.int64, np.dtype(np.uint32): torch.uint64}
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-_PYTHON_KINDS: dict[type, Any] = {bool: True, int: 1, float: 1.0, complex: 1j}
 
 Number = bool | int | float | complex | NumberInput
 
