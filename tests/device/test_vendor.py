@@ -58,7 +58,7 @@ def run(program: str, folder: Path, **environment: str) -> str:
     plugin.package(folder, "acme", {"torch_xla.plugins": "ACME = acme:Vendor"}, acme=VENDOR)
     begin = f"import sys\nsys.path.insert(0, {str(folder)!r})\n{BEGIN}"
     environment |= {"PJRT_DEVICE": "ACME", "VENDOR_LIBRARY": str(plugin.library()), "PJRT_NAMES_AND_LIBRARY_PATHS": ""}
-    return python("-c", begin + program, imported=True, **environment).stdout
+    return python("-c", begin + program, **environment).stdout
 
 
 def test_it_trains_with_options_and_no_number_is_an_argument(tmp_path: Path) -> None:
