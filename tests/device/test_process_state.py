@@ -111,6 +111,7 @@ def test_nothing_of_the_process_changes_with_import_use_compile_or_fork() -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it asks the C library and the kernel")
 @pytest.mark.costs("processes of a job, which start and compile each for itself")
+@pytest.mark.own_client("a plugin has as many devices as its library says")
 def test_nothing_of_the_process_changes_with_a_job(tmp_path: Path) -> None:
     """But that one of its ranks which is terminated says where it was: a C handler, before the default action."""
     (tmp_path / "job.py").write_text(_PROBE + _JOB)
