@@ -28,13 +28,13 @@ class Program:
         input_placements: Placement number of each leaf that it takes.
         waits: Whether a run is waited for before its results count, because a host callback in it can fail.
         starter: Makes `run`; set once it is compiled.
-        join_rendezvous: Notes a start that takes other processes; gives a function that is called with its results, the
+        on_start: Notes a start that takes other processes; gives a function that is called with its results, the
             token last, or with None where it failed.
         run: Starts it.
     """
 
     packing: Packing
-    join_rendezvous: Callable[[], Callable[[Any], None]]
+    on_start: Callable[[], Callable[[Any], None]]
     input_placements: list[int]
     waits: bool
     starter: Callable[[], Callable[..., tuple[Any, ...] | None]]

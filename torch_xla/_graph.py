@@ -20,7 +20,7 @@ from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.device import memory_stats
 from torch_xla._core.execute import barrier, region
 from torch_xla._core.graph import graph
-from torch_xla._core.job import pending
+from torch_xla._core.job import pending_collectives
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._errors import message
 
@@ -108,7 +108,7 @@ class Graph:
             raise RuntimeError(message("graph", "got capture_end()", expected="capture_begin() before it"))
         with barrier.exclusive():
             with scope:
-                marks = pending.take(self._device)
+                marks = pending_collectives.take(self._device)
                 cut = _bindings.Cut.of_capture(self._device).graph()
                 del marks
                 if self._debug:

@@ -20,7 +20,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 from torch_xla import _config
-from torch_xla._core.job import pending
+from torch_xla._core.job import pending_collectives
 from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils import serialization
 
@@ -118,9 +118,9 @@ def reads(index: int) -> None:
     with setting(_config.XLA_HOST_COMPUTE, True):
         total = xm.all_reduce(xm.REDUCE_SUM, x)
         assert (torch.arange(8, device="xla").diff() == 1).all()
-        assert pending.newest() is not None
+        assert pending_collectives.newest() is not None
         assert total[0].item() == xr.world_size()  # which does need the others
-        assert pending.newest() is None
+        assert pending_collectives.newest() is None
     assert (met.counter_value("UncachedCompile") or 0) - before <= 2
 
 

@@ -18,7 +18,7 @@ from torch_xla import _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.graph import graph
 from torch_xla._core.lower import horizontal
-from torch_xla._core.lower.calling_convention import Convention, number_indices
+from torch_xla._core.lower.calling_convention import ProgramSignature, number_indices
 from torch_xla.debug import metrics
 
 pytestmark = pytest.mark.optimized("the same bits come of two programs, which are optimised apart")
@@ -212,7 +212,7 @@ def test_a_schedule_that_starts_at_zero(compiles) -> None:
 def plan() -> horizontal.HorizontalPlan:
     """Of what is pending on the device."""
     described = graph.describe(_bindings.Cut.of_device(0).graph())
-    convention = Convention(described)
+    convention = ProgramSignature(described)
     packs = convention.input_packs, convention.result_packs
     return horizontal.HorizontalPlan(described, number_indices(described), *packs)
 

@@ -21,7 +21,7 @@ from torch_xla import _XLAC, _bindings
 from torch_xla._core.compile import cache
 from torch_xla._core.execute.export import graph_text, lowered
 from torch_xla._core.lower import lowering
-from torch_xla._core.lower.calling_convention import Convention
+from torch_xla._core.lower.calling_convention import ProgramSignature
 from torch_xla.core import xla_model as xm
 from torch_xla.ops import registry
 
@@ -308,7 +308,7 @@ def test_garbage_is_collected_again_afterwards(
     try:
         (gc.enable if enabled else gc.disable)()
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no") if fails else nullcontext():
-            patch.setattr(lowering, "Convention", lambda *given: look() or Convention(*given))
+            patch.setattr(lowering, "ProgramSignature", lambda *given: look() or ProgramSignature(*given))
             torch_xla.sync()
         assert seen == [False] and gc.isenabled() == enabled
         assert y.shape == x.shape

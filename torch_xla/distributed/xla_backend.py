@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch_xla import _api, _config, runtime
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.functions import collectives
-from torch_xla._core.job import pending, session, tries
+from torch_xla._core.job import pending_collectives, session, tries
 from torch_xla._core.job.store import host_group
 from torch_xla._core.torch import default_accelerator
 from torch_xla._errors import message
@@ -197,7 +197,7 @@ class ProcessGroupXla(ProcessGroup):
 
     def _host(self) -> Any:
         """The group that works on CPU tensors."""
-        pending.run()
+        pending_collectives.run()
         if self._inner is None:
             self._inner = host_group(self._store, self.rank(), self.size(), self.timeout)
         return self._inner

@@ -21,7 +21,7 @@ ldexp.Tensor ldexp.out ldexp_
 """.split()
 
 # PyTorch's kernels of these, for any device, read the memory of their arguments, which this device's tensors lack.
-READS_MEMORY = """
+HOST_ONLY = """
 _reshape_from_tensor choose_qparams_optimized _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
 range.out_ _saturate_weight_to_fp16 fbgemm_linear_quantize_weight _lazy_clone
 """.split()
@@ -64,7 +64,7 @@ CONSTANTS = {
 }
 
 # Operators with Scalars that have no rule: PyTorch takes them apart, and has to know all their numbers.
-TAKEN_APART = """
+DECOMPOSED = """
 _addmm_activation celu elu elu_backward hardshrink index_add index_fill.int_Scalar isin.Scalar_Tensor isin.Tensor_Scalar
 multi_margin_loss renorm rrelu_with_noise_backward softplus softplus_backward softshrink std.correction
 std_mean.correction threshold

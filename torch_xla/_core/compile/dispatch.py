@@ -31,7 +31,7 @@ def starter(
     return buffers.kind().starter(loaded, avals, shardings)
 
 
-def disturbed() -> bool:
+def debug_checks_on() -> bool:
     """Whether one of JAX's debugging switches is on that would reach our programs.
 
     Without its jit they would not start; its search for NaN would raise when their inputs are gone.
@@ -40,9 +40,9 @@ def disturbed() -> bool:
     return bool(switches.disable_jit.value or switches.debug_nans.value or switches.debug_infs.value)
 
 
-def undisturbed() -> AbstractContextManager[Any]:
+def debug_checks_off() -> AbstractContextManager[Any]:
     """A scope in which they do not."""
-    if not disturbed():
+    if not debug_checks_on():
         return NOTHING
     scope = ExitStack()
     for switch in (jax.disable_jit, jax.debug_nans, jax.debug_infs):

@@ -63,8 +63,8 @@ def copies(buffers: Sequence[Any]) -> list[Any]:
     if client.spmd() and client.devices_of_job():
         return [_copied_parts(buffer) for buffer in buffers]
     with client.x64():
-        copied = jax.device_put([placement.own_part(buffer) for buffer in buffers], may_alias=False)
-    return [placement.with_others(part) for part in copied]
+        copied = jax.device_put([placement.local_array(buffer) for buffer in buffers], may_alias=False)
+    return [placement.global_array(part) for part in copied]
 
 
 def _copied_parts(buffer: Any) -> Any:
@@ -83,13 +83,13 @@ def _copied_parts(buffer: Any) -> Any:
 def part(buffer: Any, start: int, shape: Sequence[int]) -> Any:
     """Elements of a flat buffer from a place on, as a buffer of a shape."""
     with client.x64():
-        return placement.with_others(placement.own_part(buffer)[start : start + math.prod(shape)].reshape(shape))
+        return placement.global_array(placement.local_array(buffer)[start : start + math.prod(shape)].reshape(shape))
 
 
 def member(stack: Any, index: int) -> Any:
     """One of an array's members as a buffer of its own."""
     with client.x64():
-        return placement.with_others(_programs().member(placement.own_part(stack), index))
+        return placement.global_array(_programs().member(placement.local_array(stack), index))
 
 
 @functools.cache
@@ -113,31 +113,31 @@ def pack(buffers: Sequence[Any]) -> Any:
     """Several buffers of one dtype end to end in one."""
     import numpy as np
 
-    buffers = [placement.own_part(buffer) for buffer in buffers]
+    buffers = [placement.local_array(buffer) for buffer in buffers]
     # The first step's weights came from the host a moment ago, and a program for this would be one more to compile.
     if all(buffer.is_ready() for buffer in buffers):
         joined = np.concatenate([np.asarray(buffer).reshape(-1) for buffer in buffers])
         with client.x64():
-            return placement.with_others(_put([joined], buffers[0])[0])
+            return placement.global_array(_put([joined], buffers[0])[0])
     earlier = _count_wanted("pack", tuple((buffer.shape, buffer.dtype) for buffer in buffers), buffers[0].sharding)
     with client.x64(), _compiling(earlier == 0):
-        return placement.with_others(_programs().joined(list(buffers)))
+        return placement.global_array(_programs().joined(list(buffers)))
 
 
 def stack(buffers: Sequence[Any]) -> Any:
     """Several buffers of one shape and dtype as an array of them."""
     if client.is_own_cpu():
         return pack(buffers).reshape(len(buffers), *buffers[0].shape)
-    buffers = [placement.own_part(buffer) for buffer in buffers]
+    buffers = [placement.local_array(buffer) for buffer in buffers]
     with client.x64():
-        return placement.with_others(_programs().stacked(list(buffers)))
+        return placement.global_array(_programs().stacked(list(buffers)))
 
 
 def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     """The parts of a packed buffer, each as one of its own."""
     import numpy as np
 
-    buffer = placement.own_part(buffer)
+    buffer = placement.local_array(buffer)
     earlier = _count_wanted("unpack", (buffer.dtype, shapes), buffer.sharding)
     if earlier == 0:
         # Parts that are wanted once, for an evaluation say: a program would take XLA 10 ms for each of hundreds.
@@ -147,7 +147,7 @@ def unpack(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     else:
         with client.x64(), _compiling(earlier == 1):
             parts = _programs().split(buffer, shapes)
-    return [placement.with_others(part) for part in parts]
+    return [placement.global_array(part) for part in parts]
 
 
 def _put(values: list[Any], like: Any) -> list[Any]:

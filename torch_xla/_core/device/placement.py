@@ -111,13 +111,13 @@ def _of(device: jax.Device, spmd: bool) -> Placement:
     return Placement(everyone, (device,), jax.sharding.NamedSharding(ranks, jax.sharding.PartitionSpec()))
 
 
-def own_part(buffer: jax.Array) -> jax.Array:
+def local_array(buffer: jax.Array) -> jax.Array:
     """A buffer as an array that JAX's functions take: of this process alone, where each has its own."""
     return buffer if buffer.is_fully_addressable or client.spmd() else buffer.addressable_data(0)
 
 
-def with_others(part: jax.Array) -> jax.Array:
-    """A buffer of an xla device made of `own_part`'s array, or of one computed from it."""
+def global_array(part: jax.Array) -> jax.Array:
+    """A buffer of an xla device made of `local_array`'s array, or of one computed from it."""
     import jax
 
     from torch_xla import _jax_internals

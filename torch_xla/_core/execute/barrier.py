@@ -18,7 +18,7 @@ from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.device import background, client, transfer
 from torch_xla._core.execute import auto_barrier, region
 from torch_xla._core.execute.untraced import skip, untraced
-from torch_xla._core.job import pending
+from torch_xla._core.job import pending_collectives
 from torch_xla._core.report import debug_level, loop_report
 from torch_xla._errors import raise_first
 
@@ -115,7 +115,7 @@ def evaluate(
             region.refuse_captured("a read", device)
             failed += _cut_segments(device)
             cut = _bindings.Cut.of_tensors(group, _bindings.Cut.Scope.LIVE, donate)
-            if pending.any_on(device):
+            if pending_collectives.any_on(device):
                 # Not before there is a client: to start it may make the job's connection, which runs what is pending.
                 if reading and client.client_started() and _on_host(cut):
                     continue
@@ -168,7 +168,7 @@ def fetch(tensor: torch.Tensor, device: int) -> torch.Tensor:
 
 
 def _read_directly(tensor: torch.Tensor, device: int) -> torch.Tensor | None:
-    if _stages is None or pending.any_on(device) or not stages().reads_directly(device):
+    if _stages is None or pending_collectives.any_on(device) or not stages().reads_directly(device):
         return None
     with _lock:
         direct_value = _bindings.read_directly(tensor)
@@ -231,7 +231,7 @@ def _wait(device: int) -> None:
 def _barrier(device: int, cut: _bindings.Cut, cause: str, reading: bool = False) -> None:
     with _lock:
         _bindings.drain_released()
-        marks = pending.take(device)
+        marks = pending_collectives.take(device)
         stages().run(cut, cause, reading)
         del marks
 

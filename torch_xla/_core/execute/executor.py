@@ -6,7 +6,7 @@ import time
 
 from torch_xla import _bindings, _events, _metrics
 from torch_xla._core.compile.compiler import Executable
-from torch_xla._core.compile.dispatch import undisturbed
+from torch_xla._core.compile.dispatch import debug_checks_off
 
 
 def run(executable: Executable, graph: _bindings.Graph) -> None:
@@ -21,7 +21,7 @@ def run(executable: Executable, graph: _bindings.Graph) -> None:
         with _events.span("wait"):
             in_flight.wait_for_programs(_bindings.MAX_PROGRAMS_IN_FLIGHT - 1)
     start = time.perf_counter()
-    with undisturbed(), _events.span(_metrics.stage("ExecuteTime")):
+    with debug_checks_off(), _events.span(_metrics.stage("ExecuteTime")):
         token = graph.execute(executable.program)
     _events.launched(device, key, start, executable, token)
 

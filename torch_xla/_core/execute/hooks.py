@@ -11,7 +11,7 @@ from torch_xla._core.device import client, transfer
 from torch_xla._core.device.buffers import kind
 from torch_xla._core.execute import auto_barrier, barrier
 from torch_xla._core.execute.untraced import untraced
-from torch_xla._core.job import pending, same_program
+from torch_xla._core.job import pending_collectives, same_program
 from torch_xla.ops import checks, collective_call
 
 
@@ -102,5 +102,5 @@ def install() -> None:
     if _config.XLA_USE_32BIT_LONG.get():
         _bindings.upload_eagerly()
     auto_barrier.initialize()
-    pending.add_runner(barrier.sync)
+    pending_collectives.add_runner(barrier.sync)
     transfer.set_agreement(same_program.gather, same_program.settle)

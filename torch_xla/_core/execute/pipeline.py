@@ -45,7 +45,7 @@ def run(cut: _bindings.Cut, cause: str, reading: bool) -> None:
     lowering.check_not_inside()
     finish(cut.device)
     request = Request(cut, cause, reading)
-    _run(request, [Step(cut, Way.PLANNED)])
+    _run(request, [Step(cut, Way.UNDECIDED)])
 
 
 def _run(request: Request, steps: list[Step]) -> None:
@@ -158,7 +158,7 @@ def _advance(step: Step, request: Request) -> list[Step]:
     outputs = graph.num_outputs
     if not outputs:
         return []
-    if step.way is Way.PLANNED:
+    if step.way is Way.UNDECIDED:
         if observed:  # a region does not see its graph's parts
             request.name = region.before_run(graph.key, _bindings.user_frame, lambda: describe(graph))
         return plan.steps(request, graph)
@@ -224,7 +224,7 @@ def _is_observed() -> bool:
 
 def inspected() -> bool:
     """Whether each program is to be shown, checked or forbidden before it runs."""
-    return bool(not region.allowed or dispatch.disturbed()) or _WATCHING.any_set()
+    return bool(not region.allowed or dispatch.debug_checks_on()) or _WATCHING.any_set()
 
 
 def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> bool:
@@ -334,7 +334,7 @@ Compiled = compiler.Executable | fallback.NeedsHost
 
 def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
     """Loads a graph's program from the disk, or compiles it; returns it, or the obstacle."""
-    with lowering.uncollected():
+    with lowering.gc_paused():
         described = rolling.decide(graph)
     # Where programs span the job the first one makes the connection.
     if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
@@ -348,7 +348,7 @@ def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
 
 
 def _compile(graph: _bindings.Graph, described: Graph | None, request: Request) -> Compiled:
-    with lowering.uncollected():
+    with lowering.gc_paused():
         described = described or describe(graph)
     if _config.XLA_VERIFY_GRAPHS.get():
         verify.verify(described)

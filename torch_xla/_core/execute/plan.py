@@ -20,11 +20,11 @@ from torch_xla._core.execute import hotness, op_by_op, region
 class Way(enum.Enum):
     """How a graph runs.
 
-    PLANNED is as `steps` says of it; HOST with PyTorch's CPU kernels, now, where it is small enough, else as a PROGRAM;
+    UNDECIDED is as `steps` says; HOST with PyTorch's CPU kernels, now, where it is small enough, else as a PROGRAM;
     PROGRAM by its program; if it has none, operator by operator until `hotness` says that it is compiled.
     """
 
-    PLANNED = enum.auto()
+    UNDECIDED = enum.auto()
     HOST = enum.auto()
     PROGRAM = enum.auto()
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_xla import _bindings
 from torch_xla._core.graph.library import XLA_LIB
-from torch_xla._core.job import pending, session
+from torch_xla._core.job import pending_collectives, session
 from torch_xla._errors import message
 
 
@@ -51,7 +51,7 @@ def record(
         *results, mark = torch.ops.xla.collective([t.detach() for t in tensors], text)
     # Whatever is compiled runs whole, and what the host computes has run.
     if not torch.compiler.is_compiling() and _bindings.location_of(mark) is None:
-        pending.add(mark)
+        pending_collectives.add(mark)
     return results
 
 

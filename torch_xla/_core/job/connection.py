@@ -19,7 +19,7 @@ from typing import Any
 from torch_xla import _bindings, _config
 from torch_xla._core.device import client, environment
 from torch_xla._core.graph import sequence
-from torch_xla._core.job import orphans, pending, program_starts, store, tries
+from torch_xla._core.job import orphans, pending_collectives, program_starts, store, tries
 from torch_xla._core.job.waits import Ranks, Wait, line, until
 from torch_xla._errors import JobError
 
@@ -100,7 +100,7 @@ class Session:
         JobError where somebody cannot come.
         """
         self.check()
-        pending.run()
+        pending_collectives.run()
         self._meetings[name, ranks] += 1
         count = self._meetings[name, ranks]
         key = f"meet/{name}/{'.'.join(map(str, ranks))}/{count}"

@@ -81,7 +81,7 @@ def announce(program: _bindings.Program, graph: Graph) -> None:
     if client.spmd():
         everyone = tuple(sorted({device.process_index for device in client.devices_of_job()}))
         if len(everyone) > 1:
-            program.join_rendezvous = _counting(everyone, f"program {graph.key} over all devices")
+            program.on_start = _counting(everyone, f"program {graph.key} over all devices")
         return
     numbers = sequence.numbers(graph, environment.rank_info().rank)
     flat_numbers = [number for group_numbers in numbers.values() for number in group_numbers]
@@ -89,7 +89,7 @@ def announce(program: _bindings.Program, graph: Graph) -> None:
         ranks = tuple(sorted({member for group in numbers for member in group}))
         text, where = sequence.meaning(flat_numbers[0])
         more = f" and {len(flat_numbers) - 1} more" if len(flat_numbers) > 1 else ""
-        program.join_rendezvous = _counting(ranks, f"{text}{more}", str(sorted(numbers.items())), where)
+        program.on_start = _counting(ranks, f"{text}{more}", str(sorted(numbers.items())), where)
 
 
 def _counting(ranks: Ranks, text: str, identity: str | None = None, where: str | None = None) -> Any:

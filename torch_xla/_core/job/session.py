@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from torch_xla import _bindings
 from torch_xla._core.device import client, described, environment, failures
-from torch_xla._core.job import failed_collective, orphans, pending, watch
+from torch_xla._core.job import failed_collective, orphans, pending_collectives, watch
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.imagined import ImaginedSession
 from torch_xla._core.job.store import own_address
@@ -133,7 +133,7 @@ def connected() -> Session | None:
 def finish() -> None:
     """Computes what others may still wait for, at the end of a program that did not fail."""
     if _session is not None and _session.stopped is None:
-        pending.run(wait=True)
+        pending_collectives.run(wait=True)
         # Programs that were started may be in a collective, in which nobody is pending any more.
         for device in range(_bindings.device_count() if client.client_started() else 0):
             _bindings.in_flight(device).wait_for_programs()

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from torch_xla import _config, _notices
 from torch_xla._core.device import background, client
-from torch_xla._core.job import orphans, pending, program_starts
+from torch_xla._core.job import orphans, pending_collectives, program_starts
 from torch_xla._core.job.connection import Session
 from torch_xla._core.job.waits import Ranks, Wait, line, parse, soon
 from torch_xla._errors import JobError
@@ -131,7 +131,7 @@ class _Watch:
 
         It may be where nothing of this package is asked, such as in a barrier of PyTorch's own store.
         """
-        newest, now = pending.newest(), time.monotonic()
+        newest, now = pending_collectives.newest(), time.monotonic()
         if newest is None or newest != self._pending[0]:
             self._pending = (newest, now)
         elif now - self._pending[1] > _PUBLISHED_AFTER:
@@ -240,7 +240,7 @@ class _Watch:
 
 def _run_pending() -> None:
     with suppress(Exception):  # which whoever asks for the values gets too, or has stopped the job
-        pending.run()
+        pending_collectives.run()
 
 
 def _listed(ranks: Ranks) -> str:

@@ -31,7 +31,7 @@ _VECTORS = {float: 0, int: 1, complex: 2, None: 3}
 Numbers = list[Any]
 
 
-class Convention:
+class ProgramSignature:
     """Maps a graph's leaves and outputs to the flat inputs and results of its program.
 
     Per input, `buffers` has shape and dtype and `places` the placement number. Per result, `result_buffers` has shape

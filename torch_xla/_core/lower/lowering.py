@@ -24,7 +24,7 @@ from torch_xla._core.device import client, environment, placement, shardings
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Edge, Graph, Node, Number, fill_template
 from torch_xla._core.lower import convolutions, manual_lowering, placing, rolling, scopes, tpu_limits
-from torch_xla._core.lower.calling_convention import Convention, number_indices
+from torch_xla._core.lower.calling_convention import ProgramSignature, number_indices
 from torch_xla._core.lower.composites import MARKS, CompositeRegion, boundary, plan
 from torch_xla._core.lower.horizontal import HorizontalPlan
 from torch_xla._errors import message
@@ -160,9 +160,9 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     mesh = _config.within(conv.over_mesh, place.mesh)
     limits = _config.within(tpu_limits.applies, (platform or place.platform) == "tpu")
     axes = shardings.within_program(placing.axes_of(graph) if place.mesh else None)
-    with wants, mesh, limits, axes, uncollected(), _events.timed("LoweringTime"), warnings.catch_warnings():
+    with wants, mesh, limits, axes, gc_paused(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        convention = Convention(graph, to_run, platform or place.platform)
+        convention = ProgramSignature(graph, to_run, platform or place.platform)
         packed = convention.input_packs, convention.result_packs, convention.stack_edges
         horizontal_plan = HorizontalPlan(graph, places, *packed)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
@@ -217,7 +217,7 @@ def compute_alone(
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """A scope without garbage collections: most of what tracing makes dies soon, and a full one takes 0.3 s."""
     enabled = gc.isenabled()
     gc.disable()

@@ -220,8 +220,8 @@ class Loops:
 
     `number_indices` has for each node where its numbers are in `vectors`. `stacks` maps each leaf that is in a stack to
     the stack's array and the leaf's index there. `place` makes of such an index what is fastest on the platform (see
-    `Convention.index_value`). `value` returns the value of an edge, `apply` the results of a node for given tensors,
-    numbers and the words of a seed.
+    `ProgramSignature.index_value`). `value` returns the value of an edge, `apply` the results of a node for given
+    tensors, numbers and the words of a seed.
     """
 
     def __init__(

@@ -91,12 +91,12 @@ def install() -> None:
     device_lists.install()
     _register_meta_kernels()
     _bindings.record_undecomposed(undecomposed.names())
-    _bindings.keep_on_host([f"aten::{name}" for name in undecomposed.READS_MEMORY + undecomposed.ASSERTS])
+    _bindings.keep_on_host([f"aten::{name}" for name in undecomposed.HOST_ONLY + undecomposed.ASSERTS])
     _bindings.check_errors({f"aten::{op}": name for op, name in undecomposed.CHECKED.items()})
     _bindings.refuse_packing([f"aten::{name}" for name in undecomposed.PACKS])
     every = range(8)  # or as many as an operator has
     constants = {name: range(place, place + 1) for name, place in undecomposed.CONSTANTS.items()}
-    for operator, places in (constants | dict.fromkeys(undecomposed.TAKEN_APART, every)).items():
+    for operator, places in (constants | dict.fromkeys(undecomposed.DECOMPOSED, every)).items():
         name, _, overload = operator.partition(".")
         _bindings.specialize_numbers(f"aten::{name}", overload, places)
     _bindings.set_special_numbers(not _config.XLA_NO_SPECIAL_SCALARS.get())

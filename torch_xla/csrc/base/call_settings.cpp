@@ -28,7 +28,7 @@ c10::ScalarType default_dtype(CallSettings settings) {
   return static_cast<c10::ScalarType>((settings & kDtypes) ^ kUsual);
 }
 
-bool KernelSettings::serve(CallSettings settings) const {
+bool KernelSettings::matches(CallSettings settings) const {
   // What is deterministic is as good where nobody has asked for it.
   const bool deterministic = (settings & kDeterministic) == 0 || at::globalContext().deterministicAlgorithms();
   return deterministic && (precision_ < 0 || precision_ == precision_of_products());

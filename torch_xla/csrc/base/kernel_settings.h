@@ -13,7 +13,7 @@ c10::ScalarType default_dtype(CallSettings settings);
 class KernelSettings {
  public:
   // Whether a kernel, asked before and after it, computes as a call with these settings is to be.
-  bool serve(CallSettings settings) const;
+  bool matches(CallSettings settings) const;
 
  private:
   static int precision_of_products();

@@ -47,7 +47,7 @@ void bind_runs(py::module_& m) {
           "input_placements",
           [](const Program& p) { return listed(p.inputs, [](const Program::Type& type) { return type.placement; }); })
       .def_readwrite("starter", &Program::starter)
-      .def_readwrite("join_rendezvous", &Program::join_rendezvous)
+      .def_readwrite("on_start", &Program::on_start)
       .def_property_readonly("run", &Program::run);
   py::class_<ExecutableCache>(m, "ExecutableCache")
       .def(py::init<>())

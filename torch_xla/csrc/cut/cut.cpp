@@ -135,7 +135,7 @@ Graph::Graph(const Cut& cut, bool runs) {
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
   const RecorderLock lock;
   if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
-    forget_views(device, cut.until, forgotten_);
+    forget_views(device, cut.until, dropped_values_);
   }
   if (runs && pending && !cut.captured) {
     barrier_sequence_ = std::min(cut.until, node_sequence());
@@ -156,7 +156,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   read_ = runs && cut.scope == Cut::Scope::kLive;
   collect(std::move(roots), runs);
   if (barrier_sequence_ != 0) {
-    keep_values(cut.until);
+    save_values(cut.until);
   }
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
@@ -172,7 +172,7 @@ Graph::Graph(const Cut& cut, bool runs) {
   if (outputs.empty()) {
     end_barrier();
     if (barrier_sequence_ != 0) {
-      for_each_storage(device, [&](Storage& s) { s.settle(forgotten_); });
+      for_each_storage(device, [&](Storage& s) { s.settle(dropped_values_); });
     }
   }
 }

@@ -63,7 +63,7 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
       s.committed.node->pinned = true;
     }
   });
-  for (auto* own_values : {&outputs, &forgotten_}) {
+  for (auto* own_values : {&outputs, &dropped_values_}) {
     for (auto& value : *own_values) {
       resolve(value);
       if (value.node->epoch == epoch) {

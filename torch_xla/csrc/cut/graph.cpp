@@ -175,7 +175,7 @@ void Graph::end_barrier() {
 }
 
 // Each storage keeps the value it has at this barrier, which a failure of a later graph gives it back.
-void Graph::keep_values(uint64_t until) {
+void Graph::save_values(uint64_t until) {
   std::unordered_map<uint64_t, ValueId> written;  // by storage, before a cut that lies further back
   for (const auto& write : writes(device)) {
     if (until == Cut::kNow || write.when > until) {
@@ -200,13 +200,13 @@ void Graph::keep_values(uint64_t until) {
     } else if (const auto write = written.find(s.id); write != written.end()) {
       value = find(write->second);
       if (!value && s.committed) {  // a leaf that is gone: it has none to go back to
-        forgotten_.push_back(std::exchange(s.committed, {}));
+        dropped_values_.push_back(std::exchange(s.committed, {}));
       }
     } else if (s.first_value.node < until) {
       value = find(s.first_value);  // else it is `committed`
     }
     if (s.pending_commit) {
-      forgotten_.push_back(std::move(s.pending_commit));
+      dropped_values_.push_back(std::move(s.pending_commit));
     }
     s.pending_commit = std::move(value);
   });
@@ -238,7 +238,7 @@ void Graph::clear() {
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
   }
-  forgotten_.clear();
+  dropped_values_.clear();
   leaves.clear();
   edges_.clear();
   first_edge_.clear();

@@ -143,14 +143,14 @@ class Graph final : public Structure, public Arguments {
   void release_donors();
   void end_barrier();
 
-  void keep_values(uint64_t until);
+  void save_values(uint64_t until);
 
   bool captured_ = false;
   bool read_ = false;              // it was cut for values that are read, with what else lives of it
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
   uint64_t change_ = 0;            // the latest of its device's nodes, at the cut
   std::shared_ptr<const ScalarLayout> scalar_layout_;
-  Vector<Value> forgotten_;       // what views remembered, to be released after the lock
+  Vector<Value> dropped_values_;  // what views and storages had, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
 

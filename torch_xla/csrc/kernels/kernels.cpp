@@ -201,7 +201,7 @@ void copy_within(const Tensor& self, const Tensor& source) {
   const bool converts = source.scalar_type() != self.scalar_type() || is_captured(self.device().index());
   const bool records = converts || source.sizes() != self.sizes();
   if (records && current_phase() == Phase::Recomputation) {
-    value = separated(value, self.device().index());
+    value = behind_barrier(value, self.device().index());
   }
   if (converts) {
     value = converted(std::move(value), self.scalar_type());

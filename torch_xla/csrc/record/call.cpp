@@ -196,7 +196,7 @@ void Call::add_input(const at::Tensor& t) {
     reads.add(id);
   }
   history = history || torch::autograd::impl::grad_fn_unsafe(t) != nullptr;
-  inputs.push_back(phase == Phase::Recomputation ? separated(value, device) : value);
+  inputs.push_back(phase == Phase::Recomputation ? behind_barrier(value, device) : value);
   key.mix(alias.meta->layout);
   if (info.view || info.inplace_view) {
     key.mix(static_cast<uint64_t>(alias.meta->offset));

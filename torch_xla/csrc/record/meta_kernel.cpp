@@ -134,7 +134,7 @@ Results shape_of(const OpInfo& info, Arguments arguments) {
 }
 
 // A CPU tensor without elements that is broadcast and promoted as `t` is.
-Tensor hollow_twin(const Tensor& t) {
+Tensor empty_probe(const Tensor& t) {
   if (!t.defined() || !t.is_meta()) {
     return t;
   }
@@ -150,10 +150,10 @@ Tensor hollow_twin(const Tensor& t) {
 }
 
 // What the CPU kernel of an operator that goes element by element gives for such tensors; null where it refuses them.
-Results call_hollow(const OpInfo& info, Arguments arguments) {
+Results call_on_empty(const OpInfo& info, Arguments arguments) {
   torch::jit::Stack stack;
   for (const auto& v : arguments) {
-    stack.push_back(v.isTensor() ? hollow_twin(v.toTensor()) : v.isDevice() ? c10::Device(c10::kCPU) : v);
+    stack.push_back(v.isTensor() ? empty_probe(v.toTensor()) : v.isDevice() ? c10::Device(c10::kCPU) : v);
   }
   try {
     const NoWarnings silence;
@@ -223,7 +223,7 @@ void call_meta_kernel(const OpInfo& info, torch::jit::Stack& stack) {
     info.op.callBoxed(stack);
     return;
   }
-  const auto hollow = call_hollow(info, stack);
+  const auto hollow = call_on_empty(info, stack);
   if (hollow && info.written.empty() && hollow->size() == 1 && hollow->front().isTensor()) {
     const auto sizes = broadcast(info, stack);
     if (const auto& result = hollow->front().toTensor(); sizes && is_hollow(result, *sizes)) {

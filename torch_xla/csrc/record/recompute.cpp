@@ -65,7 +65,8 @@ NodePtr latest(c10::DeviceIndex device) {
   if (backward.device == device) {
     for (auto weak = backward.recent.rbegin(); weak != backward.recent.rend(); ++weak) {
       auto node = weak->lock();
-      if (node && node->replacements == nullptr && node->outs->metas.front().defined() && node->sequence >= end_of_capture(device)) {
+      if (node && node->replacements == nullptr && node->outs->metas.front().defined() &&
+          node->sequence >= end_of_capture(device)) {
         return node;
       }
     }
@@ -105,7 +106,7 @@ Phase current_phase() {
                                                                   : Phase::Backward;
 }
 
-Value separated(const Value& value, c10::DeviceIndex device) {
+Value behind_barrier(const Value& value, c10::DeviceIndex device) {
   if (!backward.inside) {
     backward.inside = true;
     backward.node = torch::autograd::get_current_node().get();
@@ -125,7 +126,7 @@ Value separated(const Value& value, c10::DeviceIndex device) {
   return {std::move(barrier), 0};
 }
 
-Value awaited(c10::DeviceIndex device) { return {latest(device), 0}; }
+Value gradient_to_wait_for(c10::DeviceIndex device) { return {latest(device), 0}; }
 
 void note_backward(const NodePtr& node, c10::DeviceIndex device) {
   // What it computes without gradients belongs to a recomputation too.

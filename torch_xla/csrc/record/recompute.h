@@ -15,11 +15,11 @@ Phase current_phase();
 
 // `value` for a call of a recomputation: behind an optimization barrier where it comes from outside of it. Wants the
 // recorder's lock.
-Value separated(const Value& value, c10::DeviceIndex device);
+Value behind_barrier(const Value& value, c10::DeviceIndex device);
 
 // What random numbers of a recomputation wait for: the gradient it is for. They have no input that a barrier could hold
 // back. Wants the lock.
-Value awaited(c10::DeviceIndex device);
+Value gradient_to_wait_for(c10::DeviceIndex device);
 
 // Tells of each call of a backward pass, so that a recomputation waits for the gradient that wants it. Wants the lock.
 void note_backward(const NodePtr& node, c10::DeviceIndex device);

@@ -193,7 +193,7 @@ void emit_call(Call& call, const MetaSetPtr& metas, Outcome& outcome) {
   auto& op = info.functional != nullptr ? *info.functional : info;
   const bool seeded = info.seeded && (info.dropout < 0 || call.arguments[info.dropout].toDouble() != 0);
   if (seeded && call.phase == Phase::Recomputation) {
-    if (auto gradient = awaited(call.device)) {
+    if (auto gradient = gradient_to_wait_for(call.device)) {
       call.inputs.push_back(std::move(gradient));
     }
   }

@@ -50,7 +50,7 @@ bool is_tensor(const c10::Type& type) {
 }
 
 // A program refuses no index: a gradient whose place is nowhere is dropped, as the rule of the operator does.
-void drop_strays(const std::string& name, torch::jit::Stack& stack) {
+void zero_out_of_range(const std::string& name, torch::jit::Stack& stack) {
   if (stays_in_bounds(name, stack)) {
     return;
   }
@@ -83,7 +83,7 @@ void run_kernel(ffi::RemainingArgs& operands, ffi::RemainingRets& results, const
       stack.push_back(slot < 0 ? c10::IValue() : c10::IValue(tensor_at(operands.get<ffi::AnyBuffer>(slot).value())));
     }
   }
-  drop_strays("aten." + op.schema().name().substr(6) + ".default", stack);
+  zero_out_of_range("aten." + op.schema().name().substr(6) + ".default", stack);
   // Kept alive: PyTorch 2.11 gives references to `out=` tensors after it has taken them off the stack.
   const torch::jit::Stack arguments_before = stack;
   op.callBoxed(stack);

@@ -259,7 +259,7 @@ class OpByOpRun::Run {
       }
     }
     if (!has_kernel(node, host) || !(host.stays_in_bounds == nullptr || host.stays_in_bounds(stack)) ||
-        !settings_serve(node, host)) {
+        !settings_match(node, host)) {
       return {};
     }
     promote_as_recorded(node, stack);
@@ -278,7 +278,7 @@ class OpByOpRun::Run {
       stack = std::move(*widened);
       op.callBoxed(stack);
     }
-    if (!settings_serve(node, host)) {
+    if (!settings_match(node, host)) {
       return {};
     }
     HostResults results;
@@ -291,8 +291,8 @@ class OpByOpRun::Run {
     return results;
   }
 
-  bool settings_serve(const Node& node, const HostOperator& host) const {
-    return node.op->view || host.pointwise || settings_.serve(node.settings);
+  bool settings_match(const Node& node, const HostOperator& host) const {
+    return node.op->view || host.pointwise || settings_.matches(node.settings);
   }
 
   static void add(const c10::IValue& returned, HostResults& results) {

@@ -129,8 +129,8 @@ py::object execute(Arguments& arguments, Program& program) {
     if (spans_mesh()) {
       check_alive(inputs);
     }
-    if (program.join_rendezvous) {
-      report_results = program.join_rendezvous();
+    if (program.on_start) {
+      report_results = program.on_start();
     }
     results = start(program.run(), inputs, arguments);
     token = results[results.size() - 1];

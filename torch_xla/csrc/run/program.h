@@ -37,7 +37,7 @@ class Program {
   const bool waits;    // for a run before its results count, because a host callback in it can fail
   py::object starter;  // makes `run`
   // Notes a start in which other processes take part; gives a function to be called with the results, the token last.
-  py::object join_rendezvous;
+  py::object on_start;
 
   // Sets the placements of its inputs and outputs, as the compiler chose them.
   void set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
