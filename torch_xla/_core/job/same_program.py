@@ -176,10 +176,10 @@ def _digest(buffer: Any, part: str, values: Any, start: int, length: int | None)
     key = part, start
     if key not in known[1]:
         if values.nbytes < _LARGE:  # for one of each size a program would take longer
+            elements = ... if length is None else slice(start, start + length)
             with transfer.viewing(values):
-                array = np.array(values)
-            array = array if length is None else array[start : start + length]
-            known[1][key] = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
+                data = np.asarray(values)[elements].tobytes()
+            known[1][key] = hashlib.blake2b(data, digest_size=16).hexdigest()
         else:
             with client.x64():
                 known[1][key] = np.asarray(_sums()(values, max(start, 0), length)).tobytes().hex()

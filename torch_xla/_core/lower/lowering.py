@@ -111,7 +111,8 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     """
     load_rules()  # not part of what is timed
     place = placement.of(graph.device)
-    graph = rolling.with_loops(graph, platform or place.platform, place.mesh)
+    target = platform or place.platform
+    graph = rolling.with_loops(graph, target, place.mesh)
     order = steps(graph)
     places = number_indices(graph)
     rank = environment.rank_info().rank if any(map(sequence.is_collective, graph.nodes)) else 0
@@ -158,11 +159,11 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     program.__name__ = name
     wants = _rule_scope(place if to_run else None)
     mesh = _config.within(conv.over_mesh, place.mesh)
-    limits = _config.within(tpu_limits.applies, (platform or place.platform) == "tpu")
+    limits = _config.within(tpu_limits.applies, target == "tpu")
     axes = shardings.within_program(placing.axes_of(graph) if place.mesh else None)
     with wants, mesh, limits, axes, gc_paused(), _events.timed("LoweringTime"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        convention = ProgramSignature(graph, to_run, platform or place.platform)
+        convention = ProgramSignature(graph, to_run, target)
         packed = convention.input_packs, convention.result_packs, convention.stack_edges
         horizontal_plan = HorizontalPlan(graph, places, *packed)
         shared = {w for node in graph.nodes if sequence.is_collective(node) for w in node.inputs}
@@ -183,7 +184,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     _set_aliases(module, convention.aliases)
     if place.mesh:
         convolutions.constrain(module)
-    if (platform or place.platform) == "tpu":
+    if target == "tpu":
         tpu_limits.by_parts(module)
     return Lowered(stage, count_callbacks(stage) > 0)
 

@@ -34,7 +34,7 @@ _REFUSED = frozenset(
 def check(outs: Sequence[Meta | None], rule: Callable[..., Any], tensors: Sequence[Any], *more: Any) -> None:
     """Refuses a rule of `tensors` and `more` that computes what XLA ends the process on in programs for TPUs.
 
-    Raises NotImplementedError then. `outs` are the results that it promises; `tensors` may be tracers.
+    Raises NotImplementedError for such a rule. `outs` are the results that it promises; `tensors` may be tracers.
     """
     if not applies.get():
         return

@@ -165,6 +165,7 @@ Graph::Graph(const Cut& cut, bool runs) {
     find_output_placements();
   }
   hash_placements();
+  references.reserve(nodes.size());
   for (const auto& node : nodes) {
     references.push_back(node->references);
   }

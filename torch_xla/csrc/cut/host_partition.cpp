@@ -148,7 +148,7 @@ Results results_before(const Graph& graph, const std::vector<Part>& parts) {
   return results;
 }
 
-Vector<Value> values_of(const Graph& graph, const Results& results) {
+Vector<Value> as_values(const Graph& graph, const Results& results) {
   Vector<Value> values;
   for (const auto& [node, index] : results) {
     values.push_back({graph.nodes[node], index});
@@ -233,21 +233,18 @@ std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& w
     call_trace_of(graph.device).read(graph.nodes.size());  // of which no single part tells
   }
   const auto scope = Cut::Scope::kNeeded;
-  auto before = values_of(graph, results_before(graph, parts));
+  auto before = as_values(graph, results_before(graph, parts));
   return HostPartition{{graph.device, {}, std::move(before), scope, Cut::kNow, Cut::Donate::kNothing},
-                       {graph.device, {}, values_of(graph, results), scope, Cut::kNow, what.donate}};
+                       {graph.device, {}, as_values(graph, results), scope, Cut::kNow, what.donate}};
 }
 
 bool fits_host_partition(const Graph& graph) {
   const RecorderLock lock;
-  if (graph.nodes.size() > kOperators) {
-    return false;
+  bool fits = graph.nodes.size() <= kOperators;
+  for (size_t i = 0; fits && i < graph.nodes.size(); ++i) {
+    fits = is_small(graph, i, kValues[0]);
   }
-  size_t small = 0;
-  while (small < graph.nodes.size() && is_small(graph, small, kValues[0])) {
-    ++small;
-  }
-  return small == graph.nodes.size();
+  return fits;
 }
 
 void forget_host_partitions() {

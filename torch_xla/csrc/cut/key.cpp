@@ -82,9 +82,8 @@ void Graph::number_inputs(const Node& node, bool checks) {
   for (const auto& input : node.inputs) {
     auto& in = *input.node;
     ++in.references;
-    const auto add_edge = [&] { edges_.push_back({in.leaf(), in.slot, input.index}); };
     if (!in.leaf()) {
-      add_edge();
+      edges_.push_back({false, in.slot, input.index});
       topology.mix(static_cast<uint64_t>(in.slot) << 16 | input.index);
       continue;
     }
@@ -97,7 +96,7 @@ void Graph::number_inputs(const Node& node, bool checks) {
       leaves.push_back(input.node);
       topology.mix(in.outs->value);
     }
-    add_edge();
+    edges_.push_back({true, in.slot, input.index});
     topology.mix(kLeafTag | in.slot);
   }
 }

@@ -139,7 +139,11 @@ Node& Node::replace(uint32_t index, Vector<Value>& garbage) {
   if (replacements == nullptr) {
     replacements = std::make_unique<c10::SmallVector<Value, 1>>(count);
   }
-  garbage.push_back(std::exchange((*replacements)[index], {leaf, 0}));
+  auto& replacement = (*replacements)[index];
+  if (replacement) {
+    garbage.push_back(std::move(replacement));
+  }
+  replacement = {leaf, 0};
   if (std::all_of(replacements->begin(), replacements->end(), [](const Value& v) { return static_cast<bool>(v); })) {
     garbage.insert(garbage.end(), std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
     inputs.clear();

@@ -175,7 +175,7 @@ Value cloned(Value value, const StoragePtr& storage) {
     expect_leaf(*storage, clone);
     return clone;
   }
-  if (node.fill && !node.leaf()) {
+  if (node.fill) {
     return fill_for(*storage, {node.outs, value.index}, node.args[1].value);
   }
   return value;

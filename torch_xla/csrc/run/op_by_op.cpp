@@ -47,12 +47,10 @@ class OpByOpRun::Run {
     }
     readers_.assign(count, 0);
     for (size_t i = 0; i < graph.nodes.size(); ++i) {
-      first_input_.push_back(inputs_.size());
       for (const auto& edge : graph.edges_of(i)) {
         ++readers_[inputs_.emplace_back(index_of(edge))];
       }
     }
-    first_input_.push_back(inputs_.size());
     for (const auto& output : graph.results) {
       ++readers_[outputs_.emplace_back(index_of(output))];
     }
@@ -101,7 +99,7 @@ class OpByOpRun::Run {
 
   void raise_as_kernel(std::vector<Tensor>& inputs) {
     const auto& node = *graph_.nodes[at_];
-    const auto expected = inputs_of(at_).size();
+    const auto expected = graph_.edges_of(at_).size();
     TORCH_CHECK(inputs.size() == expected, "[run] got ", inputs.size(), " inputs, expected ", expected);
     const auto count = values_.size();
     const auto restored = c10::make_scope_exit([&] { values_.resize(count); });
@@ -142,9 +140,6 @@ class OpByOpRun::Run {
   }
 
   uint32_t index_of(const Structure::Edge& e) const { return e.leaf ? e.from : first_[e.from] + e.index; }
-  c10::ArrayRef<uint32_t> inputs_of(size_t node) const {
-    return {inputs_.data() + first_input_[node], first_input_[node + 1] - first_input_[node]};
-  }
 
   void drop(uint32_t index) {
     if (--readers_[index] == 0) {
@@ -197,7 +192,7 @@ class OpByOpRun::Run {
   bool step(std::optional<HostResults> (Run::*compute)(const Node&, c10::ArrayRef<uint32_t>) const) {
     const auto position = at_;
     const auto node = graph_.nodes[position];
-    const auto inputs = inputs_of(position);
+    const c10::ArrayRef<uint32_t> inputs(inputs_.data() + input_, graph_.edges_of(position).size());
     auto results = (this->*compute)(*node, inputs);
     if (!results || graph_.nodes.empty() || at_ != position) {
       return results.has_value();
@@ -205,6 +200,7 @@ class OpByOpRun::Run {
     keep(*node, first_[position], std::move(*results));
     refusal_ = nullptr;
     ++at_;
+    input_ += inputs.size();
     for (const auto index : inputs) {
       drop(index);
     }
@@ -356,11 +352,11 @@ class OpByOpRun::Run {
   const Graph& graph_;
   const py::object& rule_;
   const Collectives& collectives_;
-  size_t at_ = 0;  // the next node
+  size_t at_ = 0;     // the next node
+  size_t input_ = 0;  // and its first input
   const KernelSettings settings_;
   std::vector<uint32_t> first_;   // result of each node
   std::vector<uint32_t> inputs_;  // of all nodes, one after another
-  std::vector<size_t> first_input_;
   std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
