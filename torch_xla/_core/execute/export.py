@@ -25,15 +25,14 @@ def graph_text(tensors: Sequence[torch.Tensor], form: str) -> Any:
     """
     from torch_xla._core.report import render
 
-    def text() -> Any:
-        cut = (
-            _bindings.Cut.of_tensors(list(tensors)) if tensors else _bindings.Cut.of_device(_bindings.current_device())
-        )
-        barrier.stages().finish(cut.device)
-        return render.render(graph.describe(cut.preview()), form, _computed(tensors))
-
+    cut = _bindings.Cut.of_tensors(list(tensors)) if tensors else _bindings.Cut.of_device(_bindings.current_device())
     with barrier.exclusive():
-        return barrier.stages().numbers.with_constants(text)
+        stages = barrier.stages()
+        stages.finish(cut.device)
+        pending = cut.preview()
+        return stages.numbers.with_constants(
+            pending, lambda: render.render(graph.describe(pending), form, _computed(tensors))
+        )
 
 
 @dataclass(frozen=True)
@@ -70,18 +69,20 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
     """
     from torch_xla._core.lower import lowering
 
-    def lower() -> LoweredGraph:
-        pending_cut = _bindings.Cut.of_tensors(list(tensors))
-        barrier.stages().finish(pending_cut.device)
-        cut = pending_cut.preview()
-        barrier.stages().fills.provide(cut)
-        described = graph.describe(cut)
-        stage = lowering.lower(described, name, platform=platform).stage
-        vectors = [vector for vector in cut.packed_numbers() if vector.size]
-        return LoweredGraph(stage, described.leaves, cut.leaf_locations(), vectors, cut.device)
-
+    cut = _bindings.Cut.of_tensors(list(tensors))
     with barrier.exclusive():
-        return barrier.stages().numbers.with_constants(lower)
+        stages = barrier.stages()
+        stages.finish(cut.device)
+        pending = cut.preview()
+        stages.fills.provide(pending)
+
+        def lower() -> LoweredGraph:
+            described = graph.describe(pending)
+            stage = lowering.lower(described, name, platform=platform).stage
+            vectors = [vector for vector in pending.packed_numbers() if vector.size]
+            return LoweredGraph(stage, described.leaves, pending.leaf_locations(), vectors, cut.device)
+
+        return stages.numbers.with_constants(pending, lower)
 
 
 def _computed(tensors: Sequence[torch.Tensor]) -> list[Any]:

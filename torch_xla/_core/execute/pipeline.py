@@ -109,10 +109,14 @@ def _attempt(step: Step, request: Request) -> list[Step]:
         return []
     try:
         return _advance(step, request)
-    except (_bindings.StaleGraph, StaticNumbers) as obstacle:
-        if isinstance(obstacle, StaticNumbers):
-            numbers.specialize(obstacle)
-        elif step.running is None:
+    except StaticNumbers as static:
+        if step.graph is None:
+            raise
+        numbers.specialize(static, step.graph)
+        step.running = None
+        return [step]
+    except _bindings.StaleGraph:
+        if step.running is None:
             finish(request.cut.device)  # what made it stale may run on
         return [step.again()]
     except ExecutionError as late:  # of an earlier graph: this one runs without what needs the lost values
@@ -165,9 +169,8 @@ def _advance(step: Step, request: Request) -> list[Step]:
     if step.way is Way.HOST and (graph.fits_host or graph.fits_host_partition) and _run_on_host(graph, request):
         return []
     # The steady state of a loop: nothing else of it is Python code from here to the results.
-    ran_cached = not (observed or graph.has_fills) and cache.run(graph)
-    if not ran_cached and not _run_by_stages(graph, request, step.background and not observed):
-        return [step.again()]
+    if observed or graph.has_fills or not cache.run(graph):
+        _run_by_stages(graph, request, step.background and not observed)
     if request.reading and step.cut is request.cut:
         loop_report.value_read(outputs, graph.device)
     return []
@@ -179,16 +182,12 @@ def compute_on_host(cut: _bindings.Cut) -> bool:
     It stays pending where this is False.
     """
     finish(cut.device)
-    graph = None
     try:
         graph = cut.graph()
         runs_here = bool(graph.num_outputs) and graph.fits_host and not (graph.has_collectives or region.stack())
         return runs_here and _run_on_host(graph, Request(cut, debug_level.READ, reading=True))
     except (_bindings.StaleGraph, StaticNumbers, GraphFailure):  # it was run, or is told where all that is pending runs
         return False
-    finally:
-        if graph is not None:
-            graph.clear()  # it holds what others may write over, also where a kernel raised
 
 
 def reads_directly(device: int) -> bool:
@@ -227,19 +226,14 @@ def inspected() -> bool:
     return bool(not region.allowed or dispatch.debug_checks_on()) or _WATCHING.any_set()
 
 
-def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> bool:
-    """Runs a graph; False where other numbers are to be constants than at the cut, so that it is to be cut again.
-
-    With `background` the host may record on while the graph runs op by op.
-    """
+def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> None:
+    """Runs a graph; with `background` the host may record on while it runs op by op."""
     checks_values = _config.XLA_CHECK_VALUES.get()  # which no program does
     with _events.span("look up"):
         executable = None if checks_values else cache.find(graph)
     is_new = executable is None
-    if executable is None:
-        if graph.constants_vary():
-            return False
-        executable = cache.find(graph)
+    if is_new:
+        executable = _find_alike(graph)
     if checks_values or (executable is None and _runs_op_by_op(graph)):
         if not checks_values:
             hotness.note(graph)
@@ -247,12 +241,12 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
             fills.provide(graph)
         if _run_uncompiled(graph, request, background):
             _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
-            return True
+            return
     if executable is None:
         outcome = _uncompilable.get(hotness.key_of(graph)) or _first_use(graph, request)
         if isinstance(outcome, fallback.NeedsHost):
             _run_without_program(graph, outcome, request)
-            return True
+            return
         executable = outcome
     if graph.has_fills:
         fills.provide(graph, executable.program.input_placements)
@@ -262,7 +256,15 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
     debug_level.before_run(graph, request.cause, request.name)
     split_check.before_run(graph)
     executor.run(executable, graph)
-    return True
+
+
+def _find_alike(graph: _bindings.Graph) -> compiler.Executable | None:
+    """The program of a graph that has none under its key, but perhaps one that differs in constants only."""
+    while graph.constants_vary():  # and so has another key
+        executable = cache.find(graph)
+        if executable is not None:
+            return executable
+    return cache.find(graph)
 
 
 def program_of(graph: _bindings.Graph) -> compiler.Executable:
@@ -273,11 +275,7 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
     request = Request(_bindings.Cut.of_device(graph.device), debug_level.CAPTURE, reading=False, name=region.name())
 
     def attempt() -> compiler.Executable:
-        graph.renumber()
-        executable = cache.find(graph)
-        while executable is None and graph.constants_vary():
-            graph.renumber()
-            executable = cache.find(graph)
+        executable = cache.find(graph) or _find_alike(graph)
         if executable is not None:
             return executable
         outcome = _first_use(graph, request)
@@ -290,7 +288,7 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
             same_program.compare(graph)
         return outcome
 
-    return numbers.with_constants(attempt)
+    return numbers.with_constants(graph, attempt)
 
 
 def _runs_op_by_op(graph: _bindings.Graph) -> bool:

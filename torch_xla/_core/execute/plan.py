@@ -51,15 +51,13 @@ class Step:
     running: _bindings.OpByOpRun | None = None  # where it runs operator by operator already
 
     def again(self) -> Step:
-        """The step with its graph to be cut again: that one holds what others may write over."""
-        if self.graph is not None:
-            self.graph.clear()
+        """The step with its graph to be cut again."""
         self.graph = self.running = None
         return self
 
 
 def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
-    """The steps of a request, given its graph, which is cleared where other graphs run first.
+    """The steps of a request, given its graph.
 
     A barrier runs its graph. A read should not cost a compile: a very small graph runs on the host; a new graph is
     replaced by one that has a program, or by one whose growing parts run on the host. With deterministic algorithms a
@@ -74,17 +72,12 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     runs_whole = region.stack() or torch.are_deterministic_algorithms_enabled() or graph.has_collectives
     if runs_whole or has_run(graph):
         return [Step(pending_cut, Way.PROGRAM, graph)]
-    graph.clear()  # it holds what others may write over
     other = _known_graph_instead(pending_cut)
     if other is not None:
         return [Step(other, Way.PROGRAM, background=False)]
-    if client.spmd():
-        return [Step(pending_cut, Way.PROGRAM)]
-    graph = pending_cut.graph()
-    parts = op_by_op.partition_for_host(graph, pending_cut)
+    parts = [] if client.spmd() else op_by_op.partition_for_host(graph, pending_cut)
     if not parts:
         return [Step(pending_cut, Way.PROGRAM, graph)]
-    graph.clear()
     return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]
 
 
@@ -117,10 +110,6 @@ def has_run_before(cut: _bindings.Cut) -> bool | None:
     """
     try:
         graph = cut.graph()
-        if not graph.num_outputs:
-            return None
-        has_program = has_run(graph)
-        graph.clear()
-        return has_program
+        return has_run(graph) if graph.num_outputs else None
     except _bindings.StaleGraph:  # a signal handler has run it
         return False

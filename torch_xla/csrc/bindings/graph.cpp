@@ -26,6 +26,7 @@ class NodeDescription {
         node_(graph.nodes.at(position)),
         op_(*node_->op),
         args_(node_->args),
+        attrs_(argument_hash(*node_)),
         edges_(graph.edges_of(position).begin(), graph.edges_of(position).end()) {
     const auto earlier = [&](const NumberSlot& slot) { return slot.node < position; };
     for (auto slot = std::partition_point(graph.numbers.begin(), graph.numbers.end(), earlier);
@@ -43,8 +44,8 @@ class NodeDescription {
     const auto edge = [&](const Structure::Edge& e) { return classes_[1](e.leaf, e.from, e.index); };
     const auto meta = [&](const Meta& m) { return m.defined() ? classes_[4](*describe_meta(m)) : py::none(); };
     return classes_[0](op_.name, py::tuple(args), py::tuple(listed(edges_, edge)),
-                       py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame,
-                       py::make_tuple(n.attrs.hi, n.attrs.lo), n.scope, n.settings);
+                       py::tuple(listed(n.outs->metas, meta)), n.seeded, n.frame, py::make_tuple(attrs_.hi, attrs_.lo),
+                       n.scope, n.settings);
   }
 
  private:
@@ -60,19 +61,22 @@ class NodeDescription {
       }
       return list;
     }
+    if (!has_number(position)) {
+      return constant(value, position);
+    }
     const bool varied = kind == Arg::Kind::Adaptive || op_.policy(position) != NumberPolicy::Input;
-    if (is_number(args_[position]) && value.isList()) {
+    if (value.isList()) {
       uint32_t element = 0;
       return listed(value.toListRef(), [&](const c10::IValue& e) {
         return is_next(position, element++) ? number(e, position, true) : to_python(e);
       });
     }
-    return is_number(args_[position]) && is_next(position, 0) ? number(value, position, varied)
-                                                              : constant(value, position);
+    return number(value, position, varied);
   }
 
+  bool has_number(uint32_t position) const { return next_ < numbers_.size() && numbers_[next_].first == position; }
   bool is_next(uint32_t position, uint32_t element) const {
-    return next_ < numbers_.size() && numbers_[next_] == std::pair(position, element);
+    return has_number(position) && numbers_[next_].second == element;
   }
   py::object input() { return classes_[2](inputs_++); }
   // `varied`: whether it was a constant before.
@@ -104,6 +108,7 @@ class NodeDescription {
   const NodePtr node_;
   const OpInfo& op_;
   const Args args_;
+  const Hash attrs_;
   const c10::SmallVector<Structure::Edge, 3> edges_;
   Vector<std::pair<uint32_t, uint32_t>> numbers_;  // its numbers: of which argument, of a list which element
   size_t next_ = 0;                                // of them
@@ -278,7 +283,7 @@ void bind_acts(py::class_<Graph>& graph) {
              return cuts;
            })
       .def("constants_vary", &Graph::constants_vary)
-      .def("renumber", &Graph::renumber)
+      .def("bind", &Graph::bind)
       .def("clear", &Graph::clear)
       .def("independent_halves", &Graph::independent_halves)
       .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
@@ -316,7 +321,7 @@ void bind_cuts(py::module_& m) {
                   py::arg("donate") = Cut::Donate::kNothing)
       .def_static("of_capture", &Cut::of_capture)
       .def("graph",
-           [](Cut& what) {
+           [](const Cut& what) {
              // A signal handler may have begun a run since its caller finished the one before.
              if (!InFlight::of(what.device).operator_run().is_none()) {
                throw StaleGraph();

@@ -45,6 +45,7 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   for_each_storage(device, [&](Storage& s) {
     if (runs && s.initial_fill && s.initial_fill.node->epoch == reached) {
       s.commit_fill();
+      note_change(device);
     }
   });
   if (needed.size() > Graph::kMostHostNodes) {
@@ -78,6 +79,7 @@ void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
   for_each_storage(cut.device, [&](Storage& s) {
     if (runs && !cut.captured && s.initial_fill && s.initial_fill.node->sequence < cut.until) {
       s.commit_fill();
+      note_change(cut.device);
     }
     resolve(s.value);
     if (!s.value.node->leaf() || s.value.node->unfilled()) {
@@ -119,29 +121,23 @@ std::optional<Cut> Cut::roots_only() const {
   return of_tensors(tensors, Scope::kNeeded, Donate::kNothing);
 }
 
-Graph Cut::graph() {
-  Graph graph(*this, true);
-  again = true;
-  return graph;
-}
+Graph Cut::graph() const { return {*this, true}; }
 
 Graph Cut::preview() const { return {*this, false}; }
 
-Graph::Graph(const Cut& cut, bool runs) {
+Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
   device = cut.device;
   captured_ = cut.captured;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
+  Vector<Value> garbage;  // destroyed after the lock is gone
   const RecorderLock lock;
-  if (runs && !cut.again && cut.scope != Cut::Scope::kNeeded) {
+  if (runs && cut.scope != Cut::Scope::kNeeded) {
     forget_views(device, cut.until, dropped_values_);
   }
   if (runs && pending && !cut.captured) {
     barrier_sequence_ = std::min(cut.until, node_sequence());
-  }
-  if (runs) {
-    note_change(device);
   }
   next_epoch();
   auto roots = cut.values;
@@ -154,31 +150,38 @@ Graph::Graph(const Cut& cut, bool runs) {
     add_live(device, runs, roots);
   }
   read_ = runs && cut.scope == Cut::Scope::kLive;
-  collect(std::move(roots), runs);
+  collect(std::move(roots));
   if (barrier_sequence_ != 0) {
     save_values(cut.until);
   }
+  for (auto& value : dropped_values_) {
+    resolve(value);
+  }
+  for_each_reference([](Node& node) { ++node.cuts; });
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }
   if (spans_mesh()) {
     find_output_placements();
   }
-  hash_placements();
+  find_numbers();
   references.reserve(nodes.size());
   for (const auto& node : nodes) {
     references.push_back(node->references);
   }
   change_ = changes_of(device);
+  if (captured_) {  // each replay needs what it holds
+    for_each_reference([](Node& node) { --node.cuts; });
+  }
   if (outputs.empty()) {
     end_barrier();
     if (barrier_sequence_ != 0) {
-      for_each_storage(device, [&](Storage& s) { s.settle(dropped_values_); });
+      for_each_storage(device, [&](Storage& s) { s.settle(garbage); });
     }
   }
 }
 
-void Graph::collect(Vector<Value> roots, bool runs) {
+void Graph::collect(Vector<Value> roots) {
   auto reached = reach(roots);
   sort_by_sequence(reached);
   nodes.reserve(reached.size());
@@ -200,7 +203,7 @@ void Graph::collect(Vector<Value> roots, bool runs) {
     return a.node->sequence != b.node->sequence ? a.node->sequence < b.node->sequence : a.index < b.index;
   });
   outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
-  number_leaves(runs, /*checks=*/true);
+  connect();
 }
 
 }  // namespace torch_xla

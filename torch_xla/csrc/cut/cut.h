@@ -32,9 +32,6 @@ struct Cut {
   Scope scope = Scope::kNeeded;
   uint64_t until = kNow;  // a node sequence: of what is pending, what was recorded before it
   Donate donate = Donate::kNothing;
-  // Whether this was cut before, and the graph did not run. Views then keep the values that they have replayed, so that
-  // the next graph has the same nodes, with what is known about their numbers.
-  bool again = false;
   // A graph that is to run at each replay: what was made from nothing is made anew by each, so it is no input.
   bool captured = false;
 
@@ -47,7 +44,7 @@ struct Cut {
   std::optional<Cut> roots_only() const;
 
   // The graph, to be run.
-  Graph graph();
+  Graph graph() const;
   // The graph as it stands, to be looked at: nothing is changed by it.
   Graph preview() const;
 };

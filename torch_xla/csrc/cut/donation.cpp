@@ -63,14 +63,6 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
       s.committed.node->pinned = true;
     }
   });
-  for (auto* own_values : {&outputs, &dropped_values_}) {
-    for (auto& value : *own_values) {
-      resolve(value);
-      if (value.node->epoch == epoch) {
-        ++value.node->references;
-      }
-    }
-  }
 }
 
 // A node that someone outside this graph holds, and that does not let its inputs go, keeps them alive.
@@ -78,7 +70,7 @@ void Graph::pin_inputs() {
   for (size_t i = nodes.size(); i-- > 0;) {
     auto& node = *nodes[i];
     const bool lets_go = node.output && node.outs->metas.size() == 1;
-    if (!lets_go && (node.pinned || nodes[i].use_count() > node.references + 1)) {
+    if (!lets_go && (node.pinned || nodes[i].use_count() > node.references + node.cuts)) {
       for (const auto& input : node.inputs) {
         input.node->pinned = true;
       }
@@ -96,9 +88,8 @@ void Graph::find_donations(const Cut& cut) {
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
     donated[i] = (overwritten[i] || leaf.donor) && !leaf.pinned &&
-                 leaves[i].use_count() == leaf.references + bufferless_clones(leaf) + 1;
+                 leaves[i].use_count() == leaf.references + bufferless_clones(leaf) + leaf.cuts;
   }
-  hash_donations();
 }
 
 void Graph::hash_donations() {

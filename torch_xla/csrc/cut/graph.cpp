@@ -26,7 +26,7 @@ namespace {
 // not fit into memory, is still to come.
 std::array<uint64_t, kMaxDevices> last_barrier{};
 
-// How often the nodes of a device's graphs were changed: by a cut, which decides on their numbers, or by results.
+// How often something else than a device's graphs began to run, or ended: what was cut before is stale.
 std::array<uint64_t, kMaxDevices> changes{};
 
 }  // namespace
@@ -39,27 +39,6 @@ void Graph::check() {
   if (!captured_ && change_ != changes_of(device)) {
     throw StaleGraph();
   }
-}
-
-void Graph::renumber() {
-  TORCH_CHECK(captured_, "[graph] got a graph that was cut, expected a captured one: others are cut again");
-  const RecorderLock lock;
-  for (uint32_t i = 0; i < nodes.size(); ++i) {
-    nodes[i]->slot = i;
-  }
-  for (const auto& leaf : leaves) {
-    leaf->output = false;
-  }
-  const auto gives_away = donated;
-  leaves.clear();
-  numbers.clear();
-  stacks.clear();
-  scalar_layout_ = nullptr;
-  topology = equal_key = Hash();
-  number_leaves(/*runs=*/true, /*checks=*/false);
-  donated = gives_away;
-  hash_donations();
-  hash_placements();
 }
 
 const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {
@@ -160,10 +139,13 @@ void Graph::attach(Vector<Result> values) {
 
 bool Graph::begin_async() {
   const RecorderLock lock;
-  if (barrier_sequence_ != 0) {
-    last_barrier[device] = barrier_sequence_;
+  if (barrier_sequence_ == 0) {
+    return false;
   }
-  return barrier_sequence_ != 0;
+  last_barrier[device] = barrier_sequence_;
+  note_change(device);
+  change_ = changes_of(device);  // for others alone
+  return true;
 }
 
 void Graph::end_barrier() {
@@ -234,7 +216,26 @@ std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
   return stacks_of_leaves;
 }
 
+// All that the graph itself holds.
+template <class F>
+void Graph::for_each_reference(F f) const {
+  for (const auto* list : {&nodes, &leaves, &unused_fills_}) {
+    for (const auto& node : *list) {
+      f(*node);
+    }
+  }
+  for (const auto* list : {&outputs, &dropped_values_}) {
+    for (const auto& value : *list) {
+      f(*value.node);
+    }
+  }
+}
+
 void Graph::clear() {
+  if (!captured_ && !(nodes.empty() && dropped_values_.empty() && unused_fills_.empty())) {
+    const RecorderLock lock;
+    for_each_reference([](Node& node) { --node.cuts; });
+  }
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs
   }

@@ -65,16 +65,16 @@ struct StaleGraph final : std::exception {
 
 class Graph final : public Structure, public Arguments {
  public:
-  Vector<uint32_t> references;  // per node: how often this graph reads it, and tensors and views had it at the cut
+  Vector<uint32_t> references;  // per node: how often this graph reads it, and tensors had it at the cut
 
   // Throws StaleGraph if the graph cannot be run any more, as something else has run meanwhile.
   void check() override;
-  // Finds the numbers and the key of a captured graph again, since more is known of its numbers; leaves and outputs
-  // stay as they are.
-  void renumber();
+  // Finds the numbers and the key: what is a constant, by what is known of operators and earlier graphs now. To be
+  // called again where a rule needs another constant (`OpInfo::specialize`); nodes stay as they were recorded.
+  void bind();
   Graph(Graph&&) = default;
-  Graph& operator=(Graph&&) = default;
-  ~Graph() override = default;
+  Graph& operator=(Graph&&) = delete;
+  ~Graph() override { clear(); }
 
   // Tensors of one shape and dtype, of any size, that the program takes and returns as one array, because a loop over
   // layers computes with them. To be set before the program is compiled, or loaded.
@@ -90,8 +90,8 @@ class Graph final : public Structure, public Arguments {
   const std::shared_ptr<const ScalarLayout>& scalar_layout();
   bool adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other);
 
-  // Whether a compiled graph differs from this one in constants only. If so, those become inputs from now on, and this
-  // graph must be cut again. If not, this graph is remembered for such comparisons.
+  // Whether a compiled graph differs from this one in constants only. If so, those are inputs from now on, and the
+  // graph has another key. If not, this graph is remembered for such comparisons.
   bool constants_vary();
 
   // Leaves that still need a buffer, each filled with one number.
@@ -113,7 +113,7 @@ class Graph final : public Structure, public Arguments {
   bool begin_async();
   // Leaves the graph empty.
   void attach(Vector<Result> values) override;
-  // Forgets what was cut, which stays pending.
+  // Forgets what was cut, which stays pending. Until it runs, a graph keeps nobody from writing over a buffer.
   void clear();
   // After a failure that names no operator: two parts of the graph without an edge between them, none where it is
   // connected.
@@ -127,14 +127,17 @@ class Graph final : public Structure, public Arguments {
  private:
   friend struct Cut;
   Graph(const Cut& cut, bool runs);
-  void collect(Vector<Value> roots, bool runs);
-  void number_leaves(bool runs, bool checks);
+  void collect(Vector<Value> roots);
+  void connect();
+  void number_inputs(const Node& node);
   struct Adaptive;
-  void add_numbers(const Node& node, Hash& constants, Adaptive& adaptive);
-  void add_number(const Node& node, uint32_t position);
-  void number_inputs(const Node& node, bool checks);
-  void fold_constants(Adaptive& adaptive, bool runs);
+  void find_numbers();
+  void add_numbers(uint32_t node, Hash& constants, Adaptive& adaptive);
+  void add_number(uint32_t node, uint32_t position);
+  void fold_constants(Adaptive& adaptive);
   void find_donations(const Cut& cut);
+  template <class F>
+  void for_each_reference(F f) const;
   void mark_holders(const Cut& cut, Vector<bool>& overwritten);
   void pin_inputs();
   void hash_donations();
@@ -145,6 +148,9 @@ class Graph final : public Structure, public Arguments {
 
   void save_values(uint64_t until);
 
+  Hash structure_;                                // operators, result types and edges alone
+  Vector<std::pair<uint32_t, uint32_t>> varied_;  // node and argument: constants that were seen to vary since the cut
+  bool runs_ = false;                             // it is remembered what numbers it has
   bool captured_ = false;
   bool read_ = false;              // it was cut for values that are read, with what else lives of it
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
@@ -153,6 +159,11 @@ class Graph final : public Structure, public Arguments {
   Vector<Value> dropped_values_;  // what views and storages had, to be released after the lock
   Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
+
+// Forgets the numbers that later graphs are compared with.
+void forget_numbers();
+// The hash of a call's constant arguments and settings, by what is known of its operator now.
+Hash argument_hash(const Node& node);
 
 // Graphs of the device that were cut before are stale.
 void note_change(c10::DeviceIndex device);

@@ -124,10 +124,6 @@ Results device_results(const Graph& graph, const std::vector<Part>& parts) {
 // counter would be counted from the start again, in a graph that grows.
 Results results_before(const Graph& graph, const std::vector<Part>& parts) {
   const auto count = parts.size();
-  std::vector<size_t> references(count, 1);
-  for (const auto& output : graph.results) {
-    ++references[output.from];
-  }
   Results results;
   for (size_t i = 0; i < count; ++i) {
     const auto& node = graph.nodes[i];
@@ -137,7 +133,7 @@ Results results_before(const Graph& graph, const std::vector<Part>& parts) {
           results.emplace(edge.from, edge.index);
         }
       }
-    } else if (parts[i] == Part::kHostBefore && node.use_count() > references[i] + graph.references[i]) {
+    } else if (parts[i] == Part::kHostBefore && node.use_count() > node->cuts + graph.references[i]) {
       for (uint32_t index = 0; index < node->outs->metas.size(); ++index) {
         if (node->meta(index).defined()) {
           results.emplace(static_cast<uint32_t>(i), index);
@@ -168,7 +164,7 @@ Hash device_key(const Graph& graph, const std::vector<Part>& parts, const Result
     const auto& node = *graph.nodes[i];
     position[i] = count++;
     key.mix(node.op->hash);
-    key.mix(node.attrs);
+    key.mix(argument_hash(node));
     key.mix(node.outs->value);
     for (const auto& edge : graph.edges_of(i)) {
       if (!edge.leaf && parts[edge.from] == Part::kDevice) {

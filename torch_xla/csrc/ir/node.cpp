@@ -188,15 +188,6 @@ void hash_arg(Hash& hash, const Arg& arg) {
   }
 }
 
-void rehash_args(Node& node) {
-  node.attrs = begin_attrs(*node.op, node.settings);
-  for (auto arg : node.args) {
-    arg.count = is_number(arg) ? 0 : arg.count;  // whether it varies is no part of it
-    hash_arg(node.attrs, arg);
-    node.numbered = node.numbered || is_number(arg);
-  }
-}
-
 Hash begin_attrs(const OpInfo& op, CallSettings settings) {
   Hash attrs;
   if (op.redefinitions != 0) {

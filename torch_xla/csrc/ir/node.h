@@ -93,7 +93,7 @@ struct Arg {
     Inputs,     // the next `count` inputs, a list
     OptInputs,  // a list of `count`, of which the bits set in `value` are inputs and the rest None
     Number,     // `value` is an input of the program, not a constant
-    Adaptive,   // so is this, or each element of it, where it varies; `count` says that it does
+    Adaptive,   // so is this, or each element of it, where it varies
     Integer,    // so is this, where it varies or never was special
   };
   Kind kind = Kind::Attr;
@@ -144,6 +144,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool output = false;
   bool pinned = false;
 
+  uint32_t cuts = 0;  // references of graphs that were cut and have not begun to run: those need not own it
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
@@ -196,8 +197,6 @@ NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs);
 // As above, where the caller has hashed the arguments already (see `hash_arg`).
 NodePtr make_node(OpInfo& op, Args&& args, Inputs&& inputs, MetaSetPtr outs, CallSettings settings, const Hash& attrs);
 void hash_arg(Hash& hash, const Arg& arg);
-// Hashes the arguments of a node anew, some of which are of another kind since. Wants the recorder's lock.
-void rehash_args(Node& node);
 // Whether a value is a whole or floating-point number, or a list of them.
 inline bool is_numeric(const c10::IValue& v) { return v.isInt() || v.isDouble() || v.isIntList() || v.isDoubleList(); }
 // The sequence number the next node will get.

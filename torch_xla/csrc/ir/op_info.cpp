@@ -371,6 +371,7 @@ void OpInfo::order_as_returned() {
 }
 
 bool OpInfo::specialize(size_t argument) {
+  learned = true;
   switch (policy(argument)) {
     case NumberPolicy::Input:
       policies_[argument] = NumberPolicy::UntilVaries;

@@ -91,9 +91,11 @@ struct OpInfo {
   void note_variation(size_t argument) {
     auto expected = NumberPolicy::UntilSeenToVary;
     policies_[argument].compare_exchange_strong(expected, NumberPolicy::UntilVaries);
+    learned = true;
   }
   // It cannot be lowered so: an input becomes a constant until it varies, and that a constant. False where it is one.
   bool specialize(size_t argument);
+  std::atomic<bool> learned{false};  // a policy has changed: calls may have been recorded by another
   // The operator that nodes stand for.
   const OpInfo& recorded() const { return functional != nullptr ? *functional : *this; }
 

@@ -42,12 +42,10 @@ bool compute(const Tensor& tensor) {
     }
   } catch (const py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) {
-      graph.clear();
       throw;
     }
   } catch (const std::exception&) {  // it is raised again where it can be told
   }
-  graph.clear();
   return false;
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cut/adaptive.h"
+#include "cut/graph.h"
 #include "cut/host_partition.h"
 
 namespace torch_xla {
@@ -95,8 +95,7 @@ void ExecutableCache::drop(size_t count) {
 
 void ExecutableCache::clear() {
   drop(size());
-  forget_varying();
-  forget_constants();
+  forget_numbers();
   forget_host_partitions();
 }
 
