@@ -110,8 +110,7 @@ def _attempt(step: Step, request: Request) -> list[Step]:
     try:
         return _advance(step, request)
     except StaticNumbers as static:
-        if step.graph is None:
-            raise
+        assert step.graph is not None  # lowering found out
         numbers.specialize(static, step.graph)
         step.running = None
         return [step]

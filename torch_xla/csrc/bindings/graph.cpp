@@ -64,7 +64,7 @@ class NodeDescription {
     if (!has_number(position)) {
       return constant(value, position);
     }
-    const bool varied = kind == Arg::Kind::Adaptive || op_.policy(position) != NumberPolicy::Input;
+    const bool varied = op_.policy(position) != NumberPolicy::Input;
     if (value.isList()) {
       uint32_t element = 0;
       return listed(value.toListRef(), [&](const c10::IValue& e) {

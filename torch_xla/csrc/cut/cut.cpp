@@ -157,7 +157,7 @@ Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
   for (auto& value : dropped_values_) {
     resolve(value);
   }
-  for_each_reference([](Node& node) { ++node.cuts; });
+  count_references(1);
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }
@@ -171,7 +171,7 @@ Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
   }
   change_ = changes_of(device);
   if (captured_) {  // each replay needs what it holds
-    for_each_reference([](Node& node) { --node.cuts; });
+    count_references(-1);
   }
   if (outputs.empty()) {
     end_barrier();

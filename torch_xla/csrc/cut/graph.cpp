@@ -216,17 +216,16 @@ std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
   return stacks_of_leaves;
 }
 
-// All that the graph itself holds.
-template <class F>
-void Graph::for_each_reference(F f) const {
+// Adds to the `cuts` of all nodes that the graph itself holds, once per reference.
+void Graph::count_references(int32_t by) const {
   for (const auto* list : {&nodes, &leaves, &unused_fills_}) {
     for (const auto& node : *list) {
-      f(*node);
+      node->cuts += by;
     }
   }
   for (const auto* list : {&outputs, &dropped_values_}) {
     for (const auto& value : *list) {
-      f(*value.node);
+      value.node->cuts += by;
     }
   }
 }
@@ -234,7 +233,7 @@ void Graph::for_each_reference(F f) const {
 void Graph::clear() {
   if (!captured_ && !(nodes.empty() && dropped_values_.empty() && unused_fills_.empty())) {
     const RecorderLock lock;
-    for_each_reference([](Node& node) { --node.cuts; });
+    count_references(-1);
   }
   while (!nodes.empty()) {
     nodes.pop_back();  // the latest first, so that none is the last to hold its inputs

@@ -136,8 +136,7 @@ class Graph final : public Structure, public Arguments {
   void add_number(uint32_t node, uint32_t position);
   void fold_constants(Adaptive& adaptive);
   void find_donations(const Cut& cut);
-  template <class F>
-  void for_each_reference(F f) const;
+  void count_references(int32_t by) const;
   void mark_holders(const Cut& cut, Vector<bool>& overwritten);
   void pin_inputs();
   void hash_donations();

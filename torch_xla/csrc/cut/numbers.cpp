@@ -18,20 +18,20 @@ constexpr size_t kGraphs = 1 << 14;
 constexpr size_t kConstants = size_t{1} << 22;
 constexpr uint64_t kNumberTag = uint64_t{1} << 62;
 
+// Whether an argument was recorded as a constant that its operator may be given as a number, if the policy says so.
+bool is_constant_number(const Node& node, size_t position) {
+  const auto& arg = node.args[position];
+  return arg.kind == Arg::Kind::Attr && is_numeric(arg.value) && node.op->redefinitions == 0;
+}
+
 // What an argument is by what is known of its operator now, which may be more than when it was recorded.
 Arg::Kind kind_now(const Node& node, size_t position) {
-  const auto& arg = node.args[position];
-  switch (arg.kind) {
-    case Arg::Kind::Adaptive:
-      return node.op->policy(position) == NumberPolicy::Constant ? Arg::Kind::Attr : arg.kind;
-    case Arg::Kind::Attr:
-      return node.op->policy(position) == NumberPolicy::UntilVaries && node.op->redefinitions == 0 &&
-                     is_numeric(arg.value)
-                 ? Arg::Kind::Adaptive
-                 : arg.kind;
-    default:
-      return arg.kind;
+  const auto kind = node.args[position].kind;
+  const auto policy = node.op->policy(position);
+  if (kind == Arg::Kind::Adaptive && policy == NumberPolicy::Constant) {
+    return Arg::Kind::Attr;
   }
+  return policy == NumberPolicy::UntilVaries && is_constant_number(node, position) ? Arg::Kind::Adaptive : kind;
 }
 
 bool tells_more_now(const Node& node) {
@@ -136,14 +136,6 @@ struct Constants {
   }
 };
 
-// Whether an argument is a constant of which it is not known whether it varies.
-bool may_vary(const Node& node, size_t position) {
-  const auto& arg = node.args[position];
-  const auto policy = node.op->policy(position);
-  return arg.kind == Arg::Kind::Attr && is_numeric(arg.value) && node.op->redefinitions == 0 &&
-         (policy == NumberPolicy::UntilSeenToVary || policy == NumberPolicy::UntilVaries);
-}
-
 // The hash of a graph without its form and without the constants that may vary.
 Hash hash_without_constants(const Graph& graph, Constants& constants) {
   auto rest = graph.topology;
@@ -161,7 +153,8 @@ Hash hash_without_constants(const Graph& graph, Constants& constants) {
         hash_arg(rest, arg);
         continue;
       }
-      if (!(number || may_vary(node, i)) || arg.value.isComplexDouble()) {
+      const bool unknown = node.op->policy(i) == NumberPolicy::UntilSeenToVary && is_constant_number(node, i);
+      if (!(number || unknown) || arg.value.isComplexDouble()) {
         hash_arg(rest, is_number(arg) ? attr(arg.value) : arg);
         continue;
       }

@@ -144,7 +144,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool output = false;
   bool pinned = false;
 
-  uint32_t cuts = 0;  // references of graphs that were cut and have not begun to run: those need not own it
+  uint32_t cuts = 0;  // references of cut graphs, which keep no buffer: nothing else runs beside one that has begun
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;
