@@ -120,6 +120,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in COMPILED:
         os.environ.pop(name, None)
     os.environ.update(_variables(item))
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()  # its limit counts the models of all tests whose class is one of torch's
     if item.path not in _files:
         _files.add(item.path)
         gc.collect()

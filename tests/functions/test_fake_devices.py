@@ -26,7 +26,6 @@ def test_compiled(backend: str) -> None:
     def function(x: Tensor) -> Tensor:
         return torch.stack([x + make(x) for make in MAKERS])
 
-    torch._dynamo.reset()
     x = torch.ones(3, device="xla")
     assert torch.equal(torch.compile(function, backend=backend)(x).cpu(), function(x).cpu())
 
