@@ -20,9 +20,9 @@ void leave_traced(Vector<Value>& roots) {
   }
   auto nodes = reach(roots);
   sort_by_sequence(nodes);
-  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->pinned; };
+  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->marked; };
   for (auto* node : nodes) {
-    node->pinned = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
+    node->marked = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
   }
   roots.erase(std::remove_if(roots.begin(), roots.end(), traced), roots.end());
   next_epoch();
@@ -50,11 +50,11 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   });
   if (needed.size() > Graph::kMostHostNodes) {
     for (auto* const node : needed) {
-      node->output = true;
+      node->marked = true;
     }
     for (const auto* const node : reach(rest)) {  // without what is marked already
       std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(roots),
-                   [](const Value& v) { return v.node->output; });
+                   [](const Value& v) { return v.node->marked; });
     }
   }
   next_epoch();

@@ -9,21 +9,34 @@
 
 namespace torch_xla {
 
-// Counts who holds the nodes of the graph, pins the leaves that somebody wants to keep, and finds those whose tensors
-// were overwritten, with what these have instead.
-void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
+// By positions in a graph what somebody outside of it wants to keep, and whose tensors were overwritten.
+struct Graph::Holders {
+  explicit Holders(const Graph& graph)
+      : overwritten(graph.leaves.size(), false), kept(graph.leaves.size(), false), base(graph.nodes.size() + 1, 0) {
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      base[i + 1] = base[i] + static_cast<uint32_t>(graph.nodes[i]->outs->metas.size());
+    }
+    output_at.assign(base.back(), -1);
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+      output_at[base[graph.results[i].from] + graph.results[i].index] = static_cast<int32_t>(i);
+    }
+  }
+  bool lets_go(size_t node) const { return base[node + 1] - base[node] == 1 && output_at[base[node]] >= 0; }
+
+  Vector<bool> overwritten;   // leaves
+  Vector<bool> kept;          // leaves
+  Vector<uint32_t> base;      // per node where its first result is in `output_at`
+  Vector<int32_t> output_at;  // per result of the nodes which output it is, or -1
+};
+
+// Counts which tensors hold nodes of the graph, and finds the leaves whose tensors were overwritten, with what these
+// have instead.
+Graph::Holders Graph::find_holders(const Cut& cut) {
+  Holders holders(*this);
   const auto epoch = latest_epoch();
   Vector<bool> held_once(leaves.size(), false);
-  // Where each node's first result is in a table of all results, which tells the outputs among them.
-  Vector<uint32_t> base(nodes.size() + 1, 0);
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    base[i + 1] = base[i] + static_cast<uint32_t>(nodes[i]->outs->metas.size());
-  }
-  Vector<int32_t> output_at(base.back(), -1);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    output_at[base[results[i].from] + results[i].index] = static_cast<int32_t>(i);
-  }
-  const auto slot_of = [&](const Node& node) -> int64_t {
+  const auto slot_of = [&](const Value& value) -> int64_t {
+    const auto& node = *value.node;
     return node.epoch == epoch && node.leaf() && node.slot < leaves.size() && leaves[node.slot].get() == &node
                ? static_cast<int64_t>(node.slot)
                : -1;
@@ -34,45 +47,46 @@ void Graph::mark_holders(const Cut& cut, Vector<bool>& overwritten) {
         ++holder->node->references;
       }
     }
-    if (s.pending_commit && s.pending_commit.node->leaf() && !(s.pending_commit == s.value)) {
-      s.pending_commit.node->pinned = true;
+    if (s.pending_commit && !(s.pending_commit == s.value)) {
+      if (const auto slot = slot_of(s.pending_commit); slot >= 0) {
+        holders.kept[slot] = true;
+      }
     }
-    if (s.value.node->epoch == epoch && s.value.node->leaf()) {
-      const auto slot = s.value.node->donor ? slot_of(*s.value.node) : -1;
-      if (slot >= 0 && !held_once[slot]) {
+    if (const auto slot = slot_of(s.value); slot >= 0) {
+      if (s.value.node->donor && !held_once[slot]) {
         held_once[slot] = true;
       } else {
-        s.value.node->pinned = true;  // still a tensor's value
+        holders.kept[slot] = true;  // still a tensor's value
       }
     }
     // A failure gives a tensor its value at the last barrier back, which it must not have lost to an older graph: what
     // was written since that was cut must have a value at the cut.
-    const auto slot = s.committed ? slot_of(*s.committed.node) : -1;
+    const auto slot = s.committed ? slot_of(s.committed) : -1;
     if (slot < 0 || s.committed == s.value || cut.donate != Cut::Donate::kOverwritten) {
       return;
     }
     const bool here = s.value.node->sequence < cut.until;
     const auto& value = here ? s.value : s.pending_commit;
     const auto output = value && value.node->epoch == epoch && !value.node->leaf()
-                            ? output_at[base[value.node->slot] + value.index]
+                            ? holders.output_at[holders.base[value.node->slot] + value.index]
                             : -1;
     if (here || output >= 0) {
-      overwritten[slot] = true;
+      holders.overwritten[slot] = true;
       aliased_outputs[slot] = output;
     } else {
-      s.committed.node->pinned = true;
+      holders.kept[slot] = true;
     }
   });
+  return holders;
 }
 
 // A node that someone outside this graph holds, and that does not let its inputs go, keeps them alive.
-void Graph::pin_inputs() {
+void Graph::keep_inputs(Holders& holders) const {
+  Vector<bool> kept(nodes.size(), false);
   for (size_t i = nodes.size(); i-- > 0;) {
-    auto& node = *nodes[i];
-    const bool lets_go = node.output && node.outs->metas.size() == 1;
-    if (!lets_go && (node.pinned || nodes[i].use_count() > node.references + node.cuts)) {
-      for (const auto& input : node.inputs) {
-        input.node->pinned = true;
+    if (!holders.lets_go(i) && (kept[i] || nodes[i].use_count() > nodes[i]->references + nodes[i]->cuts)) {
+      for (const auto& edge : edges_of(i)) {
+        (edge.leaf ? holders.kept : kept)[edge.from] = true;
       }
     }
   }
@@ -82,12 +96,11 @@ void Graph::pin_inputs() {
 // user donates it, and no one else can still reach it.
 void Graph::find_donations(const Cut& cut) {
   aliased_outputs.assign(leaves.size(), -1);
-  Vector<bool> overwritten(leaves.size(), false);
-  mark_holders(cut, overwritten);
-  pin_inputs();
+  auto holders = find_holders(cut);
+  keep_inputs(holders);
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& leaf = *leaves[i];
-    donated[i] = (overwritten[i] || leaf.donor) && !leaf.pinned &&
+    donated[i] = (holders.overwritten[i] || leaf.donor) && !holders.kept[i] &&
                  leaves[i].use_count() == leaf.references + bufferless_clones(leaf) + leaf.cuts;
   }
 }

@@ -137,8 +137,9 @@ class Graph final : public Structure, public Arguments {
   void fold_constants(Adaptive& adaptive);
   void find_donations(const Cut& cut);
   void count_references(int32_t by) const;
-  void mark_holders(const Cut& cut, Vector<bool>& overwritten);
-  void pin_inputs();
+  struct Holders;
+  Holders find_holders(const Cut& cut);
+  void keep_inputs(Holders& holders) const;
   void hash_donations();
   void hash_placements();
   void find_output_placements();

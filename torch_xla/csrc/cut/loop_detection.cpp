@@ -128,6 +128,7 @@ class LiveRanges {
   const std::vector<uint64_t> starts_;
   Vector<Value> roots_;
   Vector<Node*> nodes_;
+  Vector<bool> is_root_;      // by nodes: whether a tensor has a result
   Vector<size_t> last_read_;  // by nodes: the call after which they are read for the last time
   std::vector<size_t> live_counts_;
 };
@@ -161,13 +162,14 @@ LiveRanges::LiveRanges(c10::DeviceIndex device, std::vector<uint64_t> starts) : 
       }
     }
   }
+  is_root_.assign(nodes_.size(), false);
   for (const auto& root : roots_) {
-    root.node->output = true;
+    is_root_[root.node->slot] = true;
   }
   std::vector<int64_t> change(n + 1, 0);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const auto born = after(*nodes_[i]);
-    const auto last = nodes_[i]->output ? n : last_read_[i];
+    const auto last = is_root_[i] ? n : last_read_[i];
     if (last > born) {
       ++change[born];
       --change[last];
@@ -185,7 +187,7 @@ LiveRanges::Survivors LiveRanges::survivors(size_t calls, size_t phase, size_t p
   const auto repetition = [&](size_t call) { return (call + period - phase) / period; };
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const auto born = after(*nodes_[i]);  // with the call before that
-    if (nodes_[i]->output && born > 0 && born <= calls) {
+    if (is_root_[i] && born > 0 && born <= calls) {
       ++survivors.values;
       survivors.carried += last_read_[i] > 0 && repetition(last_read_[i] - 1) > repetition(born - 1) ? 1 : 0;
     }

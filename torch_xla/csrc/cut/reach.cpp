@@ -29,8 +29,7 @@ Vector<Node*> reach(Vector<Value>& roots) {
     if (node->epoch != epoch) {
       node->epoch = epoch;
       node->references = 0;
-      node->output = false;
-      node->pinned = false;
+      node->marked = false;
       if (!node->leaf()) {
         stack.push_back(node);
       }

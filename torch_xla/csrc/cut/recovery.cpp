@@ -32,9 +32,9 @@ void roll_back_storages(c10::DeviceIndex device, Vector<Value>& roots, const Bad
   });
   auto nodes = reach(all);
   sort_by_sequence(nodes);
-  const auto lost = [&](const Value& v) { return v.node->leaf() ? bad(*v.node) : v.node->pinned; };
+  const auto lost = [&](const Value& v) { return v.node->leaf() ? bad(*v.node) : v.node->marked; };
   for (auto* node : nodes) {
-    node->pinned = bad(*node) || std::any_of(node->inputs.begin(), node->inputs.end(), lost);
+    node->marked = bad(*node) || std::any_of(node->inputs.begin(), node->inputs.end(), lost);
   }
   for (auto& root : roots) {
     resolve(root);

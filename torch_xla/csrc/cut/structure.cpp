@@ -37,8 +37,8 @@ void Graph::number_inputs(const Node& node) {
       continue;
     }
     check_value(in, device);
-    if (!in.output) {
-      in.output = true;  // numbered
+    if (!in.marked) {  // not numbered yet
+      in.marked = true;
       in.slot = static_cast<uint32_t>(leaves.size());
       leaves.push_back(input.node);
       structure_.mix(in.outs->value);
@@ -64,13 +64,9 @@ void Graph::connect() {
     first_edge_.push_back(static_cast<uint32_t>(edges_.size()));
   }
   donated.assign(leaves.size(), false);
-  for (const auto& leaf : leaves) {
-    leaf->output = false;
-  }
   for (const auto& output : outputs) {
     structure_.mix(static_cast<uint64_t>(output.node->slot) << 16 | output.index);
     results.push_back({false, output.node->slot, output.index});
-    output.node->output = true;
   }
   structure_.mix(static_cast<uint64_t>(device));
 }
@@ -91,13 +87,13 @@ void Graph::hash_placements() {
 void Graph::find_output_placements() {
   output_placements.assign(outputs.size(), kUnspecified);
   const auto epoch = latest_epoch();
-  Vector<uint32_t> first(nodes.size(), 0);  // output of each node
+  Vector<uint32_t> first(nodes.size(), static_cast<uint32_t>(outputs.size()));  // output of each node
   for (size_t i = outputs.size(); i-- > 0;) {
     first[results[i].from] = static_cast<uint32_t>(i);
   }
   for_each_storage(device, [&](const Storage& s) {
     const auto& node = *s.value.node;
-    if (node.epoch != epoch || node.leaf() || !node.output) {
+    if (node.epoch != epoch || node.leaf()) {
       return;
     }
     for (size_t i = first[node.slot]; i < outputs.size() && outputs[i].node == s.value.node; ++i) {

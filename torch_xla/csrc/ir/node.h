@@ -141,8 +141,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint64_t epoch = 0;
   uint32_t slot = 0;
   uint32_t references = 0;
-  bool output = false;
-  bool pinned = false;
+  bool marked = false;
 
   uint32_t cuts = 0;  // references of cut graphs, which keep no buffer: nothing else runs beside one that has begun
   bool seeded = false;
