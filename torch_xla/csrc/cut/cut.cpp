@@ -6,6 +6,7 @@
 #include "cut/graph.h"
 #include "cut/reach.h"
 #include "device/device.h"
+#include "ir/host_cost.h"
 #include "tensor/placeholder.h"
 #include "tensor/tensor_impl.h"
 
@@ -48,7 +49,7 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
       note_change(device);
     }
   });
-  if (needed.size() > Graph::kMostHostNodes) {
+  if (needed.size() > kHostGraph.operators) {
     for (auto* const node : needed) {
       node->marked = true;
     }

@@ -10,6 +10,7 @@
 
 #include "base/metric.h"
 #include "cut/reach.h"
+#include "ir/host_cost.h"
 #include "ir/op_info.h"
 #include "loops/call_trace.h"
 #include "tensor/lazy_clone.h"
@@ -76,23 +77,21 @@ bool Graph::has_collectives() const {
 }
 
 bool Graph::fits_host() const {
-  constexpr int64_t kValues = 16384;
-  constexpr int64_t kViewedValues = 1 << 18;    // a part of a tensor: each other part would be another program
-  constexpr int64_t kConstantValues = 1 << 20;  // without inputs: computed once, such as a check of all positions
-  if (nodes.size() > kMostHostNodes) {
+  if (nodes.size() > kHostGraph.operators) {
     return false;
   }
-  int64_t values = 0;
-  const auto count = [&](const NodePtr& node) {
-    for (const auto& meta : node->outs->metas) {
-      values += meta.defined() ? meta.numel() : 0;
-    }
-  };
-  std::for_each(nodes.begin(), nodes.end(), count);
-  std::for_each(leaves.begin(), leaves.end(), count);
+  HostCost cost;
+  for (const auto& node : nodes) {
+    cost.add(*node);
+  }
+  for (const auto& leaf : leaves) {
+    cost.values += HostCost::values_of(*leaf);
+  }
   const bool views = std::all_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->op->view; });
-  const auto most = leaves.empty() ? kConstantValues : views ? kViewedValues : kValues;
-  return values <= most && std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
+  return cost.within(leaves.empty() ? kHostConstants
+                     : views        ? kHostViews
+                                    : kHostGraph) &&
+         std::none_of(nodes.begin(), nodes.end(), [](const NodePtr& n) { return n->seeded; });
 }
 
 int64_t Graph::unreferenced_bytes() const {

@@ -101,7 +101,6 @@ class Graph final : public Structure, public Arguments {
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;
-  static constexpr size_t kMostHostNodes = 24;
 
   // Bytes of the leaves that no tensor references any more: the graph alone keeps them.
   int64_t unreferenced_bytes() const;

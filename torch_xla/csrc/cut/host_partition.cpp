@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ir/host_cost.h"
 #include "ir/op_info.h"
 #include "loops/call_trace.h"
 
@@ -14,10 +15,7 @@ namespace torch_xla {
 
 namespace {
 
-// Of one result; of all results together; operators, of which the host computes some 50,000 a second.
-constexpr std::array<int64_t, 3> kValues = {4096, 512, 64};
-constexpr int64_t kValuesTogether = 32768;
-constexpr size_t kOperators = 256;
+constexpr std::array<int64_t, 3> kValues = {4096, 512, 64};  // of one result
 // Rests that are remembered; beyond them one costs two compiles more when it comes again.
 constexpr size_t kRests = 1 << 14;
 constexpr uint64_t kOutsideTag = uint64_t{1} << 62;
@@ -39,14 +37,6 @@ bool is_small(const Graph& graph, size_t position, int64_t values) {
   return !node.seeded && std::all_of(metas.begin(), metas.end(), [&](const Meta& m) { return is_small(m, values); }) &&
          std::all_of(edges.begin(), edges.end(), [&](const Edge& e) { return is_small(graph.meta(e), values); }) &&
          node.op->op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-}
-
-int64_t values_of(const Node& node) {
-  int64_t values = 0;
-  for (const auto& meta : node.outs->metas) {
-    values += meta.defined() ? meta.numel() : 0;
-  }
-  return values;
 }
 
 // Per node which part it belongs to: `before` holds all that its nodes need, `after` all that need them.
@@ -84,18 +74,16 @@ std::vector<Part> find_parts(const Graph& graph, int64_t values) {
 std::vector<Part> find_parts(const Graph& graph) {
   for (const auto most : kValues) {
     auto parts = find_parts(graph, most);
-    size_t operators = 0;
-    int64_t values = 0;
+    HostCost cost;
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i] != Part::kDevice) {
-        ++operators;
-        values += values_of(*graph.nodes[i]);
+        cost.add(*graph.nodes[i]);
       }
     }
-    if (operators == 0 || operators == parts.size()) {
+    if (cost.operators == 0 || cost.operators == parts.size()) {
       return {};
     }
-    if (operators <= kOperators && values <= kValuesTogether) {
+    if (cost.within(kHostPart)) {
       return parts;
     }
   }
@@ -236,7 +224,7 @@ std::optional<HostPartition> partition_for_host(const Graph& graph, const Cut& w
 
 bool fits_host_partition(const Graph& graph) {
   const RecorderLock lock;
-  bool fits = graph.nodes.size() <= kOperators;
+  bool fits = graph.nodes.size() <= kHostPart.operators;
   for (size_t i = 0; fits && i < graph.nodes.size(); ++i) {
     fits = is_small(graph, i, kValues[0]);
   }

@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/python_hooks.h"
 #include "device/capture.h"
+#include "ir/host_cost.h"
 #include "tensor/tensor_impl.h"
 
 namespace torch_xla {
@@ -19,9 +20,6 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-// A mask that takes more operators than this to make is a result of the step: its number of elements is another in each
-// step, so that each would want a program, and it would have to be waited for.
-constexpr size_t kNodes = 8;
 // So many numbers of elements have programs, for each layout of the arguments.
 constexpr size_t kNumbers = 4;
 constexpr size_t kRemembered = 1024;
@@ -55,7 +53,7 @@ int64_t read_number(const Tensor& mask, bool may_read) {
   {
     const RecorderLock lock;
     const auto value = impl_of(mask)->alias.current();
-    if (!few_make(value, kNodes)) {
+    if (!few_make(value, kHostMask.operators)) {
       return -1;
     }
     leaf = value.node->leaf() && knows_values(mask.device().index()) ? value.node->sequence : 0;

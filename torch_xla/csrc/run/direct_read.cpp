@@ -3,6 +3,7 @@
 #include "cut/cut.h"
 #include "cut/graph.h"
 #include "device/capture.h"
+#include "ir/host_cost.h"
 #include "loops/call_trace.h"
 #include "run/in_flight.h"
 #include "run/op_by_op.h"
@@ -29,7 +30,7 @@ bool nothing_before(c10::DeviceIndex device) {
 bool is_small(const Tensor& tensor) {
   const RecorderLock lock;
   const auto value = impl_of(tensor)->alias.current();
-  return !value.node->leaf() && few_make(value, 2 * Graph::kMostHostNodes);
+  return !value.node->leaf() && few_make(value, 2 * kHostGraph.operators);
 }
 
 bool compute(const Tensor& tensor) {
