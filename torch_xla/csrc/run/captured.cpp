@@ -183,7 +183,7 @@ class CapturedGraph::Replay final : public Arguments {
           continue;
         }
         const size_t ours = 2 + (storage && storage->committed && storage->committed.node == leaves[i] ? 1 : 0);
-        if (!storage || leaves[i].use_count() != ours + bufferless_clones(*leaves[i])) {
+        if (!storage || leaves[i].use_count() != ours + leaves[i]->cuts + bufferless_clones(*leaves[i])) {
           shared.push_back(i);
         }
       }

@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 
+#include <limits>
 #include <numeric>
 #include <string_view>
 #include <unordered_set>
@@ -75,6 +76,7 @@ class OpByOpRun::Run {
     try {
       while (at_ < graph_.nodes.size() && step(&Run::without_rule)) {
       }
+      without_kernel_ = at_;
       if (at_ == graph_.nodes.size()) {
         end();
       }
@@ -212,7 +214,8 @@ class OpByOpRun::Run {
       if (refusal_) {
         std::rethrow_exception(refusal_);
       }
-      if (auto results = without_rule(node, inputs)) {
+      auto results = without_kernel_ == at_ ? std::nullopt : without_rule(node, inputs);
+      if (results) {
         return results;
       }
     } catch (std::exception& error) {
@@ -360,8 +363,9 @@ class OpByOpRun::Run {
   std::vector<uint32_t> outputs_;
   std::vector<uint32_t> readers_;
   std::vector<Tensor> values_;
-  std::vector<Tensor> results_;  // of the graph
-  std::exception_ptr refusal_;   // what the kernel of the next node said
+  std::vector<Tensor> results_;                                 // of the graph
+  std::exception_ptr refusal_;                                  // what the kernel of the next node said
+  size_t without_kernel_ = std::numeric_limits<size_t>::max();  // the node whose kernel did not do as recorded
   bool ended_ = false;
   std::unordered_set<const void*> owned_memory_;  // memory of leaves and of results
 };
