@@ -133,7 +133,7 @@ def compile_lowered(graph: _bindings.Graph, lowered: lowering.Lowered, name: str
     return shared.once(cache_key, compiled_here, lambda compiled: compiled.loaded.serialize(), loaded)
 
 
-def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chosen: dict[str, Any]) -> Any:
+def _compile_for_job(lowered: lowering.Lowered, place: placement.DeviceSet, chosen: dict[str, Any]) -> Any:
     """Compiles a module of one device with a replica on each of a placement's."""
     options = _options_on(place)
     options.env_option_overrides = list(chosen.items())
@@ -147,7 +147,7 @@ def _compile_for_job(lowered: lowering.Lowered, place: placement.Placement, chos
     )
 
 
-def _options_on(place: placement.Placement) -> Any:
+def _options_on(place: placement.DeviceSet) -> Any:
     """Options that say which devices run a program: its partitions on a mesh, its replicas elsewhere."""
     import numpy as np
 

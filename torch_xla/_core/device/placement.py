@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placement:
+class DeviceSet:
     """The devices and the sharding of an xla device's buffers."""
 
     devices: tuple[jax.Device, ...]  # those that a program spans, in the order of its replicas and partitions
@@ -87,7 +87,7 @@ class Placement:
         return tuple(where for device, where, _ in split.on_buffer(shape).indices(shape) if device in local)
 
 
-def of(index: int) -> Placement:
+def of(index: int) -> DeviceSet:
     """The placement of ``xla:index``: one replica, or one per process of a job whose programs span its devices.
 
     Raises RuntimeError where there is no such device, or the client cannot be started here.
@@ -96,19 +96,19 @@ def of(index: int) -> Placement:
 
 
 @functools.cache
-def _of(device: jax.Device, spmd: bool) -> Placement:
+def _of(device: jax.Device, spmd: bool) -> DeviceSet:
     import jax
     import numpy as np
 
     everyone = client.devices_of_job()
     if spmd:
         local = client.hardware_devices()
-        return Placement(everyone or local, local, shardings.sharding(None, everyone or local), mesh=True)
+        return DeviceSet(everyone or local, local, shardings.sharding(None, everyone or local), mesh=True)
     if not everyone:
-        return Placement((device,), (device,), jax.sharding.SingleDeviceSharding(device))
+        return DeviceSet((device,), (device,), jax.sharding.SingleDeviceSharding(device))
     ranks = jax.sharding.Mesh(np.array(everyone), ("ranks",))
     # Each has values of its own; to JAX they are copies of one array.
-    return Placement(everyone, (device,), jax.sharding.NamedSharding(ranks, jax.sharding.PartitionSpec()))
+    return DeviceSet(everyone, (device,), jax.sharding.NamedSharding(ranks, jax.sharding.PartitionSpec()))
 
 
 def local_array(buffer: jax.Array) -> jax.Array:

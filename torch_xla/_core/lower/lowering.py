@@ -190,7 +190,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
 
 
 @contextmanager
-def _rule_scope(place: placement.Placement | None) -> Iterator[None]:
+def _rule_scope(place: placement.DeviceSet | None) -> Iterator[None]:
     """A scope in which rules are run, for the devices of a place or, without one, to be shown or exported."""
     kernels = host_kernel.enabled(place is not None and place.on_host)
     host = fallback.where(None if place is None else client.has_callbacks)
@@ -203,7 +203,7 @@ def _rule_scope(place: placement.Placement | None) -> Iterator[None]:
 
 
 def compute_alone(
-    node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, place: placement.Placement | None
+    node: Node, arrays: list[Any], numbers: list[Any], seed: tuple[int, int] | None, place: placement.DeviceSet | None
 ) -> tuple[Any, ...]:
     """Computes a node, no collective, by itself, now, as a program would; `seed` is (seed, offset), if it draws.
 

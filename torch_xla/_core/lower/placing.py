@@ -34,7 +34,7 @@ def axes_of(graph: Graph) -> shardings.Axes | None:
     return None if axes is not None and axes.order and by_number else axes
 
 
-def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.Placement) -> Sequence[Any]:
+def spread(inputs: Sequence[Any], places: Sequence[int], place: placement.DeviceSet) -> Sequence[Any]:
     """A program's inputs; those held whole, because their sizes do not divide, get their sharding as a constraint."""
     if not place.mesh:
         return inputs
