@@ -101,6 +101,13 @@ class TestCounts:
                     y = y * y.sigmoid() + x
                 torch_xla.sync()
 
+    def test_convolutions_are_compiled_where_a_program_is_asked_for(self, compiles: Counting) -> None:
+        x, net = torch.rand(2, 32, 24, 24).to("xla"), torch.nn.Conv2d(32, 32, 3, padding=1).to("xla")
+        whole = torch.compile(net, backend="openxla")
+        with torch.no_grad(), compiles(1):
+            for _ in range(6):
+                whole(x).cpu()
+
     def test_three_runs_in_a_row_are_enough(self, compiles: Counting) -> None:
         with compiles(0):
             for rows in (*range(2, 12), 20, 20, 20):

@@ -76,17 +76,17 @@ def knows(graph: _bindings.Graph) -> bool:
     return key_of(graph) in _graphs
 
 
-def is_due(graph: _bindings.Graph) -> bool:
-    """Whether a graph without a program is to be compiled now."""
+def is_due(graph: _bindings.Graph, asked: bool) -> bool:
+    """Whether a graph without a program is to be compiled now: once it repeats, and is worth it or `asked` for."""
     key = key_of(graph)
     entry = _graphs.get(key)
     if entry is None:
         return False
     least = entry.line.graphs * (_RARE if _is_rare(graph, entry.runs, entry.since) else 1)
     repeats = entry.runs >= least or (entry.line.latest == key and entry.line.row >= _IN_A_ROW)
-    if repeats and entry.least is None:
+    if repeats and entry.least is None and not asked:
         entry.least = worth.runs_before(describe(graph))
-    return repeats and entry.least is not None and entry.runs >= entry.least
+    return repeats and (asked or (entry.least is not None and entry.runs >= entry.least))
 
 
 def _is_rare(graph: _bindings.Graph, runs: int, since: int) -> bool:

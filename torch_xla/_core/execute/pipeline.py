@@ -233,7 +233,7 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
     is_new = executable is None
     if is_new:
         executable = _find_alike(graph)
-    if checks_values or (executable is None and _runs_op_by_op(graph)):
+    if checks_values or (executable is None and _runs_op_by_op(graph, request)):
         if not checks_values:
             hotness.note(graph)
         if graph.has_fills:
@@ -290,9 +290,10 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
     return numbers.with_constants(graph, attempt)
 
 
-def _runs_op_by_op(graph: _bindings.Graph) -> bool:
+def _runs_op_by_op(graph: _bindings.Graph, request: Request) -> bool:
     """Whether a graph that has no program runs op by op now, instead of being compiled."""
-    return not inspected() and hotness.counts(graph.device) and not hotness.is_due(graph)
+    asked = request.cause == debug_level.DYNAMO  # a backend of torch.compile was named for it
+    return not inspected() and hotness.counts(graph.device) and not hotness.is_due(graph, asked)
 
 
 def _run_uncompiled(graph: _bindings.Graph, request: Request, background: bool) -> bool:
