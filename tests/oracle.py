@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_xla import _bindings
-from torch_xla._core.execute import fills, op_by_op
+from torch_xla._core.execute import op_by_op
 from torch_xla._core.graph import graph, verify
 
 
@@ -19,7 +19,6 @@ def cut(tensor: torch.Tensor) -> graph.Graph:
 def value(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's value, computed by PyTorch's CPU kernels from its leaves; it stays pending."""
     recorded = _bindings.Cut.of_tensors([tensor.detach()]).preview()
-    fills.provide(recorded)
     verify.verify(graph.describe(recorded))
     if not recorded.num_outputs:
         return tensor.cpu()

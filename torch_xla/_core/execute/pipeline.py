@@ -164,11 +164,12 @@ def _advance(step: Step, request: Request) -> list[Step]:
     if step.way is Way.UNDECIDED:
         if observed:  # a region does not see its graph's parts
             request.name = region.before_run(graph.key, _bindings.user_frame, lambda: describe(graph))
-        return plan.steps(request, graph)
+        if request.reading:
+            return plan.steps(request, graph)
     if step.way is Way.HOST and (graph.fits_host or graph.fits_host_partition) and _run_on_host(graph, request):
         return []
     # The steady state of a loop: nothing else of it is Python code from here to the results.
-    if observed or graph.has_fills or not cache.run(graph):
+    if observed or not cache.run(graph):
         _run_by_stages(graph, request, step.background and not observed)
     if request.reading and step.cut is request.cut:
         loop_report.value_read(outputs, graph.device)
@@ -236,8 +237,6 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
     if checks_values or (executable is None and _runs_op_by_op(graph, request)):
         if not checks_values:
             hotness.note(graph)
-        if graph.has_fills:
-            fills.provide(graph)
         if _run_uncompiled(graph, request, background):
             _metrics.count("CheckedRun" if checks_values else "UncompiledRun")
             return
@@ -311,8 +310,6 @@ def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, r
     decomposition that ends in one, arguments that a rule does not take, or functions of JAX's. Raises RuntimeError
     where operators cannot be run for themselves there either.
     """
-    if graph.has_fills:
-        fills.provide(graph)
     key = hotness.key_of(graph)
     if session.connected() is not None or not op_by_op.run(graph, request):
         problem = f"got {obstacle.op}, which runs on the host ({obstacle.reason})"

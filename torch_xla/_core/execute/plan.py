@@ -20,8 +20,9 @@ from torch_xla._core.execute import hotness, op_by_op, region
 class Way(enum.Enum):
     """How a graph runs.
 
-    UNDECIDED is as `steps` says; HOST with PyTorch's CPU kernels, now, where it is small enough, else as a PROGRAM;
-    PROGRAM by its program; if it has none, operator by operator until `hotness` says that it is compiled.
+    UNDECIDED is as `steps` says of a read, else as PROGRAM; HOST with PyTorch's CPU kernels, now, where it is small
+    enough, else as PROGRAM; PROGRAM by its program; if it has none, operator by operator until `hotness` says that it
+    is compiled.
     """
 
     UNDECIDED = enum.auto()
@@ -57,15 +58,13 @@ class Step:
 
 
 def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
-    """The steps of a request, given its graph.
+    """The steps of a read, given its graph.
 
-    A barrier runs its graph. A read should not cost a compile: a very small graph runs on the host; a new graph is
-    replaced by one that has a program, or by one whose growing parts run on the host. With deterministic algorithms a
-    read runs its own graph too: what runs must not depend on what ran before.
+    It should not cost a compile: a very small graph runs on the host; a new graph is replaced by one that has a
+    program, or by one whose growing parts run on the host. With deterministic algorithms it runs its own graph, as a
+    barrier does: what runs must not depend on what ran before.
     """
     pending_cut = request.cut
-    if not request.reading:
-        return [Step(pending_cut, Way.PROGRAM, graph)]
     runs_here = hotness.counts(graph.device) if graph.has_collectives else op_by_op.on()
     if runs_here and graph.fits_host and not graph.has_fills:
         return [Step(pending_cut, Way.HOST, graph)]
@@ -74,28 +73,28 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     other = _known_graph_instead(pending_cut)
     if other is not None:
-        return [Step(other, Way.PROGRAM, background=False)]
+        return [other]
     parts = [] if client.spmd() else op_by_op.partition_for_host(graph, pending_cut)
     if not parts:
         return [Step(pending_cut, Way.PROGRAM, graph)]
     return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]
 
 
-def _known_graph_instead(cut: _bindings.Cut) -> _bindings.Cut | None:
-    """The cut to run instead of a read's own, whose graph would be new; None if there is no better one.
+def _known_graph_instead(cut: _bindings.Cut) -> Step | None:
+    """What to run instead of a read's own graph, which would be new; None if there is nothing better.
 
     It is all that is pending if that graph has run before: mostly the loop's body, which ends here. It is the value
     alone if the step is about to become such a graph: what the value needs is then computed twice in this step, and no
     part of the body gets a graph of its own. After a loop without barriers it is all that is pending again.
     """
-    full_cut = _bindings.Cut.of_device(cut.device)
-    has_program = has_run_before(full_cut)
-    if has_program:
-        return full_cut
+    full = Step(_bindings.Cut.of_device(cut.device), Way.PROGRAM, background=False)
+    full.graph = full.cut.graph()
+    if full.graph.num_outputs and has_run(full.graph):
+        return full
     value_cut = cut.roots_only()
     if value_cut is not None and _bindings.expects_whole_step(cut.device):
-        return value_cut
-    return full_cut if has_program is not None and _bindings.was_cut(cut.device) else None
+        return Step(value_cut, Way.PROGRAM, background=False)
+    return full if full.graph.num_outputs and _bindings.was_cut(cut.device) else None
 
 
 def has_run(graph: _bindings.Graph) -> bool:
