@@ -31,8 +31,8 @@ from pathlib import Path
 
 import plugin
 import pytest
+import rotation
 import torch
-import turns
 from hypothesis import HealthCheck, settings
 
 # Most of a test's time is compiling programs that run once, four times as long with LLVM's optimisations and XLA's
@@ -49,7 +49,7 @@ OF_COMPILING = ("ops", "opdb", "lower", "compile", "cut")
 # Of processes that start, compile each for itself, and wait for each other.
 JOBS = ("job", "distributed", "spmd")
 WAITING = (*JOBS, "docs")
-DEAR = ("callers", "workloads")
+EXPENSIVE = ("callers", "workloads")
 # What many processes of jobs import beside what all do: once, in the one that they are forked from.
 FORKED = (
     "torch.distributed.checkpoint.state_dict",
@@ -109,7 +109,7 @@ def _variables(item: pytest.Item) -> dict[str, str]:
     if "compiles" in getattr(item, "fixturenames", ()) or file.split(os.sep)[0] in OF_COMPILING:
         return COMPILED
     way = item.config.getoption("way")
-    return COMPILED if (way == "compiled" if way else turns.comes(f"compiled {file}", 4)) else {}
+    return COMPILED if (way == "compiled" if way else rotation.is_next(f"compiled {file}", 4)) else {}
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of modules start anything
@@ -182,7 +182,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Workers take files, so those with long tests, or many, come first.
     """
     counts = Counter(item.path for item in items)
-    most = sorted(counts, key=lambda path: (path.parent.name not in DEAR, -counts[path]))
+    most = sorted(counts, key=lambda path: (path.parent.name not in EXPENSIVE, -counts[path]))
     waiting = [path for path in most if path.parent.name in WAITING]
     computing = iter([path for path in most if path.parent.name not in WAITING])
     order: list[Path] = []
@@ -196,7 +196,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # What is imported stays, and so does most of what tests leave. Where a search for garbage looks at all of that, it
     # takes a second, and a few hundred tests ask for one.
     gc.disable()
-    turns.turn()  # before there are other processes, which get it from the environment
+    rotation.turn()  # before there are other processes, which get it from the environment
     if config.getoption("way"):
         os.environ["TEST_WAY"] = config.getoption("way")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup … &` ignores it, here and in what is started
@@ -212,7 +212,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header() -> str:
-    return f"TEST_TURN={turns.turn()}"
+    return f"TEST_TURN={rotation.turn()}"
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ transforms_are_active = torch._C._are_functorch_transforms_active  # `vmap` and 
 
 # What `torch.compiler.disable` ends up with; else that one, which imports the compiler: that takes seconds.
 set_code_strategy = _eval_frame.set_code_exec_strategy
-SKIPPED = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+SKIP_FRAME = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 
 # How exactly products are computed, in the shortest way; else the settings in `torch.backends`.
 matmul_precision = torch._C._get_float32_matmul_precision

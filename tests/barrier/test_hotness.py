@@ -59,16 +59,10 @@ class TestCounts:
 
         for _ in range(8):
             run(3)
-        with compiles(0):
-            for _ in range(8):
-                run(2)
-                for _ in range(20):
-                    run(3)
-        with compiles(1):
-            for _ in range(25):
-                run(2)
-                for _ in range(20):
-                    run(3)
+        for times, programs in ((8, 0), (25, 1)):
+            with compiles(programs):
+                for rows in (2, *20 * (3,)) * times:
+                    run(rows)
 
     def test_many_small_operators_have_to_run_more_often(self, compiles: Counting) -> None:
         """By the square of their number: a program of them takes long to compile, and saves little."""

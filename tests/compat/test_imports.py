@@ -99,7 +99,7 @@ TORCH_ELSEWHERE = {
     "_core.torch.default_accelerator": "functions of `torch._C` are replaced",
     "_core.torch.device_lists": "a method and a function are replaced",
     "_core.torch.optimizers": "lists of devices are replaced",
-    "_core.torch.stand_ins": "`torch._dynamo` has a stand-in, whose name it is",
+    "_core.torch.import_stubs": "`torch._dynamo` has a stand-in, whose name it is",
     "_serialization": "functions are replaced, which pickles name",
     "ops.decompositions": "`torch.Tensor._make_subclass`; `as_subclass` is an operator, which modes see",
 }

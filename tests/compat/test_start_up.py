@@ -12,7 +12,7 @@ import torch
 from probes import python
 from torch.fx.experimental import symbolic_shapes
 
-from torch_xla._core.torch import stand_ins
+from torch_xla._core.torch import import_stubs
 
 _STEPS = """
 import json, sys
@@ -215,10 +215,10 @@ def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 _VALUES = (True, False, 0, 1, 3, 2.5, None, "a", (2, 3), [2, 3], [2, (3, 4)], (2, [3, 4]), (), torch.Size((2, 3)))
 
 
-@pytest.mark.parametrize("name", stand_ins._PLAIN)
+@pytest.mark.parametrize("name", import_stubs._PLAIN)
 def test_a_stand_in_says_what_the_function_says(name: str) -> None:
     """For good arguments and bad ones."""
-    function = stand_ins._of_plain(name, *stand_ins._PLAIN[name])
+    function = import_stubs._of_plain(name, *import_stubs._PLAIN[name])
     original = getattr(symbolic_shapes, name)
     calls = list(itertools.product(_VALUES, repeat=2 if name in ("sym_and", "sym_or", "sym_eq") else 1))
     for args in calls:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
+import rotation
 import torch
-import turns
 from agreement import on_both
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
@@ -136,7 +136,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], list[Round]]:
 
 
 @settings(max_examples=16)
-@seed(turns.number("any updates") % 2**32)
+@seed(rotation.number("any updates") % 2**32)
 @given(rounds())
 @pytest.mark.costs("many random programs")
 def test_any_updates(program: tuple[list[tuple[int, ...]], list[Round]]) -> None:

@@ -76,7 +76,7 @@ def assert_as_on_cpu(model: nn.Module, step: Step = step) -> None:
 def pending(needed: list[torch.Tensor] | None = None) -> graph.Graph:
     what = _bindings.Cut.of_device(0) if needed is None else _bindings.Cut.of_tensors(needed)
     cut = what.preview()
-    return rolling.decide(cut) or graph.describe(cut)
+    return rolling.choose_stacks(cut) or graph.describe(cut)
 
 
 def loops(found: graph.Graph) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import rotation
 import torch
-import turns
 
 from torch_xla._core.device import described
 
@@ -208,6 +208,6 @@ def sample() -> set[Job]:
         by_family.setdefault(family(job.op), {}).setdefault(job.kind, []).append(job)
     results = set()
     for label, by_kind in by_family.items():
-        kinds = sorted(by_kind, key=lambda kind: turns.number(f"{label} {kind}"))
-        results |= {turns.chosen(f"{label} {kind}", by_kind[kind]) for kind in kinds[:2]}
+        kinds = sorted(by_kind, key=lambda kind: rotation.number(f"{label} {kind}"))
+        results |= {rotation.pick(f"{label} {kind}", by_kind[kind]) for kind in kinds[:2]}
     return results

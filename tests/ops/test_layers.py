@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import rotation
 import torch
-import turns
 from torch import nn
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -85,9 +85,9 @@ def cases() -> Iterator[Any]:
     """
     for info in module_db:
         module = info.name.removeprefix("nn.")
-        taken = {torch.float32} if "Lazy" not in module or turns.comes(module, 4) else set()
-        if turns.comes(f"{module} in 16 bits", 4) and taken:
-            taken.add(turns.chosen(module, (torch.bfloat16, torch.float16)))
+        taken = {torch.float32} if "Lazy" not in module or rotation.is_next(module, 4) else set()
+        if rotation.is_next(f"{module} in 16 bits", 4) and taken:
+            taken.add(rotation.pick(module, (torch.bfloat16, torch.float16)))
         for dtype in TOLERANCE:
             marks = [] if dtype in taken else [pytest.mark.sweep]
             yield pytest.param(info, dtype, marks=marks, id=f"{module}-{str(dtype).removeprefix('torch.')}")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import rotation
 import torch
-import turns
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,7 +109,7 @@ def calls(of: int = 1) -> dict[str, dict[Any, _Call]]:
             with noted:
                 other()
         for dtype in (torch.float32, torch.int64):
-            for op in (op for op in op_db if turns.comes(op.formatted_name, of)):
+            for op in (op for op in op_db if rotation.is_next(op.formatted_name, of)):
                 differentiates = dtype == torch.float32 and op.supports_autograd
                 try:
                     samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiates))[:_SAMPLES]

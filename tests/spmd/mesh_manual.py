@@ -10,7 +10,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch_xla import _XLAC
-from torch_xla._core.execute import split_check
+from torch_xla._core.execute import sharding_check
 
 GRID = xs.Mesh(np.arange(8), (4, 2), ("a", "b"))
 ALL = [list(range(8))]
@@ -59,13 +59,13 @@ def test_programs_are_compared_with_whole_ones(monkeypatch):
         optimizer.step()
         torch_xla.sync()
     seen = []
-    compare = split_check._compare
+    compare = sharding_check._compare
 
     def planted(node, result, value, other):
         seen.append(node.op)
         compare(node, result, value + 1 if node.op == "aten.sin.default" else value, other)
 
-    monkeypatch.setattr(split_check, "_compare", planted)
+    monkeypatch.setattr(sharding_check, "_compare", planted)
     with pytest.raises(RuntimeError, match=r"result 0 of aten\.sin\.default differs"):
         (weight.detach() * 2).sin().cos().cpu()
     assert "aten.cos.default" not in seen

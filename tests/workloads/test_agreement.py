@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+import rotation
 import torch
-import turns
 
 import torch_xla
 from benchmarks import jax_steps, workloads
@@ -60,7 +60,7 @@ def test_with_a_barrier_per_step(name: str) -> None:
 
 def in_turns(way: str, of: list[str]) -> list[Any]:
     """The way for each workload: in `make test` for one, the commits' turns."""
-    own = turns.chosen(way, of)
+    own = rotation.pick(way, of)
     return [pytest.param(name, marks=[] if name == own else [pytest.mark.sweep]) for name in of]
 
 

@@ -2,10 +2,10 @@
 
 The recorder asks once per signature: operator, dtypes, shapes and constants. The CPU kernel answers, because its words
 are those that users know: it runs on small tensors, and what it says of zeros, ones and other values alike is not about
-values. Where tensors are large it is asked only if a doubt below says so: what is refused takes no time.
+values. Where tensors are large it is asked only if a condition below says so: what is refused takes no time.
 
 Numbers that are inputs of a program are no part of the signature. Those that no dtype of the call can hold are asked
-about one by one, for the operators of `_BY_NUMBER` all are.
+about one by one, for the operators of `_NUMBER_CONDITIONS` all are.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import torch
 
 from torch_xla._torch_internals import OpOverload, has_computed_kernel, has_kernel
 
-Ask = Callable[[int, int], None]
-Doubt = Callable[..., bool]
+Probe = Callable[[int, int], None]
+Condition = Callable[..., bool]
 
-_LITTLE = 1 << 16
+_MEDIUM = 1 << 16
 _SMALL = 1 << 24
 _ANY = 1 << 40  # pages of zeros that nobody touches take no memory
-_ZEROS, _ONES, _VARIOUS = range(3)  # what the tensors hold
+_ZEROS, _ONES, _MIXED = range(3)  # what the tensors hold
 _NO_KERNEL = "not implemented for '"  # and a type, whatever the values
 
-_DOUBTS: dict[str, Doubt] = {}
+_CONDITIONS: dict[str, Condition] = {}
 
 
-def doubts(*names: str) -> Callable[[Doubt], Doubt]:
+def probe_if(*names: str) -> Callable[[Condition], Condition]:
     """Registers when the CPU kernel may refuse a call, whatever its size.
 
     An operator stands for all of its overloads, and for those that write their first argument.
     """
 
-    def register(doubt: Doubt) -> Doubt:
-        _DOUBTS.update(dict.fromkeys(names, doubt))
-        return doubt
+    def register(condition: Condition) -> Condition:
+        _CONDITIONS.update(dict.fromkeys(names, condition))
+        return condition
 
     return register
 
 
 # Whether all numbers of an operator matter, by its first tensor.
-_BY_NUMBER: dict[str, Callable[[torch.Tensor], bool]] = {
+_NUMBER_CONDITIONS: dict[str, Callable[[torch.Tensor], bool]] = {
     "aten.elu_backward": lambda _: True,
     "aten.hardtanh": lambda x: x.dtype == torch.uint8,
     "aten.histc": lambda _: True,
@@ -68,7 +68,7 @@ _OF_VALUES = frozenset({"aten.segment_reduce"})
 class _Facts(NamedTuple):
     """Facts about an operator from its schema."""
 
-    doubt: Doubt | None
+    condition: Condition | None
     by_number: Callable[[torch.Tensor], bool] | None  # whether all of its numbers matter, by its first tensor
     has_cpu_kernel: bool  # whether its CPU kernel can be asked at all
     own_kernel: bool  # whether that is its own, not made of others'
@@ -78,38 +78,38 @@ class _Facts(NamedTuple):
     out: frozenset[int]  # positions of its out= arguments
 
 
-def check_call(op: str, recorded: str, arguments: Sequence[Any], result_bytes: int, ask: Ask) -> float:
+def check_call(op: str, recorded: str, arguments: Sequence[Any], result_bytes: int, probe: Probe) -> float:
     """Raises what the CPU kernel says of a call that it refuses.
 
-    `recorded` is the overload that the node stands for, `arguments` are all of the schema's in order. `ask` runs the
+    `recorded` is the overload that the node stands for, `arguments` are all of the schema's in order. `probe` runs the
     CPU kernel on tensors of these shapes; it is given the size of the largest tensor for which it does, and what they
     hold. Returns the magnitude up to which numbers do not matter: infinity where none do.
     """
     if not op.startswith("aten."):
         return math.inf
     facts = _facts(op)
-    if facts.doubt is not None and facts.doubt(*arguments):
-        ask(_ANY, _ZEROS)
+    if facts.condition is not None and facts.condition(*arguments):
+        probe(_ANY, _ZEROS)
     tensors = list(_tensors(arguments))
     if not tensors or not facts.has_cpu_kernel:
         return math.inf
-    unasked = _unasked(facts, arguments, tensors)
-    outside = any(_magnitude(arguments[i]) > unasked for i in facts.numbers)
-    if outside and unasked >= 0:
-        _raise_if_sure(ask, _SMALL)
+    unprobed = _largest_unprobed(facts, arguments, tensors)
+    outside = any(_magnitude(arguments[i]) > unprobed for i in facts.numbers)
+    if outside and unprobed >= 0:
+        _raise_if_sure(probe, _SMALL)
     else:
-        _ask(facts, recorded, arguments, tensors, result_bytes, ask)
-    return unasked
+        _probe(facts, recorded, arguments, tensors, result_bytes, probe)
+    return unprobed
 
 
-def _ask(
-    facts: _Facts, recorded: str, arguments: Sequence[Any], tensors: list[torch.Tensor], result_bytes: int, ask: Ask
+def _probe(
+    facts: _Facts, recorded: str, arguments: Sequence[Any], tensors: list[torch.Tensor], result_bytes: int, probe: Probe
 ) -> None:
     dtypes = {t.dtype for t in tensors}
     mixed = len(dtypes) > 1 and all(dtype.is_floating_point for dtype in dtypes)
     size = result_bytes + sum(t.numel() * t.element_size() for t in tensors)
     # Floating-point types are mixed seldom, and mostly by mistake.
-    if size > (_SMALL if mixed else _LITTLE):
+    if size > (_SMALL if mixed else _MEDIUM):
         return
     narrow = any(dtype.is_floating_point and dtype.itemsize < 4 for dtype in dtypes)
     empty = any(
@@ -120,24 +120,24 @@ def _ask(
         return
     try:
         if empty:
-            ask(_SMALL, _ZEROS)  # there are no values
+            probe(_SMALL, _ZEROS)  # there are no values
         else:
-            _raise_if_sure(ask, _SMALL)
+            _raise_if_sure(probe, _SMALL)
     except NotImplementedError as error:
         if _lacks(facts, recorded, str(error), plain=dtypes <= {torch.float32, torch.float64} and not empty):
             raise
 
 
-def _raise_if_sure(ask: Ask, size: int) -> None:
+def _raise_if_sure(probe: Probe, size: int) -> None:
     """Raises what the CPU kernel says of all values alike, or of types."""
     try:
-        ask(size, _ZEROS)
+        probe(size, _ZEROS)
     except Exception as error:
         if isinstance(error, NotImplementedError) and _NO_KERNEL in str(error):
             raise
-        for values in (_ONES, _VARIOUS):
+        for values in (_ONES, _MIXED):
             try:
-                ask(size, values)
+                probe(size, values)
             except Exception as other:
                 if type(other) is not type(error) or str(other) != str(error):
                     return
@@ -173,7 +173,7 @@ def _magnitude(number: Any) -> float:
     return math.inf if math.isnan(number) else abs(number)
 
 
-def _unasked(facts: _Facts, arguments: Sequence[Any], tensors: list[torch.Tensor]) -> float:
+def _largest_unprobed(facts: _Facts, arguments: Sequence[Any], tensors: list[torch.Tensor]) -> float:
     if not facts.numbers:
         return math.inf
     if facts.by_number is not None and facts.by_number(tensors[0]):
@@ -206,8 +206,8 @@ def _facts(name: str) -> _Facts:
     draws = torch.Tag.nondeterministic_seeded in tags and not any("Generator" in kind for kind in kinds)
     computed = has_computed_kernel(called, "CPU")
     return _Facts(
-        doubt=_DOUBTS.get(name) or (None if overload == "dtype" else _DOUBTS.get(family)),
-        by_number=_BY_NUMBER.get(family),
+        condition=_CONDITIONS.get(name) or (None if overload == "dtype" else _CONDITIONS.get(family)),
+        by_number=_NUMBER_CONDITIONS.get(family),
         has_cpu_kernel=computed and not view and not draws and family not in _OF_VALUES,
         own_kernel=has_kernel(called, "CPU"),
         wider=family in _WIDER,
@@ -226,58 +226,58 @@ def _no_index(index: torch.Tensor) -> bool:
 
 
 # Its Meta kernels take any types.
-@doubts("aten.mm", "aten.linear", "aten.addmm", "aten._addmm_activation", "aten.linalg_cross", "aten.addbmm")
-@doubts("aten.huber_loss_backward")
+@probe_if("aten.mm", "aten.linear", "aten.addmm", "aten._addmm_activation", "aten.linalg_cross", "aten.addbmm")
+@probe_if("aten.huber_loss_backward")
 def _mixed(*arguments: Any) -> bool:
     return len({t.dtype for t in _tensors(arguments)}) > 1
 
 
-@doubts("aten.multilabel_margin_loss_forward")
+@probe_if("aten.multilabel_margin_loss_forward")
 def _short_target(self: torch.Tensor, target: torch.Tensor, *_: Any) -> bool:
     return target.dtype != torch.int64
 
 
-@doubts("aten.addcmul", "aten.addcdiv", "aten.lerp")
+@probe_if("aten.addcmul", "aten.addcdiv", "aten.lerp")
 def _complex_for_real(self: torch.Tensor, *others: Any) -> bool:
     return not self.dtype.is_complex and any(isinstance(other, complex) for other in others)
 
 
-@doubts("aten.normal")
+@probe_if("aten.normal")
 def _any_but_real(*arguments: Any) -> bool:
     return any(not t.dtype.is_floating_point for t in _tensors(arguments))
 
 
-@doubts("aten.poisson")
+@probe_if("aten.poisson")
 def _any_integer(*arguments: Any) -> bool:
     return any(_integer(t) for t in _tensors(arguments))
 
 
 # Their Meta kernels take the shape of the first tensor.
-@doubts("aten.binomial", "aten.rrelu_with_noise", "aten.rrelu_with_noise_functional")
+@probe_if("aten.binomial", "aten.rrelu_with_noise", "aten.rrelu_with_noise_functional")
 def _integer_or_of_other_shape(*arguments: Any) -> bool:
     first, second = list(_tensors(arguments))[:2]
     return _any_integer(*arguments) or first.shape != second.shape
 
 
-@doubts(*(f"aten.bitwise_{name}" for name in ("and", "or", "xor", "not", "left_shift", "right_shift")))
-@doubts("aten.gcd", "aten.lcm")
+@probe_if(*(f"aten.bitwise_{name}" for name in ("and", "or", "xor", "not", "left_shift", "right_shift")))
+@probe_if("aten.gcd", "aten.lcm")
 def _any_float(*arguments: Any) -> bool:
     return any(t.dtype.is_floating_point for t in _tensors(arguments))
 
 
-@doubts("aten.index_select", "aten.index_fill", "aten.index_copy", "aten.index_reduce")
+@probe_if("aten.index_select", "aten.index_fill", "aten.index_copy", "aten.index_reduce")
 def _index(self: torch.Tensor, dim: int, index: torch.Tensor, *_: Any) -> bool:
     return _no_index(index)
 
 
-@doubts("aten.index_add")
+@probe_if("aten.index_add")
 def _index_add(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *_: Any) -> bool:
     if _no_index(index) or self.dim() != source.dim() or not self.dim():
         return True
     return any(d != dim % self.dim() and self.shape[d] != source.shape[d] for d in range(self.dim()))
 
 
-@doubts("aten.index_put")
+@probe_if("aten.index_put")
 def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any) -> bool:
     sizes = list(self.shape)
     for index in indices:
@@ -295,23 +295,23 @@ def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: A
 _MASKS = (torch.bool, torch.uint8)
 
 
-@doubts("aten.put")
+@probe_if("aten.put")
 def _put(self: torch.Tensor, index: torch.Tensor, *_: Any) -> bool:
     return index.dtype != torch.int64
 
 
-@doubts("aten.masked_scatter")
+@probe_if("aten.masked_scatter")
 def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, *_: Any) -> bool:
     return mask.dtype != torch.bool
 
 
-@doubts("aten.bucketize.Tensor")
+@probe_if("aten.bucketize.Tensor")
 def _bucketize(self: torch.Tensor, boundaries: torch.Tensor, *_: Any) -> bool:
     return boundaries.dim() != 1
 
 
 # Of other indices and offsets the CPU kernel writes beside its tensors; functions of torch.nn make them so.
-@doubts("aten._embedding_bag", "aten._embedding_bag_forward_only")
+@probe_if("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *_: Any) -> bool:
     for name, tensor in (("input", indices), ("offsets", offsets)):
         if tensor.dim() != 1:
@@ -320,19 +320,19 @@ def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *_
 
 
 # A result that was written in place does not tell what the input was.
-@doubts("aten.leaky_relu_backward")
+@probe_if("aten.leaky_relu_backward")
 def _lost_sign(grad: torch.Tensor, x: torch.Tensor, slope: float, is_result: bool, *_: Any) -> bool:
     return is_result and slope < 0
 
 
-@doubts("aten.elu_backward")
+@probe_if("aten.elu_backward")
 def _lost_sign_of_elu(
     grad: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, *_: Any
 ) -> bool:
     return is_result and alpha < 0
 
 
-@doubts("aten.native_dropout")
+@probe_if("aten.native_dropout")
 def _dropout(self: torch.Tensor, p: float, *_: Any) -> bool:
     return _integer(self) or _no_probability(p)
 
@@ -341,22 +341,22 @@ def _no_probability(p: float) -> bool:
     return not 0 <= p <= 1
 
 
-@doubts("aten.bernoulli_.float", "aten.bernoulli.p")
+@probe_if("aten.bernoulli_.float", "aten.bernoulli.p")
 def _bernoulli(self: torch.Tensor, p: float, *_: Any) -> bool:
     return _no_probability(p)
 
 
-@doubts("aten.bernoulli.default")
+@probe_if("aten.bernoulli.default")
 def _bernoulli_of(self: torch.Tensor, *_: Any) -> bool:
     return _integer(self)
 
 
-@doubts("aten.bernoulli_.Tensor")
+@probe_if("aten.bernoulli_.Tensor")
 def _bernoulli_by(self: torch.Tensor, p: torch.Tensor, *_: Any) -> bool:
     return _integer(p)
 
 
-@doubts("aten.uniform_")
+@probe_if("aten.uniform_")
 def _uniform(self: torch.Tensor, low: float, high: float, *_: Any) -> bool:
     return not self.dtype.is_floating_point or low > high
 
@@ -370,22 +370,22 @@ def _range(low: int, high: int, dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and (low < torch.iinfo(dtype).min or high - 1 > torch.iinfo(dtype).max)
 
 
-@doubts("aten.random_.from")
+@probe_if("aten.random_.from")
 def _random_from(self: torch.Tensor, low: int, high: int | None, *_: Any) -> bool:
     return high is not None and _range(low, high, self.dtype)
 
 
-@doubts("aten.random_.to")
+@probe_if("aten.random_.to")
 def _random_to(self: torch.Tensor, high: int, *_: Any) -> bool:
     return _range(0, high, self.dtype)
 
 
-@doubts("aten.randint.low")
+@probe_if("aten.randint.low")
 def _randint_low(low: int, high: int, size: Any, dtype: int | None, *_: Any) -> bool:
     return _range(low, high, torch.int64 if dtype is None else _INTEGERS.get(dtype, torch.float64))
 
 
-@doubts("aten.randint.default")
+@probe_if("aten.randint.default")
 def _randint(high: int, size: Any, *options: Any) -> bool:
     return _randint_low(0, high, size, *options)
 
@@ -394,22 +394,22 @@ def _randint(high: int, size: Any, *options: Any) -> bool:
 _INTEGERS = {0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 11: torch.bool}
 
 
-@doubts("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
+@probe_if("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
 def _power(self: torch.Tensor, exponent: Any) -> bool:
     return _integer(self) and isinstance(exponent, int) and exponent < 0
 
 
-@doubts("aten.linalg_lu", "aten.linalg_lu_factor_ex")
+@probe_if("aten.linalg_lu", "aten.linalg_lu_factor_ex")
 def _without_pivots(self: torch.Tensor, pivot: bool, *_: Any) -> bool:
     return not pivot
 
 
-@doubts("aten.aminmax.out")
+@probe_if("aten.aminmax.out")
 def _aminmax(self: torch.Tensor, dim: Any, keepdim: bool, low: torch.Tensor, high: torch.Tensor) -> bool:
     return {low.dtype, high.dtype} != {self.dtype}
 
 
-@doubts("aten.multinomial")
+@probe_if("aten.multinomial")
 def _multinomial(self: torch.Tensor, count: int, replacement: bool, *others: Any) -> bool:
     if self.dim() and self.shape[-1] > 1 << 24:
         raise RuntimeError("number of categories cannot exceed 2^24")
@@ -421,36 +421,36 @@ def _multinomial(self: torch.Tensor, count: int, replacement: bool, *others: Any
     )
 
 
-@doubts("aten.complex")
+@probe_if("aten.complex")
 def _complex(real: torch.Tensor, imaginary: torch.Tensor, *out: torch.Tensor) -> bool:
     return real.dtype != imaginary.dtype or any(t.dtype != real.dtype.to_complex() for t in out)
 
 
-@doubts("aten.convolution.default")
+@probe_if("aten.convolution.default")
 def _convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *_: Any) -> bool:
     return min(stride) < 1 or min(padding) < 0 or min(dilation) < 1
 
 
-@doubts(*(f"aten.{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+@probe_if(*(f"aten.{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def _pad(self: torch.Tensor, padding: Sequence[int], *_: Any) -> bool:
     return self.dim() not in (len(padding) // 2 + 1, len(padding) // 2 + 2)
 
 
-@doubts("aten.histc")
+@probe_if("aten.histc")
 def _histogram(self: torch.Tensor, bins: int, low: float, high: float, *_: Any) -> bool:
     return not (low <= high and math.isfinite(low) and math.isfinite(high))
 
 
-@doubts("aten.renorm")
+@probe_if("aten.renorm")
 def _renorm(self: torch.Tensor, p: float, dim: int, most: float, *_: Any) -> bool:
     return isinstance(p, complex) or isinstance(most, complex) or not (p > 0 and most >= 0)
 
 
-@doubts("aten.softshrink")
+@probe_if("aten.softshrink")
 def _shrink(self: torch.Tensor, by: float, *_: Any) -> bool:
     return not 0 <= by <= _largest(self.dtype)
 
 
-@doubts("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", "aten.searchsorted.Tensor_out")
+@probe_if("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", "aten.searchsorted.Tensor_out")
 def _search(self: torch.Tensor, values: Any, out_int32: bool, right: bool, side: str | None, *_: Any) -> bool:
     return side not in (None, "left", "right") or (right and side == "left")

@@ -46,7 +46,7 @@ CHECKED = {
 }
 
 # Their results hold addresses of the host, for CPU kernels to follow.
-PACKS = """
+PACKED_ON_HOST = """
 fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fbgemm_pack_quantized_matrix.KN
 """.split()
 

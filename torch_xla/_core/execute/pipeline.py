@@ -14,7 +14,7 @@ import sys
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory_stats, placement
-from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, split_check
+from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, sharding_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import verify
 from torch_xla._core.graph.graph import Graph, describe
@@ -30,7 +30,7 @@ _uncompilable: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no 
 
 # What looks at each program before it runs.
 _WATCHING = _config.Watch(
-    *memory_stats.ASKED_BY, *debug_level.ASKED_BY, *split_check.ASKED_BY, _config.XLA_CHECK_VALUES
+    *memory_stats.ASKED_BY, *debug_level.ASKED_BY, *sharding_check.ASKED_BY, _config.XLA_CHECK_VALUES
 )
 
 
@@ -252,7 +252,7 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
         same_program.compare(graph)
     memory_stats.before_run(executable.loaded, graph, request.name)
     debug_level.before_run(graph, request.cause, request.name)
-    split_check.before_run(graph)
+    sharding_check.before_run(graph)
     executor.run(executable, graph)
 
 
@@ -330,7 +330,7 @@ Compiled = compiler.Executable | fallback.NeedsHost
 def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
     """Loads a graph's program from the disk, or compiles it; returns it, or the obstacle."""
     with lowering.gc_paused():
-        described = rolling.decide(graph)
+        described = rolling.choose_stacks(graph)
     # Where programs span the job the first one makes the connection.
     if session.connected() is None and not (session.rank_info().world > 1 and client.spans_job()):
         return cache.load(graph) or _compile(graph, described, request)

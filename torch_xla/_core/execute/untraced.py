@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from torch_xla._torch_internals import SKIPPED, no_torch_function, set_code_strategy
+from torch_xla._torch_internals import SKIP_FRAME, no_torch_function, set_code_strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,7 +20,7 @@ R = TypeVar("R")
 def skip(function: Callable[..., object], around: Callable[..., object]) -> None:
     """Makes PyTorch's compiler skip functions and all that they call."""
     for target in (function, around):
-        set_code_strategy(target.__code__, SKIPPED)
+        set_code_strategy(target.__code__, SKIP_FRAME)
     around._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would inline it
 
 

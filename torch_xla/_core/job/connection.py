@@ -57,11 +57,11 @@ class Session:
 
     def join(self) -> None:
         """Meets the others for the first time; JobError where somebody does not come, or they are not of one job."""
-        self._introduce()
+        self._handshake()
         _bindings.set_collective_rank(self.rank_info.rank)
         self.group(self.everyone)
 
-    def _introduce(self) -> None:
+    def _handshake(self) -> None:
         """Tells who this is, and looks whether all are of one job."""
         identity = {
             "torch_xla": version("torch_xla"),
@@ -275,7 +275,7 @@ class Session:
         try:
             if self._lost:
                 return
-            if failure is not None and follows(failure):
+            if failure is not None and is_consequence(failure):
                 self.store.set(f"followed/{self.rank_info.rank}", "")
             self.publish("ran", program_starts.report)
             store.tell_end(self.store, self.rank_info.rank, reason)
@@ -294,7 +294,7 @@ class Session:
             self.over.set()
 
 
-def follows(error: BaseException) -> bool:
+def is_consequence(error: BaseException) -> bool:
     """Whether an error comes from what another process did."""
     failure: BaseException | None = error
     visited: set[int] = set()

@@ -163,7 +163,7 @@ class _Entry:
             session.finish()
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
-                if connection.follows(error):  # the launcher raises that of the other one
+                if connection.is_consequence(error):  # the launcher raises that of the other one
                     rank, stack = session.rank_info().rank, traceback.format_exc()
                     _notices.notify("job", rank, f"[job] rank {rank} ends because of another, and was here: {stack}")
                 session.leave(error)

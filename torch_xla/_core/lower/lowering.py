@@ -112,7 +112,7 @@ def lower(graph: Graph, name: str = "graph", to_run: bool = False, platform: str
     load_rules()  # not part of what is timed
     place = placement.of(graph.device)
     target = platform or place.platform
-    graph = rolling.with_loops(graph, target, place.mesh)
+    graph = rolling.mark_layer_loops(graph, target, place.mesh)
     order = steps(graph)
     places = number_indices(graph)
     rank = environment.rank_info().rank if any(map(sequence.is_collective, graph.nodes)) else 0

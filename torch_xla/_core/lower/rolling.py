@@ -44,7 +44,7 @@ def least(platform: str, mesh: bool) -> int | None:
     return None if setting == 0 else _LEAST if setting == 1 else setting
 
 
-def with_loops(graph: Graph, platform: str, mesh: bool) -> Graph:
+def mark_layer_loops(graph: Graph, platform: str, mesh: bool) -> Graph:
     """A graph with the runs of layers that become loops in its program: none where it has composites.
 
     `platform` is JAX's name of the kind of device that it is for; `mesh` says whether it is for a mesh of them.
@@ -57,7 +57,7 @@ def with_loops(graph: Graph, platform: str, mesh: bool) -> Graph:
     return replace(graph, layers=layers.find(graph, fewest, excluded))
 
 
-def decide(cut_graph: _bindings.Graph) -> Graph | None:
+def choose_stacks(cut_graph: _bindings.Graph) -> Graph | None:
     """Chooses the loops and the stacks of a graph whose program is about to be compiled, or loaded.
 
     Sets `cut_graph.stacks`, the tensors that travel as one array. Returns the graph's description with the runs of
@@ -66,7 +66,7 @@ def decide(cut_graph: _bindings.Graph) -> Graph | None:
     place = placement.of(cut_graph.device)
     if least(place.platform, place.mesh) is None:
         return None
-    graph = with_loops(describe(cut_graph), place.platform, place.mesh)
+    graph = mark_layer_loops(describe(cut_graph), place.platform, place.mesh)
     cut_graph.stacks = stacks.find(graph, cut_graph.resident_stacks)
     return replace(describe(cut_graph), layers=graph.layers) if cut_graph.stacks else graph
 

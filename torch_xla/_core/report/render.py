@@ -20,7 +20,7 @@ def render(described: graph.Graph, form: str, computed: Sequence[Meta] = ()) -> 
     if form == "text":
         if client.client_started():
             place = placement.of(described.device)
-            described = rolling.with_loops(described, place.platform, place.mesh)
+            described = rolling.mark_layer_loops(described, place.platform, place.mesh)
         return graph_text.text(described, computed)
     if form == "dot":
         return graph_text.dot(described)

@@ -16,7 +16,7 @@ from torch_xla._core.execute import hooks
 from torch_xla._core.functions import collectives, ctc_operator, custom_calls, jax_functions, manual_computation
 from torch_xla._core.lower import composites, scopes
 from torch_xla._core.report import debug_level
-from torch_xla._core.torch import device_lists, fake_devices, stand_ins
+from torch_xla._core.torch import device_lists, fake_devices, import_stubs
 from torch_xla._torch_internals import has_kernel
 from torch_xla.ops import undecomposed
 
@@ -78,7 +78,7 @@ def _register_meta_kernels() -> None:
 
 def install() -> None:
     """Registers device ``xla`` with its operators and connects the pipeline."""
-    stand_ins.install()
+    import_stubs.install()
     jax_import.install()
     hooks.install()
     jax_functions.install()
@@ -93,7 +93,7 @@ def install() -> None:
     _bindings.record_undecomposed(undecomposed.names())
     _bindings.keep_on_host([f"aten::{name}" for name in undecomposed.HOST_ONLY + undecomposed.ASSERTS])
     _bindings.check_errors({f"aten::{op}": name for op, name in undecomposed.CHECKED.items()})
-    _bindings.refuse_packing([f"aten::{name}" for name in undecomposed.PACKS])
+    _bindings.refuse_packing([f"aten::{name}" for name in undecomposed.PACKED_ON_HOST])
     every = range(8)  # or as many as an operator has
     constants = {name: range(place, place + 1) for name, place in undecomposed.CONSTANTS.items()}
     for operator, places in (constants | dict.fromkeys(undecomposed.DECOMPOSED, every)).items():

@@ -69,11 +69,7 @@ Vector<NodePtr> Graph::fills() const {
   return unfilled;
 }
 
-bool Graph::has_fills() const {
-  const auto unfilled = [](const NodePtr& n) { return n->unfilled(); };
-  return std::any_of(unused_fills_.begin(), unused_fills_.end(), unfilled) ||
-         std::any_of(leaves.begin(), leaves.end(), unfilled);
-}
+bool Graph::has_fills() const { return !fills().empty(); }
 
 bool Graph::has_collectives() const {
   return std::any_of(nodes.begin(), nodes.end(),

@@ -31,7 +31,7 @@ Arg::Kind kind_now(const Node& node, size_t position) {
   if (kind == Arg::Kind::Adaptive && policy == NumberPolicy::Constant) {
     return Arg::Kind::Attr;
   }
-  return policy == NumberPolicy::UntilVaries && is_constant_number(node, position) ? Arg::Kind::Adaptive : kind;
+  return policy == NumberPolicy::SpecializedTracked && is_constant_number(node, position) ? Arg::Kind::Adaptive : kind;
 }
 
 bool tells_more_now(const Node& node) {
@@ -153,7 +153,7 @@ Hash hash_without_constants(const Graph& graph, Constants& constants) {
         hash_arg(rest, arg);
         continue;
       }
-      const bool unknown = node.op->policy(i) == NumberPolicy::UntilSeenToVary && is_constant_number(node, i);
+      const bool unknown = node.op->policy(i) == NumberPolicy::Specialized && is_constant_number(node, i);
       if (!(number || unknown) || arg.value.isComplexDouble()) {
         hash_arg(rest, is_number(arg) ? attr(arg.value) : arg);
         continue;
@@ -204,8 +204,8 @@ void Graph::add_numbers(uint32_t n, Hash& constants, Adaptive& adaptive) {
       continue;
     }
     const auto policy = node.op->policy(i);
-    const bool tracked =
-        kind != Arg::Kind::Number || (policy == NumberPolicy::UntilVaries && static_cast<int>(i) != node.op->element);
+    const bool tracked = kind != Arg::Kind::Number ||
+                         (policy == NumberPolicy::SpecializedTracked && static_cast<int>(i) != node.op->element);
     if (policy == NumberPolicy::Constant || (tracked && arg.value.isComplexDouble()) || must_be_constant(arg.value)) {
       hash_attr(constants, arg.value);
       continue;
@@ -215,7 +215,7 @@ void Graph::add_numbers(uint32_t n, Hash& constants, Adaptive& adaptive) {
     if (tracked) {
       const bool varies = std::binary_search(varied_.begin(), varied_.end(), std::pair(n, i));
       const bool input =
-          kind == Arg::Kind::Integer && policy != NumberPolicy::UntilVaries && !is_special_number(arg.value);
+          kind == Arg::Kind::Integer && policy != NumberPolicy::SpecializedTracked && !is_special_number(arg.value);
       for (auto index = first; index < numbers.size(); ++index) {
         adaptive.indices.push_back(index);
         adaptive.vary.push_back(varies);

@@ -108,14 +108,14 @@ const View* view_of(const std::string& name) {
       {"aten.slice.Tensor", {Inverse::Scatter, "aten::slice_scatter"}},
       {"aten.diagonal.default", {Inverse::Scatter, "aten::diagonal_scatter"}},
       {"aten.as_strided.default", {Inverse::Scatter, "aten::as_strided_scatter"}},
-      {"aten.transpose.int", {Inverse::Same}},
-      {"aten.t.default", {Inverse::Same}},
-      {"aten._conj.default", {Inverse::Same, nullptr, SelfOverlap::Never, LazyBit::Conjugate}},
-      {"aten._neg_view.default", {Inverse::Same, nullptr, SelfOverlap::Never, LazyBit::Negative}},
-      {"aten.permute.default", {Inverse::Order}},
+      {"aten.transpose.int", {Inverse::Self}},
+      {"aten.t.default", {Inverse::Self}},
+      {"aten._conj.default", {Inverse::Self, nullptr, SelfOverlap::Never, LazyBit::Conjugate}},
+      {"aten._neg_view.default", {Inverse::Self, nullptr, SelfOverlap::Never, LazyBit::Negative}},
+      {"aten.permute.default", {Inverse::Permute}},
       {"aten.view_as_real.default", {Inverse::Complex}},
       {"aten.view_as_complex.default", {Inverse::Complex}},
-      {"aten.view.dtype", {Inverse::Type}},
+      {"aten.view.dtype", {Inverse::Bitcast}},
   };
   const auto it = views.find(name);
   return it == views.end() ? nullptr : &it->second;
@@ -339,8 +339,8 @@ void OpInfo::choose_policies() {
     const bool plain = name.rfind("aten.", 0) == 0 && (is_plain_number(op.schema().arguments()[i]) || scalar);
     policies_[i] = scalar && has_tensor             ? NumberPolicy::Input
                    : !plain                         ? NumberPolicy::Constant
-                   : static_cast<int>(i) == element ? NumberPolicy::UntilVaries
-                                                    : NumberPolicy::UntilSeenToVary;
+                   : static_cast<int>(i) == element ? NumberPolicy::SpecializedTracked
+                                                    : NumberPolicy::Specialized;
   }
 }
 
@@ -374,10 +374,10 @@ bool OpInfo::specialize(size_t argument) {
   learned = true;
   switch (policy(argument)) {
     case NumberPolicy::Input:
-      policies_[argument] = NumberPolicy::UntilVaries;
+      policies_[argument] = NumberPolicy::SpecializedTracked;
       return true;
-    case NumberPolicy::UntilVaries:
-    case NumberPolicy::UntilSeenToVary:
+    case NumberPolicy::SpecializedTracked:
+    case NumberPolicy::Specialized:
       policies_[argument] = NumberPolicy::Constant;
       return true;
     default:

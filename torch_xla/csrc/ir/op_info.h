@@ -27,10 +27,10 @@ enum class Inverse : uint8_t {
   Memory,   // nothing is known of the operator but the strides of its result: the view is recorded as `as_strided`
   Shape,    // the dimensions were regrouped
   Scatter,  // by the operator `scatter`, with the arguments of the view
-  Same,     // by the operator of the view, with its arguments
-  Order,    // of the dimensions, which is an argument of the view
+  Self,     // by the operator of the view, with its arguments
+  Permute,  // of the dimensions, which is an argument of the view
   Complex,  // numbers and their two parts
-  Type,     // of the elements
+  Bitcast,  // of the elements
 };
 
 // Whether a view may show some element more than once.
@@ -41,10 +41,10 @@ enum class LazyBit : uint8_t { None, Conjugate, Negative };
 // What becomes of a number that an operator is given. Every change of it costs a compile, or less where the program is
 // not compiled yet.
 enum class NumberPolicy : uint8_t {
-  Input,            // of the program, whatever its value
-  UntilVaries,      // a constant in each program, until it differs from that of a program that is alike in all else
-  UntilSeenToVary,  // likewise, and it has not differed in any program yet: nothing is done for it until then
-  Constant,         // the operator cannot be lowered without its value
+  Input,               // of the program, whatever its value
+  SpecializedTracked,  // a constant in each program, until it differs from that of a program that is alike in all else
+  Specialized,         // likewise, and it has not differed in any program yet: nothing is done for it until then
+  Constant,            // the operator cannot be lowered without its value
 };
 
 enum class ArgKind : uint8_t { Attr, Tensor, TensorList, OptTensorList, Number, NumberList, Generator };
@@ -89,8 +89,8 @@ struct OpInfo {
   }
   // It has varied somewhere.
   void note_variation(size_t argument) {
-    auto expected = NumberPolicy::UntilSeenToVary;
-    policies_[argument].compare_exchange_strong(expected, NumberPolicy::UntilVaries);
+    auto expected = NumberPolicy::Specialized;
+    policies_[argument].compare_exchange_strong(expected, NumberPolicy::SpecializedTracked);
     learned = true;
   }
   // It cannot be lowered so: an input becomes a constant until it varies, and that a constant. False where it is one.

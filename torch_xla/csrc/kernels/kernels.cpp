@@ -309,7 +309,7 @@ Tensor to_copy(const Tensor& self, std::optional<at::ScalarType> dtype, std::opt
 }
 
 // The same tensor again: no node, so not worth a recorded call. Each gradient of a backward pass comes through here.
-Tensor another(const Tensor& self, OpInfo& info) {
+Tensor shallow_alias(const Tensor& self, OpInfo& info) {
   if (!is_xla(self)) {  // what a FakeTensor wraps
     return at::native::alias(self);
   }
@@ -324,11 +324,11 @@ Tensor another(const Tensor& self, OpInfo& info) {
 }
 Tensor alias(const Tensor& self) {
   static auto& info = op_info("aten::alias", "");
-  return another(self, info);
+  return shallow_alias(self, info);
 }
 Tensor detach(const Tensor& self) {
   static auto& info = op_info("aten::detach", "");
-  return another(self, info);
+  return shallow_alias(self, info);
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& destination, bool non_blocking) {

@@ -118,7 +118,7 @@ void Call::collect() {
     const size_t args_before = args.size();
     const size_t inputs_before = inputs.size();
     const Hash attrs_before = attrs;
-    if (numbers_of.policy(i) == NumberPolicy::UntilVaries && is_numeric(v)) {
+    if (numbers_of.policy(i) == NumberPolicy::SpecializedTracked && is_numeric(v)) {
       add_adaptive(i, v);
     } else {
       add(i, v);

@@ -32,14 +32,14 @@ at::Tensor meta_twin(const at::Tensor& t) {
   if (!t.defined() || (!is_xla(t) && t.dim() == 0)) {
     return t;
   }
-  auto twin = at::detail::empty_strided_meta(t.sizes(), t.strides(), t.scalar_type());
+  auto probe = at::detail::empty_strided_meta(t.sizes(), t.strides(), t.scalar_type());
   if (is_xla(t) && t.storage_offset() != 0) {
-    twin.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
+    probe.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
   }
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
-    twin.unsafeGetTensorImpl()->set_wrapped_number(true);
+    probe.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  return twin;
+  return probe;
 }
 
 // Kernels see neither autograd nor autocast, and no mode over functions, such as one that gives a default device.
@@ -59,9 +59,9 @@ class KernelsOnly {
 struct TooLarge {};
 
 // Makes CPU tensors. Those of tensors that share memory share theirs.
-class CpuTwins {
+class ProbeTensors {
  public:
-  CpuTwins(size_t limit, Fill fill) : limit_(limit), fill_(fill) {}
+  ProbeTensors(size_t limit, Fill fill) : limit_(limit), fill_(fill) {}
 
   at::Tensor operator()(const at::Tensor& t) {
     if (!t.defined() || !is_xla(t)) {
@@ -107,9 +107,9 @@ class CpuTwins {
   std::unordered_map<const c10::StorageImpl*, at::Tensor> memory_;
 };
 
-template <class Twin>
-c10::IValue twin_argument(const c10::IValue& v, Twin&& twin, c10::DeviceType device) {
-  return v.isDevice() ? c10::Device(device) : v.isGenerator() ? c10::IValue() : with_tensors(v, twin);
+template <class Probe>
+c10::IValue probe_argument(const c10::IValue& v, Probe&& probe, c10::DeviceType device) {
+  return v.isDevice() ? c10::Device(device) : v.isGenerator() ? c10::IValue() : with_tensors(v, probe);
 }
 
 void add_meta(MetaSet& set, const at::Tensor& t) {
@@ -153,28 +153,28 @@ bool is_read(c10::ArrayRef<c10::IValue> arguments, size_t position) {
   return false;
 }
 
-// What a kernel returned, and the twins of the arguments that it was called with.
+// What a kernel returned, and the probes of the arguments that it was called with.
 struct KernelCall {
   torch::jit::Stack stack;
-  std::vector<c10::IValue> twin_arguments;
+  std::vector<c10::IValue> probe_arguments;
 };
 
-// Runs the CPU kernel on twins of the arguments.
+// Runs the CPU kernel on probes of the arguments.
 KernelCall call_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t limit = kSmall,
                        Fill fill = Fill::Zeros) {
   torch::jit::Stack stack;
-  CpuTwins twins(limit, fill);
+  ProbeTensors probes(limit, fill);
   const KernelsOnly kernels_only;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (info.kinds[i] == ArgKind::Generator) {  // of its own: the program's draws must not change
       stack.push_back(at::detail::createCPUGenerator());
     } else {
-      stack.push_back(twin_argument(arguments[i], twins, c10::DeviceType::CPU));
+      stack.push_back(probe_argument(arguments[i], probes, c10::DeviceType::CPU));
     }
   }
-  std::vector<c10::IValue> twin_arguments = stack;
+  std::vector<c10::IValue> probe_arguments = stack;
   info.op.callBoxed(stack);
-  return {std::move(stack), std::move(twin_arguments)};
+  return {std::move(stack), std::move(probe_arguments)};
 }
 
 // A Meta kernel does not know quantized types, and promises others.
@@ -193,29 +193,29 @@ void check_dtype_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> argume
 // Meta kernels give an out= tensor that they resize other strides than CPU kernels do, and do not know of CPU kernels
 // that resize what they write in place, such as the state of an observer that starts without elements. Whether the CPU
 // kernel told.
-bool take_layouts(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas,
-                  size_t limit) {
+bool take_kernel_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, std::vector<c10::IValue>& metas,
+                         size_t limit) {
   if (info.seeded || !info.op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return false;  // it would draw from the CPU's generator
   }
-  std::vector<c10::IValue> twins;
+  std::vector<c10::IValue> probes;
   try {
-    twins = call_on_cpu(info, arguments, limit).twin_arguments;
+    probes = call_on_cpu(info, arguments, limit).probe_arguments;
   } catch (const TooLarge&) {
     return false;
   } catch (std::exception& error) {
     if (!refuses_call(error)) {
       throw;
     }
-    return false;  // of the values that the twins have
+    return false;  // of the values that the probes have
   }
   for (const auto position : info.written) {
     if (!metas[position].isTensor() || !metas[position].toTensor().defined()) {
       continue;
     }
-    const auto& twin = twins[position].toTensor();
-    if (!info.is_out[position] || metas[position].toTensor().sizes() == twin.sizes()) {
-      metas[position].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    const auto& probe = probes[position].toTensor();
+    if (!info.is_out[position] || metas[position].toTensor().sizes() == probe.sizes()) {
+      metas[position].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(probe.sizes(), probe.strides());
     }
   }
   return true;
@@ -253,13 +253,13 @@ void check_view(const OpInfo& info, const at::Tensor& viewed, const at::Tensor& 
               ", expected a view of it by strides; declare the operator as one that returns a new tensor");
 }
 
-void check_views(const OpInfo& info, const std::vector<c10::IValue>& twin_arguments, const torch::jit::Stack& results) {
+void check_views(const OpInfo& info, const std::vector<c10::IValue>& probes, const torch::jit::Stack& results) {
   for (const auto& v : results) {
     if (v.isTensor()) {
-      check_view(info, twin_arguments[0].toTensor(), v.toTensor());
+      check_view(info, probes[0].toTensor(), v.toTensor());
     } else if (v.isTensorList()) {
       for (const at::Tensor& t : v.toTensorList()) {
-        check_view(info, twin_arguments[0].toTensor(), t);
+        check_view(info, probes[0].toTensor(), t);
       }
     }
   }
@@ -283,7 +283,7 @@ MetaSetPtr cache_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     if (!v.isTensor() || !v.toTensor().defined()) {
       continue;
     }
-    const bool differs = call.twin_arguments[position].toTensor().sizes() != v.toTensor().sizes();
+    const bool differs = call.probe_arguments[position].toTensor().sizes() != v.toTensor().sizes();
     if (info.is_out[position]) {
       resizes = resizes || differs;
       warns = warns || (differs && v.toTensor().numel() != 0);
@@ -296,15 +296,15 @@ MetaSetPtr cache_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   }
   grows = grows && is_aten(info);
   const bool layouts_taken =
-      (resizes || grows) && take_layouts(info, arguments, call.twin_arguments, grows ? kAnySize : kSmall);
+      (resizes || grows) && take_kernel_strides(info, arguments, call.probe_arguments, grows ? kAnySize : kSmall);
   for (const auto position : info.written) {
     // Some Meta kernels resize what is also read, which no CPU kernel does.
     const auto& v = arguments[position];
     TORCH_CHECK((info.is_out[position] ? !is_read(arguments, position) : layouts_taken || !is_aten(info)) ||
                     !v.isTensor() || !v.toTensor().defined() ||
-                    call.twin_arguments[position].toTensor().sizes() == v.toTensor().sizes(),
+                    call.probe_arguments[position].toTensor().sizes() == v.toTensor().sizes(),
                 "output with shape ", v.toTensor().sizes(), " doesn't match the broadcast shape ",
-                call.twin_arguments[position].toTensor().sizes());
+                call.probe_arguments[position].toTensor().sizes());
   }
   auto set = c10::make_intrusive<MetaSet>();
   set->validated_magnitude = raise_if_refused(info, arguments, call.stack);
@@ -314,7 +314,7 @@ MetaSetPtr cache_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     }
   }
   for (const auto position : info.written) {
-    const auto& v = call.twin_arguments[position];
+    const auto& v = call.probe_arguments[position];
     if (!v.isNone()) {
       add_result(*set, v);
     }
@@ -342,9 +342,9 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     stack.push_back(all_dims(info, arguments, i) ? c10::IValue()
-                                                 : twin_argument(arguments[i], &meta_twin, c10::DeviceType::Meta));
+                                                 : probe_argument(arguments[i], &meta_twin, c10::DeviceType::Meta));
   }
-  std::vector<c10::IValue> twin_arguments(stack.begin(), stack.end());
+  std::vector<c10::IValue> probe_arguments(stack.begin(), stack.end());
   {
     const KernelsOnly kernels_only;
     try {
@@ -358,9 +358,9 @@ MetaSetPtr infer_metas(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     drop_masked_results(info, arguments, stack);
   }
   if (info.view && info.inverse == Inverse::Memory && info.form == Form::Plain) {
-    check_views(info, twin_arguments, stack);
+    check_views(info, probe_arguments, stack);
   }
-  return cache_metas(info, arguments, key, {std::move(stack), std::move(twin_arguments)});
+  return cache_metas(info, arguments, key, {std::move(stack), std::move(probe_arguments)});
 }
 
 void warn_and_raise_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, size_t bytes, Fill fill) {

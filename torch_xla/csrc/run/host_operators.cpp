@@ -322,7 +322,7 @@ HostOperator describe(const OpInfo& op) {
   host.pointwise = op.op.hasTag(at::Tag::pointwise);
   host.addresses = op.form == Form::AsStrided || op.form == Form::AsStridedScatter;
   host.takes_strides = op.view ? !host.addresses && op.inverse != Inverse::Memory && op.inverse != Inverse::Complex &&
-                                     op.inverse != Inverse::Type
+                                     op.inverse != Inverse::Bitcast
                                : host.pointwise || is_product(op.name);
   return host;
 }

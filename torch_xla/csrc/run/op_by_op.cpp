@@ -214,8 +214,7 @@ class OpByOpRun::Run {
       if (refusal_) {
         std::rethrow_exception(refusal_);
       }
-      auto results = without_kernel_ == at_ ? std::nullopt : without_rule(node, inputs);
-      if (results) {
+      if (auto results = without_kernel_ == at_ ? std::nullopt : without_rule(node, inputs)) {
         return results;
       }
     } catch (std::exception& error) {

@@ -108,10 +108,10 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
       args.push_back(input_arg());
       args.append(step.args.begin() + 1, step.args.end());
       return apply(*step.op->scatter, {base, v}, std::move(args), in);
-    case Inverse::Same:
+    case Inverse::Self:
       args.append(step.args.begin() + 1, step.args.end());
       return apply(*step.op, {v}, std::move(args), in);
-    case Inverse::Order: {
+    case Inverse::Permute: {
       const auto dims = step.args[1].value.toIntVector();
       std::vector<int64_t> back(dims.size());
       for (size_t i = 0; i < dims.size(); ++i) {
@@ -122,7 +122,7 @@ Value inverse(const ViewStep& step, const Value& base, const Value& v) {
     }
     case Inverse::Complex:
       return apply(c10::isComplexType(in->dtype) ? complex : real, {v}, std::move(args), in);
-    case Inverse::Type:
+    case Inverse::Bitcast:
       args.push_back(attr(static_cast<int64_t>(in->dtype)));
       return apply(*step.op, {v}, std::move(args), in);
     case Inverse::Shape:

@@ -31,11 +31,11 @@ def number(name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{turn()} {name}".encode()).digest()[:8], "little")
 
 
-def comes(name: str, of: int) -> bool:
+def is_next(name: str, of: int) -> bool:
     """Whether it is something's turn, which it is once in so many commits."""
     return number(name) % of == 0
 
 
-def chosen(name: str, among: Sequence[T]) -> T:
+def pick(name: str, among: Sequence[T]) -> T:
     """One of several, for something named."""
     return among[number(name) % len(among)]

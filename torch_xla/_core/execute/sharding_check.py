@@ -20,12 +20,12 @@ _TOLERANCES = {2: 2e-2, 4: 1e-3, 8: 1e-9}  # of the largest value, by bytes of a
 _compiled: dict[tuple[str, tuple[int, ...]], tuple[Any, Any]] = {}
 
 
-class SplitError(RuntimeError):
+class ShardingError(RuntimeError):
     """A program with splits computes something else than without."""
 
 
 def before_run(graph: _bindings.Graph) -> None:
-    """Compares all values of a graph, where that is asked for; SplitError where one differs."""
+    """Compares all values of a graph, where that is asked for; ShardingError where one differs."""
     if not _config.XLA_SPMD_VERIFY.get() or not placement.of(graph.device).mesh:
         return
     described = describe(graph)
@@ -61,7 +61,7 @@ def _programs(described: Graph, places: Sequence[tuple[int, int]]) -> tuple[Any,
         probed, nodes=nodes, leaf_placements=replicated, output_placements=(shardings.REPLICATED,) * len(places)
     )
     with client.x64():
-        return tuple(lowering.lower(g, "split_check").stage.compile() for g in (probed, unsplit))  # type: ignore[return-value]
+        return tuple(lowering.lower(g, "sharding_check").stage.compile() for g in (probed, unsplit))  # type: ignore[return-value]
 
 
 def _compare(node: Node, result: int, value: Any, other: Any) -> None:
@@ -78,7 +78,7 @@ def _compare(node: Node, result: int, value: Any, other: Any) -> None:
     if not same:
         where = f", recorded at {node.frame}" if node.frame else ""
         got = f"result {result} of {node.op} differs between the sharded program and the unsharded one{where}"
-        raise SplitError(message("spmd", got, do="report it, with the shardings of its inputs"))
+        raise ShardingError(message("spmd", got, do="report it, with the shardings of its inputs"))
 
 
 def _is_inexact(array: Any) -> bool:
