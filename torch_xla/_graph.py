@@ -120,7 +120,7 @@ class Graph:
             empty = not cut.num_outputs
             if not (self._keeps or empty):
                 self._compile(cut, run)
-            self._cut, self._run = cut, run
+            self._cut, self._run = cut if self._executable is None else None, run
         if empty:
             warnings.warn(
                 "[graph] got a capture in which nothing was recorded on the device, so that a replay does nothing; "
@@ -131,9 +131,11 @@ class Graph:
     def instantiate(self) -> None:
         """Compiles the graph, if that has not been done."""
         self._check_captured("instantiate()")
-        if self._executable is None and self._cut.num_outputs:
+        cut = self._cut
+        if self._executable is None and cut.num_outputs:
             with barrier.exclusive():
-                self._compile(self._cut, self._run)
+                self._compile(cut, self._run)
+            self._cut = None
 
     def replay(self) -> None:
         """Runs the program, without waiting for it, on what the memory holds that was captured.
@@ -209,7 +211,6 @@ class Graph:
         executable = barrier.stages().program_of(cut)
         run.set_program(cut, executable.program)
         self._key, self._executable = cut.key, executable
-        cut.clear()  # it holds what others may write over
 
     def _check_captured(self, what: str) -> None:
         if self._run is None:

@@ -284,7 +284,6 @@ void bind_acts(py::class_<Graph>& graph) {
            })
       .def("constants_vary", &Graph::constants_vary)
       .def("bind", &Graph::bind)
-      .def("clear", &Graph::clear)
       .def("independent_halves", &Graph::independent_halves)
       .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
            py::arg("failed_fills") = std::vector<size_t>());
