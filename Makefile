@@ -3,7 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 JAX ?= jax>=0.10.2
 MAX_JOBS ?= $(shell nproc)
-WORKERS ?= $(shell nproc)
+# One more than cores: tests of jobs wait for processes half of their time.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 export MAX_JOBS
