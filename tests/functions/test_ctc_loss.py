@@ -26,10 +26,7 @@ def labels(flat=False, lengths=LENGTHS):
 FORMS = {
     "numbers": (lambda device: INPUTS, lambda device: LENGTHS),
     "tensors on the host": (lambda device: torch.tensor(INPUTS), lambda device: torch.tensor(LENGTHS).int()),
-    "tensors on the device": (
-        lambda device: torch.tensor(INPUTS, device=device),
-        lambda device: torch.tensor(LENGTHS, device=device),
-    ),
+    "tensors on the device": tuple(lambda device, x=x: torch.tensor(x, device=device) for x in (INPUTS, LENGTHS)),
 }
 
 
@@ -50,6 +47,12 @@ def test_as_on_cpu(form, flat, reduction, zero_infinity):
         results.append((loss.detach().cpu(), x.grad.cpu()))
     assert results[0][0].dim() == (reduction == "none")
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.by_default("new graphs run op by op, with PyTorch's kernel in place of a program for each length")
+def test_no_program_of_its_own(counted):
+    with counted("OperatorsByRule", 0):
+        test_as_on_cpu("tensors on the device", False, "mean", True)
 
 
 @pytest.mark.parametrize("make", [lambda n: (n,), lambda n: torch.tensor(n), lambda n: torch.tensor(n, device="xla")])
@@ -105,9 +108,7 @@ WRONG = {
     "too long a target": lambda x, t: ctc_loss(x, t, INPUTS, torch.tensor([6, 1, 1])),
     "a negative length": lambda x, t: ctc_loss(x, t, INPUTS, [-1, 1, 1]),
     "too few lengths": lambda x, t: ctc_loss(x, t, INPUTS[:2], LENGTHS),
-    "too few lengths, as tensors": lambda x, t: ctc_loss(
-        x, t, torch.tensor(INPUTS, device=x.device), torch.tensor(LENGTHS[:2], device=x.device)
-    ),
+    "too few, as tensors": lambda x, t: ctc_loss(x, t, x.new_tensor(INPUTS).long(), x.new_tensor(LENGTHS[:2]).long()),
     "no such blank": lambda x, t: ctc_loss(x, t, INPUTS, LENGTHS, blank=LABELS),
     "rows of another batch": lambda x, t: ctc_loss(x, t[:2], INPUTS, LENGTHS),
     "labels that do not add up": lambda x, t: ctc_loss(x, t.reshape(-1), INPUTS, LENGTHS),

@@ -8,7 +8,7 @@ grow, such as the tokens and positions of `generate` (`Graph.partition_for_host`
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import jax
@@ -19,11 +19,12 @@ from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, shardings, transfer
 from torch_xla._core.execute import executor, fills, host_collective, value_check
 from torch_xla._core.graph import sequence
-from torch_xla._core.graph.graph import CLASSES, describe
+from torch_xla._core.graph.graph import CLASSES, describe, fill_template
 from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import lowering, manual_lowering
 from torch_xla._errors import ExecutionError, GraphFailure, message
 from torch_xla.ops import dtypes
+from torch_xla.ops.call import find_overload
 from torch_xla.ops.fallback import from_numpy, to_numpy
 from torch_xla.ops.registry import StaticNumbers
 
@@ -140,13 +141,6 @@ def _host() -> jax.Device:
         raise CannotRun from None
 
 
-def _put(array: np.ndarray, device: int, host: jax.Device | None) -> jax.Array:
-    if host is None:
-        return transfer.put(array, device)
-    with client.x64():
-        return jax.device_put(array, host)
-
-
 def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
     """Computes a node by its rule, as a program would: its kernel does not take the call, or there is none."""
     node, seed = graph.describe_node(position, CLASSES)
@@ -154,11 +148,17 @@ def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor])
         value_check.check(_bindings.in_flight(graph.device).operator_run, node, tensors)
     if node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
         raise CannotRun
+    if node.op.startswith("xla."):  # it may have a kernel in Python, and a program for a single call takes long
+        with suppress(IndexError, NotImplementedError, RuntimeError):  # it does not take the call
+            results = find_overload(node.op)(*fill_template(node, tensors, lambda number: number.value))
+            return [results] if isinstance(results, torch.Tensor) else list(results)
     _metrics.count("OperatorsByRule")
     place = placement.of(graph.device)
     # What the device's programs cannot call, JAX's own CPU client can: this is computed from host values anyway.
     host = None if client.has_callbacks() else _host()
-    arrays = [_put(to_numpy(tensor), graph.device, host) for tensor in tensors]
+    with client.x64() if host else nullcontext():
+        put = functools.partial(jax.device_put, device=host) if host else lambda x: transfer.put(x, graph.device)
+        arrays = [put(to_numpy(tensor)) for tensor in tensors]
     numbers: list[Any] = [np.asarray(number.value, _NUMBERS[type(number.value)]) for number in node.numbers()]
     try:
         with nullcontext() if host is None else jax.default_device(host):

@@ -1,9 +1,9 @@
 """Runs all stages for a request: cut → plan → look up → (lower → compile) → run → attach.
 
-`torch_xla.sync()` in a loop: its first step is cut, planned, run op by op and attached; the second is lowered and
-compiled; from the third on the program is looked up and run. `plan.py` says which graphs a request needs. Here each is
-run, and what remains of one that failed is tried again. `_bindings.in_flight(device)` alone has what runs on a device:
-programs that were started, the graph that runs op by op in the background, and failures that were not raised yet.
+`torch_xla.sync()` in a loop: its first step is cut, run op by op and attached; the second is lowered and compiled; from
+the third on the program is looked up and run. `plan.py` says which graphs a read needs. What remains of one that failed
+is tried again. `_bindings.in_flight(device)` alone has what runs on a device: programs that were started, the graph
+that runs op by op in the background, and failures that were not raised yet.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch_xla._errors import ExecutionError, GraphFailure, GraphLimitError, Opt
 from torch_xla.ops import fallback
 from torch_xla.ops.registry import StaticNumbers
 
+Compiled = compiler.Executable | fallback.NeedsHost
 _REMEMBERED = 1 << 14
 _uncompilable: dict[tuple[str, int], fallback.NeedsHost] = {}  # graphs that no program computes, and why
 
@@ -70,8 +71,9 @@ def finish(device: int) -> None:
     running = in_flight.operator_run
     if running is not None:
         lowering.check_not_inside()
-        cut: _bindings.Cut = running.request.cut
-        _run(running.request, [Step(cut, Way.PROGRAM, running.graph, background=False, running=running)])
+        _run(
+            running.request, [Step(running.request.cut, Way.PROGRAM, running.graph, background=False, running=running)]
+        )
     if in_flight.failures:
         unreported = list(in_flight.failures)
         in_flight.failures.clear()
@@ -258,11 +260,10 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
 
 def _find_alike(graph: _bindings.Graph) -> compiler.Executable | None:
     """The program of a graph that has none under its key, but perhaps one that differs in constants only."""
-    while graph.constants_vary():  # and so has another key
+    executable = None
+    while executable is None and graph.constants_vary():  # and so has another key
         executable = cache.find(graph)
-        if executable is not None:
-            return executable
-    return cache.find(graph)
+    return executable or cache.find(graph)
 
 
 def program_of(graph: _bindings.Graph) -> compiler.Executable:
@@ -273,10 +274,7 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
     request = Request(_bindings.Cut.of_device(graph.device), debug_level.CAPTURE, reading=False, name=region.name())
 
     def attempt() -> compiler.Executable:
-        executable = cache.find(graph) or _find_alike(graph)
-        if executable is not None:
-            return executable
-        outcome = _first_use(graph, request)
+        outcome = cache.find(graph) or _find_alike(graph) or _first_use(graph, request)
         if isinstance(outcome, fallback.NeedsHost):
             problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
             raise RuntimeError(
@@ -324,9 +322,6 @@ def _run_without_program(graph: _bindings.Graph, obstacle: fallback.NeedsHost, r
     _uncompilable[key] = fallback.NeedsHost(obstacle.op, obstacle.reason)  # without the frames that this one holds
 
 
-Compiled = compiler.Executable | fallback.NeedsHost
-
-
 def _first_use(graph: _bindings.Graph, request: Request) -> Compiled:
     """Loads a graph's program from the disk, or compiles it; returns it, or the obstacle."""
     with lowering.gc_paused():
@@ -347,7 +342,9 @@ def _compile(graph: _bindings.Graph, described: Graph | None, request: Request) 
         described = described or describe(graph)
     if _config.XLA_VERIFY_GRAPHS.get():
         verify.verify(described)
-    _dump(described)
+    if (path := _config.XLA_SAVE_TENSORS_FILE.get()) is not None:
+        text = render.render(described, _config.XLA_SAVE_TENSORS_FMT.get())
+        _files.append("graph", "XLA_SAVE_TENSORS_FILE", session.own_file(path), text)
     name = request.name or "graph"
     try:
         lowered = interruptible.call(functools.partial(compiler.lower, described, name), f"lowering {name}")
@@ -364,10 +361,3 @@ def _compile(graph: _bindings.Graph, described: Graph | None, request: Request) 
     debug_level.after_compile(executable)
     cache.add(graph, executable)
     return executable
-
-
-def _dump(described: Graph) -> None:
-    path = _config.XLA_SAVE_TENSORS_FILE.get()
-    if path is not None:
-        text = render.render(described, _config.XLA_SAVE_TENSORS_FMT.get())
-        _files.append("graph", "XLA_SAVE_TENSORS_FILE", session.own_file(path), text)

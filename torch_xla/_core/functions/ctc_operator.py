@@ -31,6 +31,8 @@ def install() -> None:
         " -> Tensor"
     )
     XLA_LIB.impl("ctc_loss", _meta_kernel, "Meta")
+    XLA_LIB.impl("ctc_loss", _cpu_kernel, "CPU")
+    XLA_LIB.impl("ctc_loss_backward", _cpu_backward, "CPU")
     XLA_LIB.impl("ctc_loss_backward", lambda _, log_probs, *rest: torch.empty_like(log_probs), "Meta")
     library = torch.library.Library("aten", "IMPL")
     for form in ("ctc_loss.Tensor", "ctc_loss.IntList"):
@@ -42,6 +44,25 @@ def install() -> None:
 def _meta_kernel(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     steps, batch, _ = log_probs.shape
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[1] + 1)
+
+
+def _check_labels(log_probs: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> None:
+    labels = targets[torch.arange(targets.shape[1]) < lengths.unsqueeze(1)]
+    if labels.lt(0).any() or labels.ge(log_probs.shape[2]).any():
+        raise IndexError("a label that is none")  # PyTorch's kernel would read what stands behind
+
+
+def _cpu_kernel(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_labels(log_probs, targets, rest[1])
+    loss, log_alpha = torch.ops.aten._ctc_loss.Tensor(log_probs, targets, *rest)
+    return loss, torch.nn.functional.pad(log_alpha, (0, 2 * targets.shape[1] + 1 - log_alpha.shape[2]))
+
+
+def _cpu_backward(grad: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *arguments, log_alpha, blank, zero_infinity = rest
+    _check_labels(arguments[0], arguments[1], arguments[3])
+    log_alpha = log_alpha[..., : 2 * int(arguments[3].max()) + 1].contiguous()
+    return torch.ops.aten._ctc_loss_backward.Tensor(grad, *arguments, log_alpha, blank, zero_infinity)
 
 
 class _Loss(torch.autograd.Function):

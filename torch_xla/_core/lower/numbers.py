@@ -16,8 +16,6 @@ from torch_xla._errors import GraphFailure, message
 from torch_xla.ops.registry import StaticNumbers
 
 R = TypeVar("R")
-
-
 _ATTEMPTS = 1000  # each finds out about one operator at least
 
 
