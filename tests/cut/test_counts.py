@@ -188,6 +188,15 @@ def test_what_stays_pending_at_a_read_is_not_computed_again(compiles: Counting) 
     torch.testing.assert_close(state.cpu(), expected)
 
 
+def test_a_read_beside_zeros_is_compiled_once(compiles: Counting, counted: Counting) -> None:
+    cache.clear()
+    zeros, x = torch.zeros(8, device="xla"), torch.rand(4).to("xla")
+    for _ in range(30):
+        x = torch.sin(x)
+    with compiles(1), counted("CreateCompileHandles", 1):
+        assert x.sum().item() > 0 == zeros.storage_offset()
+
+
 def test_an_evaluation_and_a_training_graph_in_turn(compiles: Counting) -> None:
     cache.clear()
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).to("xla")

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -404,11 +405,8 @@ class TestStacks:
                 p.mul_(2)
         y = model(x).sum()
 
-        def fail(*_: object) -> None:
-            raise RuntimeError("out of luck")
-
         with monkeypatch.context() as patch:
-            patch.setattr(compiler, "compile_lowered", fail)
+            patch.setattr(compiler, "compile_lowered", Mock(side_effect=RuntimeError("out of luck")))
             with pytest.raises(RuntimeError, match="out of luck"):
                 torch_xla.sync()
         del y

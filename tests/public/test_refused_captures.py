@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -95,12 +96,9 @@ class TestWhatIsRefused:
     def test_a_graph_that_cannot_be_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch_xla._core.compile import compiler
 
-        def fails(*_: object) -> None:
-            raise RuntimeError("no compiler today")
-
         x = ones(3)
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no compiler today"):
-            patch.setattr(compiler, "lower", fails)
+            patch.setattr(compiler, "lower", Mock(side_effect=RuntimeError("no compiler today")))
             captured(lambda: x.mul_(1.5).erfinv_())
         assert x.tolist() == [1] * 3
 
