@@ -21,7 +21,7 @@ PY := torch_xla tests benchmarks examples tools setup.py
 .PHONY: help
 help:
 	@echo "make demo       train a small CNN on handwritten digits on device xla"
-	@echo "make test       all tests (8 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
+	@echo "make test       all tests (15 minutes on 2 cores); test-fast leaves out the slow ones; fuzz adds examples"
 	@echo "make test-changed   what a change touches: since the last commit, or SINCE=main"
 	@echo "make test-jobs  the tests of several processes, with four of them too"
 	@echo "make test-sweep the long tables of which the tests have a sample"
