@@ -23,6 +23,7 @@ from torch_xla._core.graph.graph import CLASSES, describe, fill_template
 from torch_xla._core.job import agreement, session
 from torch_xla._core.lower import lowering, manual_lowering
 from torch_xla._errors import ExecutionError, GraphFailure, message
+from torch_xla._torch_internals import has_computed_kernel
 from torch_xla.ops import dtypes
 from torch_xla.ops.call import find_overload
 from torch_xla.ops.fallback import from_numpy, to_numpy
@@ -148,21 +149,23 @@ def _by_rule(graph: _bindings.Graph, position: int, tensors: list[torch.Tensor])
         value_check.check(_bindings.in_flight(graph.device).operator_run, node, tensors)
     if node.op in (manual_lowering.ENTER, manual_lowering.LEAVE):
         raise CannotRun
-    if node.op.startswith("xla."):  # it may have a kernel in Python, and a program for a single call takes long
-        with suppress(IndexError, NotImplementedError, RuntimeError):  # it does not take the call
-            results = find_overload(node.op)(*fill_template(node, tensors, lambda number: number.value))
+    op = find_overload(node.op)
+    if op.namespace == "xla" and seed is None and has_computed_kernel(op.name(), "CPU"):  # in Python, none in csrc/run
+        with suppress(IndexError, RuntimeError):  # a refused call is the rule's, as where a kernel of PyTorch's refuses
+            results = op(*fill_template(node, tensors, lambda number: number.value))
             return [results] if isinstance(results, torch.Tensor) else list(results)
     _metrics.count("OperatorsByRule")
-    place = placement.of(graph.device)
     # What the device's programs cannot call, JAX's own CPU client can: this is computed from host values anyway.
     host = None if client.has_callbacks() else _host()
-    with client.x64() if host else nullcontext():
-        put = functools.partial(jax.device_put, device=host) if host else lambda x: transfer.put(x, graph.device)
-        arrays = [put(to_numpy(tensor)) for tensor in tensors]
+    if host is None:
+        arrays = [transfer.put(to_numpy(tensor), graph.device) for tensor in tensors]
+    else:
+        with client.x64():
+            arrays = [jax.device_put(to_numpy(tensor), host) for tensor in tensors]
     numbers: list[Any] = [np.asarray(number.value, _NUMBERS[type(number.value)]) for number in node.numbers()]
     try:
         with nullcontext() if host is None else jax.default_device(host):
-            results = lowering.compute_alone(node, arrays, numbers, seed, None if host else place)
+            results = lowering.compute_alone(node, arrays, numbers, seed, None if host else placement.of(graph.device))
     except lowering.LoweringError as error:
         raise GraphFailure(error, lowering.like_nodes(describe(graph), node)) from None
     return [
