@@ -39,16 +39,13 @@ class GraphFailure(Exception):
 
     Attributes:
         cause: What was raised.
-        nodes: Positions of the graph's nodes that cannot run. With no fills either it is not known which.
-        fills: Positions of those of its fills that have no room.
+        nodes: Positions of the graph's nodes that cannot run. Without any, and no lost leaf, it is not known which.
         final: Whether the cause is told as it is: PyTorch's own exception.
     """
 
-    def __init__(
-        self, cause: Exception, nodes: tuple[int, ...] = (), fills: tuple[int, ...] = (), final: bool = False
-    ) -> None:
+    def __init__(self, cause: Exception, nodes: tuple[int, ...] = (), final: bool = False) -> None:
         super().__init__(cause)
-        self.cause, self.nodes, self.fills, self.final = cause, nodes, fills, final
+        self.cause, self.nodes, self.final = cause, nodes, final
 
 
 class GraphLimitError(RuntimeError):

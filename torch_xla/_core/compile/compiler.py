@@ -46,7 +46,7 @@ def executable(
     """Makes an `Executable` of what XLA compiled a cut graph to."""
     program = _bindings.Program(graph, waits)
     results = [
-        *(Meta(*meta) for meta in program.packing.result_metas(graph)),
+        *result_places.types(graph, program.packing),
         Meta((), torch.bool),
     ]  # with the token
     places = result_places.note(loaded, graph, program)

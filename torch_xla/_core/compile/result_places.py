@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import placement, shardings
 from torch_xla._core.graph.graph import describe
 from torch_xla._core.lower import manual_lowering
+from torch_xla.ops.registry import Meta
+
+
+def types(graph: _bindings.Graph, packing: _bindings.Packing) -> list[Meta]:
+    """Shape and dtype of each result of a graph's program: the packs, then the outputs that travel alone."""
+    outputs = [Meta(*meta) for meta in graph.output_metas]
+    results = []
+    for i, (_, members) in enumerate(packing.packs):
+        if members:
+            shapes = [outputs[output].shape for output in members]
+            shape = (len(members), *shapes[0]) if i < len(graph.stacks) else (sum(map(math.prod, shapes)),)
+            results.append(Meta(shape, outputs[members[0]].dtype))
+    packed = {output for _, members in packing.packs for output in members}
+    return results + [meta for output, meta in enumerate(outputs) if output not in packed]
 
 
 def note(loaded: Any, graph: _bindings.Graph, program: _bindings.Program) -> list[int]:
@@ -37,11 +52,11 @@ def note(loaded: Any, graph: _bindings.Graph, program: _bindings.Program) -> lis
                     if in_shardings
                     else shardings.EXPLICITLY_REPLICATED
                 )
-        shapes = program.packing.result_metas(graph)
+        out_metas = graph.output_metas
         for slot, output in enumerate(single, len(packs)):
             if to[output] == shardings.UNSPECIFIED:
                 to[output] = (
-                    shardings.of_xla(out_shardings[slot], len(shapes[slot][0]))
+                    shardings.of_xla(out_shardings[slot], len(out_metas[output][0]))
                     if out_shardings
                     else shardings.EXPLICITLY_REPLICATED
                 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_xla import _bindings
 from torch_xla._core.device import memory_stats, placement
+from torch_xla._core.graph.graph import CLASSES
 from torch_xla._errors import ExecutionError, GraphFailure, JobError, LateJobError, OutOfMemoryError
 
 # Each says what a failure comes from, or nothing.
@@ -37,7 +38,7 @@ def recover(
         pass
     elif (reason := explained(cause)) is not None:
         told = JobError(reason)
-    elif not (failure.nodes or failure.fills) and (halves := graph.independent_halves()):
+    elif not (failure.nodes or graph.has_lost_leaf) and (halves := _independent_halves(graph)):
         return None, halves
     elif not isinstance(cause, (JobError, OutOfMemoryError)):
         if memory_stats.ran_out(cause):
@@ -46,7 +47,29 @@ def recover(
             told = RuntimeError(f"[sync] graph {name or graph.key} failed: {cause}")
         told.__cause__ = cause
     text = f"{told}\n  This tensor had no value before that graph; make it again."
-    return told, graph.roll_back(text, failure.nodes, failure.fills)
+    return told, graph.roll_back(text, failure.nodes)
+
+
+def _independent_halves(graph: _bindings.Graph) -> list[_bindings.Cut]:
+    """Two parts of a graph without an edge between them; none where it is connected."""
+    leader = list(range(graph.num_nodes))  # of each node one that it belongs together with, an earlier one or itself
+
+    def find(i: int) -> int:
+        while leader[i] != i:
+            leader[i] = i = leader[leader[i]]
+        return i
+
+    for i, node in enumerate(graph.describe_nodes(CLASSES)):
+        for edge in node.inputs:
+            if not edge.leaf:
+                low, high = sorted((find(edge.slot), find(i)))
+                leader[high] = low
+    components: dict[int, list[int]] = {}
+    for output, (node_slot, _) in enumerate(graph.outputs):
+        components.setdefault(find(node_slot), []).append(output)
+    parts = [components[first] for first in sorted(components)]
+    half = len(parts) // 2
+    return [graph.cut_of(sum(some, [])) for some in (parts[:half], parts[half:])] if half else []
 
 
 def finish(started: Any, index: int | None = None) -> None:

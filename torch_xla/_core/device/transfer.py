@@ -55,8 +55,11 @@ def own_values(tensor: torch.Tensor) -> Any:
     return to_numpy(buffers.kind().own_values(tensor.detach()))
 
 
-def put(array: Any, index: int, number: int = 0) -> jax.Array:
-    """Moves a NumPy array, which must not be changed afterwards, to a place on a device, by its placement number."""
+def put(array: Any, index: int, number: int = 0, origin: str | None = None) -> jax.Array:
+    """Moves a NumPy array, which must not be changed afterwards, to a place on a device, by its placement number.
+
+    `origin` says what it is, alike in all processes that have parts of it; else it is one of those they put in order.
+    """
     import jax
 
     place = placement.of(index)
@@ -65,7 +68,7 @@ def put(array: Any, index: int, number: int = 0) -> jax.Array:
         aval = jax.core.ShapedArray(array.shape, array.dtype)
         parts = [array[where] for where in place.parts(number, array.shape)] if number else [array] * len(place.local)
         buffer = buffers.kind().put(aval, place.at(number, array.shape), parts, list(place.local))
-        return _with_origin(buffer) if number else buffer
+        return _with_origin(buffer, origin) if number else buffer
 
 
 def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: int) -> jax.Array:
@@ -82,10 +85,10 @@ def put_parts(parts: Sequence[Any], shape: Sequence[int], index: int, number: in
         return _with_origin(buffers.kind().put(aval, place.at(number, shape), list(parts), list(place.local)))
 
 
-def _with_origin(buffer: jax.Array) -> jax.Array:
+def _with_origin(buffer: jax.Array, origin: str | None = None) -> jax.Array:
     """A buffer that, where processes have parts of it, says which it is of those that were put there: all put alike."""
     if client.devices_of_job() and not is_readable(buffer):
-        buffer.origin = f"number {next(_puts)} of those put there"  # type: ignore[attr-defined]  # an attribute of our own
+        buffer.origin = origin or f"number {next(_puts)} of those put there"  # type: ignore[attr-defined]  # an attribute of our own
     return buffer
 
 
@@ -97,7 +100,7 @@ def fill(
     Raises torch.OutOfMemoryError.
     """
     with _MemoryScope(shape, dtype, index, line):
-        return put(buffers.kind().filled(shape, dtype, number), index, where)
+        return put(buffers.kind().filled(shape, dtype, number), index, where, f"{number} everywhere")
 
 
 class _MemoryScope:

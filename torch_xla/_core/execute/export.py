@@ -74,7 +74,6 @@ def lowered(tensors: Sequence[torch.Tensor], name: str, platform: str | None = N
         stages = barrier.stages()
         stages.finish(cut.device)
         pending = cut.preview()
-        stages.fills.provide(pending)
 
         def lower() -> LoweredGraph:
             described = graph.describe(pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ class Hooks:
     def upload(self, tensor: torch.Tensor, index: int, number: int, immutable: bool) -> Any:
         """Brings a CPU tensor to a device; one that is `immutable` as it is need not be copied."""
         return transfer.upload(tensor, index, number, immutable)
+
+    @untraced
+    def fill(
+        self, shape: Sequence[int], dtype: torch.dtype, number: Any, index: int, line: str | None, where: int
+    ) -> Any:
+        """A buffer of a device that holds one number everywhere."""
+        return transfer.fill(tuple(shape), dtype, number, index, line, where)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""

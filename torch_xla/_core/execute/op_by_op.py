@@ -17,7 +17,7 @@ import torch
 
 from torch_xla import _bindings, _config, _events, _metrics
 from torch_xla._core.device import client, placement, shardings, transfer
-from torch_xla._core.execute import executor, fills, host_collective, value_check
+from torch_xla._core.execute import executor, host_collective, value_check
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import CLASSES, describe, fill_template
 from torch_xla._core.job import agreement, session
@@ -76,8 +76,6 @@ def begin(graph: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
 
 def prepare(graph: _bindings.Graph) -> _bindings.OpByOpRun:
     """An op-by-op run of a graph, not started. Raises GraphFailure where there is no room for what it is to fill."""
-    if graph.has_fills:
-        fills.provide(graph)
     leaves = None
     if not placement.of(graph.device).on_host:
         leaves = [

@@ -14,7 +14,7 @@ import sys
 from torch_xla import _bindings, _config, _events, _fallbacks, _files, _metrics
 from torch_xla._core.compile import cache, compiler, dispatch, interruptible
 from torch_xla._core.device import client, failures, memory_stats, placement
-from torch_xla._core.execute import executor, fills, hotness, op_by_op, plan, region, sharding_check
+from torch_xla._core.execute import executor, hotness, op_by_op, plan, region, sharding_check
 from torch_xla._core.execute.plan import Request, Step, Way
 from torch_xla._core.graph import verify
 from torch_xla._core.graph.graph import Graph, describe
@@ -157,8 +157,6 @@ def _advance(step: Step, request: Request) -> list[Step]:
     if step.graph is None:
         with _events.span("cut") if observed else _events.NOTHING:
             step.graph = step.cut.graph()
-        if step.graph.has_fills and not (client.spmd() and step.graph.num_outputs):  # else by the program's shardings
-            fills.provide(step.graph)
     graph = step.graph
     outputs = graph.num_outputs
     if not outputs:
@@ -203,7 +201,7 @@ def reads_directly(device: int) -> bool:
 
 
 def _run_on_host(graph: _bindings.Graph, request: Request) -> bool:
-    computed = op_by_op.on() and not graph.has_fills and op_by_op.run(graph, request)
+    computed = op_by_op.on() and op_by_op.run(graph, request)
     if computed:
         _metrics.count("HostCompute")
     return computed
@@ -248,10 +246,10 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
             _run_without_program(graph, outcome, request)
             return
         executable = outcome
-    if graph.has_fills:
-        fills.provide(graph, executable.program.input_placements)
-    if is_new and client.spmd():
-        same_program.compare(graph)
+    if client.spmd():
+        executable.program.place_fills(graph)
+        if is_new:
+            same_program.compare(graph)
     memory_stats.before_run(executable.loaded, graph, request.name)
     debug_level.before_run(graph, request.cause, request.name)
     sharding_check.before_run(graph)
@@ -281,6 +279,7 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
                 message("graph", problem, expected="operators of the device", do="call it outside of the capture")
             )
         if client.spmd():
+            outcome.program.place_fills(graph)
             same_program.compare(graph)
         return outcome
 

@@ -66,7 +66,7 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     """
     pending_cut = request.cut
     runs_here = hotness.counts(graph.device) if graph.has_collectives else op_by_op.on()
-    if runs_here and graph.fits_host and not graph.has_fills:
+    if runs_here and graph.fits_host:
         return [Step(pending_cut, Way.HOST, graph)]
     runs_whole = region.stack() or torch.are_deterministic_algorithms_enabled() or graph.has_collectives
     if runs_whole or has_run(graph):

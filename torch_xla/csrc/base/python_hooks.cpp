@@ -45,6 +45,8 @@ py::object argument(c10::ArrayRef<c10::IValue> values) {
   return items;
 }
 
+py::object argument(const c10::IValue& value) { return torch::jit::toPyObject(value); }
+
 template <class Value>
 py::object argument(const Value& value) {
   return py::cast(value);
@@ -81,6 +83,11 @@ Result call_hook(const char* method, const Arguments&... arguments) {
 
 PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool immutable) {
   return call_hook<PyObject*>("upload", cpu, device, placement, immutable);
+}
+
+PyObject* fill(c10::IntArrayRef sizes, at::ScalarType dtype, const c10::IValue& number, c10::DeviceIndex device,
+               const std::string* line, uint32_t placement) {
+  return call_hook<PyObject*>("fill", sizes, dtype, number, device, line, placement);
 }
 
 Objects copy(const Objects& buffers) { return call_hook<Objects>("copy", buffers); }

@@ -16,6 +16,9 @@ namespace torch_xla {
 // Brings a CPU tensor to a device, to where `placement` says; returns a new reference to its buffer. One whose memory
 // nobody writes to, `immutable`, need not be copied.
 PyObject* upload(const at::Tensor& cpu, c10::DeviceIndex device, uint32_t placement, bool immutable);
+// A buffer of one number everywhere; `line` is the user's. A new reference.
+PyObject* fill(c10::IntArrayRef sizes, at::ScalarType dtype, const c10::IValue& number, c10::DeviceIndex device,
+               const std::string* line, uint32_t placement);
 // Copies of buffers, each on its own device; new references.
 std::vector<PyObject*> copy(const std::vector<PyObject*>& buffers);
 // Several buffers of one dtype as one, end to end, and back again; new references.

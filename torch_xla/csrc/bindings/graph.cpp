@@ -132,6 +132,7 @@ py::tuple describe_node(const Graph& graph, size_t position, const py::tuple& cl
 
 py::list leaf_locations(const Graph& graph) {
   py::list locations;
+  fetch_fills(graph.leaves);
   for (const auto& leaf : graph.leaves) {
     auto location = locate(leaf);
     TORCH_CHECK(location.buffer != nullptr, "[run] input ", locations.size(), " has no buffer");
@@ -148,70 +149,16 @@ py::list packed_numbers(Graph& graph) {
   return listed(graph.scalar_layout()->pack(graph.numbers), array);
 }
 
-py::list describe_fills(const Graph& graph) {
-  return listed(graph.fills(), [&](const NodePtr& node) {
-    const auto leaf = std::find(graph.leaves.begin(), graph.leaves.end(), node);
-    const auto slot = leaf != graph.leaves.end() ? leaf - graph.leaves.begin() : -1;
-    return py::make_tuple(describe_meta(node->meta(0)), to_python(node->args[1].value), node->frame, slot,
-                          node->placement);
-  });
-}
-
-void provide_fills(const Graph& graph, const std::vector<py::object>& buffers,
-                   const std::vector<uint32_t>& placements) {
-  const auto fills = graph.fills();
-  TORCH_CHECK(fills.size() == buffers.size() && fills.size() == placements.size(), "[fill] got ", buffers.size(),
-              " buffers, expected ", fills.size());
-  const RecorderLock lock;
-  for (size_t i = 0; i < fills.size(); ++i) {
-    fills[i]->buffer = py::object(buffers[i]).release().ptr();
-    fills[i]->args.clear();
-    fills[i]->placement = placements[i];
-  }
-}
-
 py::list describe_members(const std::vector<Members>& packs) {
   return listed(packs, [](const Members& m) {
     return py::make_tuple(py::tuple(py::cast(m.leaves)), py::tuple(py::cast(m.outputs)));
   });
 }
 
-// Of what a program gives: the packs, then the outputs that travel alone.
-py::list result_metas(const Packing& packing, const Graph& graph) {
-  py::list metas;
-  const auto meta = [&](uint32_t output) -> const Meta& {
-    return graph.outputs[output].node->meta(graph.outputs[output].index);
-  };
-  for (size_t k = 0; k < packing.packs.size(); ++k) {
-    const auto& outputs = packing.packs[k].outputs;
-    if (outputs.empty()) {
-      continue;
-    }
-    auto pack = meta(outputs[0]);
-    int64_t length = 0;
-    for (const auto output : outputs) {
-      length += packing.layouts[k]->stacked ? 1 : meta(output).numel();
-    }
-    if (packing.layouts[k]->stacked) {
-      pack.sizes.insert(pack.sizes.begin(), length);
-    } else {
-      pack.sizes.assign(1, length);
-    }
-    metas.append(describe_meta(pack));
-  }
-  for (uint32_t i = 0; i < packing.results.size(); ++i) {
-    if (packing.results[i].pack < 0) {
-      metas.append(describe_meta(meta(i)));
-    }
-  }
-  return metas;
-}
-
 void bind_packing(py::module_& m) {
   py::class_<Packing>(m, "Packing")
       .def(py::init<const Graph&>())
-      .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); })
-      .def("result_metas", &result_metas);
+      .def_property_readonly("packs", [](const Packing& packing) { return describe_members(packing.packs); });
 }
 
 // What a graph is: its parts as lists.
@@ -241,6 +188,9 @@ void bind_parts(py::class_<Graph>& graph) {
                                              [](const Structure::Edge& e) { return py::make_tuple(e.from, e.index); });
                              })
       .def_property_readonly("leaf_metas", of_leaves([](const Node& leaf) { return describe_meta(leaf.meta(0)); }))
+      .def_property_readonly(
+          "output_metas",
+          [](const Graph& g) { return listed(g.results, [&](const auto& e) { return describe_meta(g.meta(e)); }); })
       .def_property_readonly("leaf_frames", of_leaves([](const Node& leaf) { return py::cast(leaf.frame); }))
       .def_property_readonly("leaf_placements", of_leaves([](const Node& leaf) { return leaf.placement; }))
       .def_property_readonly("output_placements",
@@ -259,16 +209,14 @@ void bind_parts(py::class_<Graph>& graph) {
       .def("leaf_locations", &leaf_locations)
       .def_property_readonly("number_indices", [](Graph& g) { return py::tuple(py::cast(g.scalar_layout()->indices)); })
       .def("packed_numbers", &packed_numbers)
-      .def("describe_fills", &describe_fills)
-      .def_property_readonly("has_fills", &Graph::has_fills)
       .def_property_readonly("has_collectives", &Graph::has_collectives)
+      .def_property_readonly("has_lost_leaf", &Graph::has_lost_leaf)
       .def_property_readonly("unreferenced_bytes", &Graph::unreferenced_bytes);
 }
 
 // What is done with it.
 void bind_acts(py::class_<Graph>& graph) {
-  graph.def("provide_fills", &provide_fills)
-      .def("execute", [](Graph& g, Program& program) { return execute(g, program); })
+  graph.def("execute", [](Graph& g, Program& program) { return execute(g, program); })
       .def_property_readonly("fits_host", &Graph::fits_host)
       .def_property_readonly("fits_host_partition", &fits_host_partition)
       .def("partition_for_host",
@@ -284,9 +232,8 @@ void bind_acts(py::class_<Graph>& graph) {
            })
       .def("constants_vary", &Graph::constants_vary)
       .def("bind", &Graph::bind)
-      .def("independent_halves", &Graph::independent_halves)
-      .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>(),
-           py::arg("failed_fills") = std::vector<size_t>());
+      .def("cut_of", &Graph::cut_of)
+      .def("roll_back", &Graph::roll_back, py::arg("error"), py::arg("failed_nodes") = std::vector<size_t>());
 }
 
 void bind_operator_runs(py::module_& m) {

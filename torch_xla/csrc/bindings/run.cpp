@@ -43,9 +43,7 @@ void bind_runs(py::module_& m) {
       .def_readonly("packing", &Program::packing)
       .def_readonly("waits", &Program::waits)
       .def("set_placements", &Program::set_placements, py::arg("inputs"), py::arg("outputs"))
-      .def_property_readonly(
-          "input_placements",
-          [](const Program& p) { return listed(p.inputs, [](const Program::Type& type) { return type.placement; }); })
+      .def("place_fills", [](const Program& program, const Graph& graph) { program.place_fills(graph); })
       .def_readwrite("starter", &Program::starter)
       .def_readwrite("on_start", &Program::on_start)
       .def_property_readonly("run", &Program::run);

@@ -31,7 +31,7 @@ py::list live_tensors(c10::DeviceIndex device) {
     const RecorderLock lock;
     for_each_storage(device, [&](Storage& s) {
       const auto& node = *s.value.node;
-      if (node.error == nullptr && !is_placeholder(*s.value.node)) {
+      if (!node.is(Source::Kind::Lost) && !node.is(Source::Kind::Placeholder)) {
         live.emplace_back(s.meta, !node.leaf(), node.frame);
       }
     });
@@ -50,7 +50,7 @@ std::vector<at::Tensor> bases_on(c10::DeviceIndex device) {
     const RecorderLock lock;
     for_each_storage(device, [&](Storage& storage) {
       const auto& s = living.emplace_back(alive(storage));
-      if (s && s->value.node->error == nullptr && !is_placeholder(*s->value.node)) {
+      if (s && !s->value.node->is(Source::Kind::Lost) && !s->value.node->is(Source::Kind::Placeholder)) {
         bases.push_back(memory_alias(s, s->meta));
       }
     });
@@ -71,6 +71,7 @@ void bind_tensors(py::module_& m) {
   });
   m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
   m.def("copy_on_host", &copy_on_host);
+  m.def("fetch_fills", [](c10::DeviceIndex device) { fetch_fills(device); });
   m.def("upload_eagerly", &upload_eagerly);
   m.def(
       "tensor_of",

@@ -21,7 +21,9 @@ void leave_traced(Vector<Value>& roots) {
   }
   auto nodes = reach(roots);
   sort_by_sequence(nodes);
-  const auto traced = [](const Value& v) { return v.node->leaf() ? is_placeholder(*v.node) : v.node->marked; };
+  const auto traced = [](const Value& v) {
+    return v.node->leaf() ? v.node->is(Source::Kind::Placeholder) : v.node->marked;
+  };
   for (auto* node : nodes) {
     node->marked = std::any_of(node->inputs.begin(), node->inputs.end(), traced);
   }
@@ -68,7 +70,7 @@ void go_back(uint64_t until, Vector<Value>& roots) {
   for (const auto* const node : reach(roots)) {
     if (node->sequence >= until) {
       std::copy_if(node->inputs.begin(), node->inputs.end(), std::back_inserter(crossing),
-                   [&](const Value& v) { return !later(v) && (!v.node->leaf() || v.node->unfilled()); });
+                   [&](const Value& v) { return !later(v) && !v.node->leaf(); });
     }
   }
   roots.erase(std::remove_if(roots.begin(), roots.end(), later), roots.end());
@@ -83,7 +85,7 @@ void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
       note_change(cut.device);
     }
     resolve(s.value);
-    if (!s.value.node->leaf() || s.value.node->unfilled()) {
+    if (!s.value.node->leaf()) {
       roots.push_back(s.value);
     }
   });
@@ -192,11 +194,7 @@ void Graph::collect(Vector<Value> roots) {
   }
   for (auto& root : roots) {
     resolve(root);
-    if (root.node->leaf()) {
-      if (root.node->unfilled()) {
-        unused_fills_.push_back(root.node);
-      }
-    } else {
+    if (!root.node->leaf()) {
       outputs.push_back(std::move(root));
     }
   }

@@ -132,9 +132,8 @@ void Graph::release_donors() {
       continue;
     }
     leaf.donor = false;
-    leaf.source = {};
     release_object(std::exchange(leaf.buffer, nullptr));
-    leaf.error = std::make_unique<std::string>(
+    leaf.source = c10::make_intrusive<Lost>(
         "[donation] got a tensor whose buffer was given to a program, which has written over it; give it a new value");
   }
 }
@@ -145,7 +144,7 @@ bool set_buffer_donor(const at::Tensor& tensor, bool donor) {
   auto& alias = impl_of(tensor)->alias;
   resolve(alias.storage->value);
   auto& node = *alias.storage->value.node;
-  if (alias.path.defined() || !node.leaf() || node.unfilled() || node.error != nullptr) {
+  if (alias.path.defined() || !node.leaf() || node.is(Source::Kind::NumberFill) || node.is(Source::Kind::Lost)) {
     return false;
   }
   node.donor = donor;

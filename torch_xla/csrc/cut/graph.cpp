@@ -56,24 +56,13 @@ bool Graph::adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other
   return holds;
 }
 
-Vector<NodePtr> Graph::fills() const {
-  Vector<NodePtr> unfilled;
-  for (const auto* nodes : {&unused_fills_, &leaves}) {  // a value that lives, and is read too, is in both
-    std::copy_if(nodes->begin(), nodes->end(), std::back_inserter(unfilled),
-                 [](const NodePtr& n) { return n->unfilled(); });
-  }
-  // As recorded: the processes of a job number what they put on their devices, and addresses differ between them.
-  std::sort(unfilled.begin(), unfilled.end(),
-            [](const NodePtr& a, const NodePtr& b) { return a->sequence < b->sequence; });
-  unfilled.erase(std::unique(unfilled.begin(), unfilled.end()), unfilled.end());
-  return unfilled;
-}
-
-bool Graph::has_fills() const { return !fills().empty(); }
-
 bool Graph::has_collectives() const {
   return std::any_of(nodes.begin(), nodes.end(),
                      [](const NodePtr& n) { return n->op->name == "xla.collective.default"; });
+}
+
+bool Graph::has_lost_leaf() const {
+  return std::any_of(leaves.begin(), leaves.end(), [](const NodePtr& n) { return n->is(Source::Kind::Lost); });
 }
 
 bool Graph::fits_host() const {
@@ -197,7 +186,7 @@ std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
   std::vector<std::vector<uint32_t>> stacks_of_leaves;
   std::unordered_map<const Pack*, size_t> stack_of_pack;
   for (uint32_t i = 0; i < leaves.size(); ++i) {
-    auto* const pack = leaves[i]->source.defined() ? leaves[i]->source->pack() : nullptr;
+    const auto* const pack = pack_of(*leaves[i]);
     if (pack == nullptr || !pack->layout->stacked) {
       continue;
     }
@@ -208,7 +197,7 @@ std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
     stacks_of_leaves[entry->second].at(leaves[i]->source_index) = i;
   }
   const auto lacks = [&](const std::vector<uint32_t>& slots) {
-    return !leaves[slots[0]]->source->pack()->holds(leaves, slots);
+    return !pack_of(*leaves[slots[0]])->holds(leaves, slots);
   };
   stacks_of_leaves.erase(std::remove_if(stacks_of_leaves.begin(), stacks_of_leaves.end(), lacks),
                          stacks_of_leaves.end());
@@ -217,7 +206,7 @@ std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
 
 // Adds to the `cuts` of all nodes that the graph itself holds, once per reference.
 void Graph::count_references(int32_t by) const {
-  for (const auto* list : {&nodes, &leaves, &unused_fills_}) {
+  for (const auto* list : {&nodes, &leaves}) {
     for (const auto& node : *list) {
       node->cuts += by;
     }
@@ -230,7 +219,7 @@ void Graph::count_references(int32_t by) const {
 }
 
 void Graph::clear() {
-  if (!captured_ && !(nodes.empty() && dropped_values_.empty() && unused_fills_.empty())) {
+  if (!captured_ && !(nodes.empty() && dropped_values_.empty())) {
     const RecorderLock lock;
     count_references(-1);
   }
@@ -243,13 +232,12 @@ void Graph::clear() {
   first_edge_.clear();
   outputs.clear();
   results.clear();
-  unused_fills_.clear();
   stacks.clear();
 }
 
 bool is_lost(const at::Tensor& tensor) {
   const RecorderLock lock;
-  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->error != nullptr;
+  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->is(Source::Kind::Lost);
 }
 
 bool has_pending(c10::DeviceIndex device, uint64_t until) {
@@ -257,7 +245,7 @@ bool has_pending(c10::DeviceIndex device, uint64_t until) {
   const auto since = last_barrier[device];  // what is older runs, or waits for placeholders
   return since != node_sequence() && any_storage(device, [&](const Storage& s) {
            const auto& node = *s.value.node;
-           return (!node.leaf() || node.unfilled()) && since <= node.sequence && node.sequence < until;
+           return !node.leaf() && since <= node.sequence && node.sequence < until;
          });
 }
 

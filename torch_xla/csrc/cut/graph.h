@@ -94,10 +94,9 @@ class Graph final : public Structure, public Arguments {
   // graph has another key. If not, this graph is remembered for such comparisons.
   bool constants_vary();
 
-  // Leaves that still need a buffer, each filled with one number.
-  Vector<NodePtr> fills() const;
-  bool has_fills() const;
   bool has_collectives() const;
+  // Whether a leaf lost its value after the cut: there was no room to fill it.
+  bool has_lost_leaf() const;
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;
@@ -114,14 +113,12 @@ class Graph final : public Structure, public Arguments {
   void attach(Vector<Result> values) override;
   // Forgets what was cut, which stays pending. Until it runs, a graph keeps nobody from writing over a buffer.
   void clear();
-  // After a failure that names no operator: two parts of the graph without an edge between them, none where it is
-  // connected.
-  std::vector<Cut> independent_halves() const;
-  // After a failure of these nodes and fills (by their positions), or of the graph as a whole where there are none:
+  // A cut of some of its outputs.
+  Cut cut_of(const std::vector<size_t>& which) const;
+  // After a failure of these nodes (by their positions) and of lost leaves, or of the whole graph where there are none:
   // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
   // what is left, if anything, and leaves the graph empty.
-  std::vector<Cut> roll_back(const std::string& error, const std::vector<size_t>& failed_nodes = {},
-                             const std::vector<size_t>& failed_fills = {});
+  std::vector<Cut> roll_back(const std::string& error, const std::vector<size_t>& failed_nodes = {});
 
  private:
   friend struct Cut;
@@ -156,7 +153,6 @@ class Graph final : public Structure, public Arguments {
   uint64_t change_ = 0;            // the latest of its device's nodes, at the cut
   std::shared_ptr<const ScalarLayout> scalar_layout_;
   Vector<Value> dropped_values_;  // what views and storages had, to be released after the lock
-  Vector<NodePtr> unused_fills_;  // of tensors that no operator used yet
 };
 
 // Forgets the numbers that later graphs are compared with.

@@ -248,10 +248,9 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
     if (members.empty()) {
       continue;
     }
-    const auto& source = arguments.leaves[members[0]]->source;
-    const auto* pack_of_leaf = source.defined() ? source->pack() : nullptr;
-    if (pack_of_leaf != nullptr && pack_of_leaf->holds(arguments.leaves, members)) {
-      buffers.push_back(py::reinterpret_borrow<py::object>(pack_of_leaf->buffer));
+    const auto* const pack = pack_of(*arguments.leaves[members[0]]);
+    if (pack != nullptr && pack->holds(arguments.leaves, members)) {
+      buffers.push_back(py::reinterpret_borrow<py::object>(pack->buffer));
     } else {
       buffers.push_back(assemble(k, arguments));
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <unordered_set>
 
 #include "cut/cut.h"
@@ -56,68 +55,38 @@ void roll_back_storages(c10::DeviceIndex device, Vector<Value>& roots, const Bad
 
 }  // namespace
 
-std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<size_t>& failed_nodes,
-                                  const std::vector<size_t>& failed_fills) {
+std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<size_t>& failed_nodes) {
   std::unordered_set<const Node*> bad;
-  const auto unfilled = fills();
   for (const auto i : failed_nodes) {
     bad.insert(nodes.at(i).get());
   }
-  for (const auto i : failed_fills) {
-    bad.insert(unfilled.at(i).get());
+  for (const auto& leaf : leaves) {
+    if (leaf->is(Source::Kind::Lost)) {
+      bad.insert(leaf.get());
+    }
   }
   const bool named = !bad.empty();
   if (!named) {
     std::transform(nodes.begin(), nodes.end(), std::inserter(bad, bad.end()), [](const NodePtr& n) { return n.get(); });
   }
   Cut rest{device, {}, outputs};
-  for (const auto& fill : unused_fills_) {
-    rest.values.push_back({fill, 0});
-  }
   Vector<Value> old;
   {
     const RecorderLock lock;
     roll_back_storages(device, rest.values, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
   }
   clear();
-  const auto pending = [](const Value& v) { return v.node->unfilled() || !v.node->leaf(); };
+  const auto pending = [](const Value& v) { return !v.node->leaf(); };
   return named && std::any_of(rest.values.begin(), rest.values.end(), pending) ? std::vector<Cut>{std::move(rest)}
                                                                                : std::vector<Cut>();
 }
 
-std::vector<Cut> Graph::independent_halves() const {
-  // Per node one that it belongs together with, an earlier one or itself.
-  std::vector<size_t> leader(nodes.size());
-  const auto find = [&](size_t i) {
-    while (leader[i] != i) {
-      leader[i] = leader[leader[i]];
-      i = leader[i];
-    }
-    return i;
-  };
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    leader[i] = i;
-    for (const auto& edge : edges_of(i)) {
-      if (!edge.leaf) {
-        const auto [low, high] = std::minmax({find(edge.from), find(i)});
-        leader[high] = low;
-      }
-    }
+Cut Graph::cut_of(const std::vector<size_t>& which) const {
+  Cut cut{device};
+  for (const auto i : which) {
+    cut.values.push_back(outputs.at(i));
   }
-  std::map<size_t, Vector<Value>> components;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    components[find(results[i].from)].push_back(outputs[i]);
-  }
-  if (components.size() < 2) {
-    return {};
-  }
-  std::vector<Cut> independent_halves{{device}, {device}};
-  size_t assigned = 0;
-  for (auto& [unused, values] : components) {
-    auto& half = independent_halves[assigned++ < components.size() / 2 ? 0 : 1];
-    std::move(values.begin(), values.end(), std::back_inserter(half.values));
-  }
-  return independent_halves;
+  return cut;
 }
 
 std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {

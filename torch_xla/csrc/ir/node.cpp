@@ -241,9 +241,11 @@ Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer) {
   return {std::move(node), 0};
 }
 
-Value make_lost(const MetaRef& meta, const std::string& why) {
+void Lost::fetch(const NodePtr& /*leaf*/) { TORCH_CHECK(false, why); }
+
+Value make_lost(const MetaRef& meta, const std::string& why, bool uncomputed) {
   auto leaf = make_leaf(meta, nullptr);
-  leaf.node->error = std::make_unique<std::string>(why);
+  leaf.node->source = c10::make_intrusive<Lost>(why, uncomputed);
   return leaf;
 }
 

@@ -106,8 +106,6 @@ inline Arg attr(c10::IValue value) { return {Arg::Kind::Attr, 0, std::move(value
 using Args = c10::SmallVector<Arg, 5>;
 using Inputs = c10::SmallVector<Value, 3>;
 
-struct Pack;
-
 // Where a leaf's values are; borrowed.
 struct Location {
   PyObject* buffer = nullptr;
@@ -115,17 +113,23 @@ struct Location {
   const at::Tensor* values = nullptr;  // still on the host
 };
 
-// Where a leaf without a buffer of its own has its values; see source.h.
+// What a leaf without a buffer of its own is; see source.h.
 struct Source : c10::intrusive_ptr_target {
-  // Gives one of its leaves a buffer of its own. Wants the GIL, not the recorder's lock.
+  enum class Kind : uint8_t { Pack, HostValues, NumberFill, Clone, Placeholder, Lost };
+  explicit Source(Kind k) : kind(k) {}
+  // Gives one of its leaves a buffer of its own, or says why it has no value. Wants the GIL, not the recorder's lock.
   virtual void fetch(const c10::intrusive_ptr<Node>& leaf) = 0;
   // Where a leaf's values are without one.
   virtual Location find(const Node& /*leaf*/) const { return {}; }
-  virtual Pack* pack() { return nullptr; }
-  // The leaf whose values its own are, if they are another's; see lazy_clone.h.
-  virtual const c10::intrusive_ptr<Node>* original() const { return nullptr; }
-  // Whether its leaves are there to be traced.
-  virtual bool is_placeholder() const { return false; }
+  const Kind kind;
+};
+
+// A value that is gone, or that a captured graph computes at its first replay.
+struct Lost final : Source {
+  explicit Lost(std::string w, bool u = false) : Source(Kind::Lost), why(std::move(w)), uncomputed(u) {}
+  void fetch(const c10::intrusive_ptr<Node>& leaf) override;
+  const std::string why;
+  const bool uncomputed;
 };
 
 // A step makes, cuts and frees hundreds of them, so what is read most comes first: the first line of the processor's
@@ -146,20 +150,19 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint32_t cuts = 0;  // references of cut graphs, which keep no buffer: nothing else runs beside one that has begun
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
-  bool fill = false;
-  bool donor = false;    // a buffer donor: the next program may write over the buffer, though a tensor still has it
-  bool donated = false;  // a program is about to write over the buffer
+  bool fill = false;      // a call that gives one number everywhere
+  bool donor = false;     // a buffer donor: the next program may write over the buffer, though a tensor still has it
+  bool donated = false;   // a program is about to write over the buffer
   CallSettings settings = 0;
 
   Hash attrs;  // of the constant arguments and the settings
   MetaSetPtr outs;
-  // A leaf has a device buffer (a JAX array), a source, a number it will be filled with, or the reason why it has none.
+  // A leaf has a device buffer (a JAX array), or a source.
   PyObject* buffer = nullptr;
-  c10::intrusive_ptr<Source> source;  // where else its values are
-  uint32_t source_index = 0;          // which of the source's they are
-  uint32_t placement = kReplicated;   // where the buffer is
+  c10::intrusive_ptr<Source> source;
+  uint32_t source_index = 0;         // which of the source's they are
+  uint32_t placement = kReplicated;  // where the buffer is
   Inputs inputs;
-  std::unique_ptr<std::string> error;
   std::unique_ptr<std::vector<c10::weak_intrusive_ptr<Node>>> clones;  // may have no buffers but this one
 
   Args args;
@@ -173,8 +176,8 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   // A node that is gone may wait for its weak references, but what it holds must not.
   void release_resources() override { release(); }
   bool leaf() const { return op == nullptr; }
-  // A leaf whose buffer is still to be made.
-  bool unfilled() const { return op == nullptr && buffer == nullptr && error == nullptr && !source.defined(); }
+  // What a leaf is that has no buffer of its own.
+  bool is(Source::Kind kind) const { return buffer == nullptr && source.defined() && source->kind == kind; }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
   // Makes the leaf that has a result from now on. With the last one the node lets its inputs go, to `garbage`.
   Node& replace(uint32_t index, Vector<Value>& garbage);
@@ -204,7 +207,7 @@ uint64_t node_sequence();
 MetaSetPtr single(const MetaRef& meta);
 Value make_leaf(const MetaRef& meta, PyObject* stolen_buffer);
 // A leaf without a value, and why it has none.
-Value make_lost(const MetaRef& meta, const std::string& why);
+Value make_lost(const MetaRef& meta, const std::string& why, bool uncomputed = false);
 // The value of a tensor made from nothing: `number` everywhere.
 Value make_fill(const MetaRef& meta, const c10::IValue& number);
 

@@ -73,7 +73,11 @@ void Capture::end() {
     }
     for_each_storage(device, [&](Storage& s) {
       if (s.id >= first && !s.value.node->leaf()) {
-        s.replace(make_uncomputed(s.meta), garbage);
+        s.replace(make_lost(s.meta,
+                            "[graph] got a tensor that was made while a graph was captured, expected a replay before "
+                            "its value is used; call replay()",
+                            /*uncomputed=*/true),
+                  garbage);
         ++s.generation;
       }
     });
@@ -142,7 +146,7 @@ void CapturedGraph::set_program(const Graph& graph, std::shared_ptr<Program> pro
   const RecorderLock lock;
   for (const auto& write : writes_) {
     auto storage = write.older_storage ? StoragePtr() : write.storage.lock();
-    if (storage && storage->value.node->error != nullptr) {
+    if (storage && storage->value.node->is(Source::Kind::Lost)) {
       storage->placement = storage->value.node->placement = program_->outputs[write.output].placement;
       living.push_back(std::move(storage));
     }
@@ -259,7 +263,8 @@ class CapturedGraph::Replay final : public Arguments {
         leaf = NodePtr(*original);  // of a copy that is only read
       }
       leaves.push_back(std::move(leaf));
-      TORCH_CHECK((graph_.program_->inputs[i] == Program::Type{leaves[i]->meta(0).value, leaves[i]->placement}),
+      TORCH_CHECK((leaves[i]->is(Source::Kind::NumberFill) ||
+                   graph_.program_->inputs[i] == Program::Type{leaves[i]->meta(0).value, leaves[i]->placement}),
                   "[graph] got a tensor that was moved to other devices since the capture, expected it where it was; ",
                   "capture again");
     }

@@ -36,7 +36,7 @@ bool is_small(const Tensor& tensor) {
 bool compute(const Tensor& tensor) {
   auto graph = Cut::of_tensors({tensor}, Cut::Scope::kLive, Cut::Donate::kNothing).graph();
   try {
-    if (!graph.outputs.empty() && graph.fits_host() && !graph.has_fills()) {
+    if (!graph.outputs.empty() && graph.fits_host()) {
       // Without rules: what needs one is left. No signal handler runs in it, which could cut the graph again.
       OpByOpRun(graph, py::none(), std::nullopt).finish();
       return true;

@@ -56,7 +56,7 @@ py::object ExecutableCache::find(Graph& graph, uint64_t settings) {
 }
 
 bool ExecutableCache::run(Graph& graph, uint64_t settings) {
-  const auto* entry = graph.has_fills() ? nullptr : look_up(graph, settings);
+  const auto* entry = look_up(graph, settings);
   if (entry == nullptr) {
     return false;
   }

@@ -71,6 +71,15 @@ void Program::set_placements(const std::vector<uint32_t>& in, const std::vector<
   }
 }
 
+void Program::place_fills(const Arguments& arguments) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto& leaf = *arguments.leaves[i];
+    if (leaf.is(Source::Kind::NumberFill) && leaf.placement == kUnspecified) {
+      leaf.placement = inputs[i].placement;
+    }
+  }
+}
+
 const py::object& Program::run() {
   if (!run_) {
     run_ = starter();
@@ -119,6 +128,8 @@ py::object execute(Arguments& arguments, Program& program) {
     std::vector<py::object> buffers;
     {
       const Timed timed(gathering_time());
+      program.place_fills(arguments);
+      fetch_fills(arguments.leaves);
       buffers = program.packing.gather(arguments);
     }
     buffers.insert(buffers.end(), numbers.begin(), numbers.end());

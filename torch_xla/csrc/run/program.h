@@ -42,6 +42,8 @@ class Program {
   // Sets the placements of its inputs and outputs, as the compiler chose them.
   void set_placements(const std::vector<uint32_t>& in, const std::vector<uint32_t>& out);
 
+  // Leaves that a number fills, and that may be anywhere, are to be where it takes them.
+  void place_fills(const Arguments& arguments) const;
   // What starts it, as dispatch.py tells.
   const py::object& run();
   // Has that made anew: the first is of no use any more where JAX could not be told how to start the program.

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/python_hooks.h"
-#include "tensor/placeholder.h"
 #include "tensor/placement.h"
 
 namespace torch_xla {
@@ -14,19 +13,16 @@ namespace torch_xla {
 namespace {
 
 struct LazyClone final : Source {
-  LazyClone(NodePtr o, const StoragePtr& h) : original_(std::move(o)) {
+  LazyClone(NodePtr o, const StoragePtr& h) : Source(Kind::Clone), original(std::move(o)) {
     if (h.defined()) {
       holder.emplace(h);
     }
   }
   void fetch(const NodePtr& leaf) override { fetch_clones({leaf}); }
-  Location find(const Node& /*leaf*/) const override { return find_values(*original_); }
-  const NodePtr* original() const override { return &original_; }
+  Location find(const Node& /*leaf*/) const override { return find_values(*original); }
 
   std::optional<c10::weak_intrusive_ptr<Storage>> holder;
-
- private:
-  NodePtr original_;
+  const NodePtr original;
 };
 
 template <class Visit>
@@ -44,13 +40,16 @@ void for_each_bufferless_clone(const Node& leaf, Visit visit) {
 
 }  // namespace
 
+const NodePtr* original_of(const Node& leaf) {
+  return leaf.is(Source::Kind::Clone) ? &static_cast<const LazyClone&>(*leaf.source).original : nullptr;
+}
+
 bool is_cloneable(const Node& node) {
-  return node.leaf() && node.error == nullptr && !node.donated && (node.buffer != nullptr || node.source.defined()) &&
-         !is_placeholder(node);
+  return node.leaf() && !node.donated && !node.is(Source::Kind::Lost) && !node.is(Source::Kind::Placeholder);
 }
 
 Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
-  if (find_values(*leaf.node).values != nullptr) {
+  if (leaf.node->is(Source::Kind::NumberFill) || find_values(*leaf.node).values != nullptr) {
     auto other = make_leaf({leaf.node->outs, leaf.index}, nullptr);  // from the host too
     other.node->placement = leaf.node->placement;
     other.node->source = leaf.node->source;
@@ -81,7 +80,7 @@ void merge_clone(Value& value) {
   }
   const auto& clone = static_cast<const LazyClone&>(*node.source);
   if (clone.holder && clone.holder->expired()) {
-    node.replacements = std::make_unique<c10::SmallVector<Value, 1>>(1, Value{*clone.original(), 0});
+    node.replacements = std::make_unique<c10::SmallVector<Value, 1>>(1, Value{clone.original, 0});
     node.source.reset();
     resolve(value);
   }
@@ -115,14 +114,14 @@ void fetch_clones(const Vector<NodePtr>& clones) {
   std::vector<PyObject*> originals;
   for (const auto& leaf : clones) {
     const auto source = leaf->source;
-    const auto* const original = source.defined() ? source->original() : nullptr;
-    if (leaf->buffer != nullptr || original == nullptr) {
+    if (!leaf->is(Source::Kind::Clone)) {
       continue;
     }
-    fetch_buffer(*original);
+    const auto& original = static_cast<const LazyClone&>(*source).original;
+    fetch_buffer(original);
     old_sources.push_back(source);  // keeps the original
     leaves.push_back(leaf);
-    originals.push_back((*original)->buffer);
+    originals.push_back(original->buffer);
   }
   if (leaves.empty()) {
     return;

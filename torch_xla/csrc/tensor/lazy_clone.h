@@ -7,6 +7,8 @@
 
 namespace torch_xla {
 
+// The leaf whose values a clone has that has no buffer of its own; null for others.
+const NodePtr* original_of(const Node& leaf);
 // Whether a value can be cloned: a leaf that has its values.
 bool is_cloneable(const Node& node);
 // The clone of such a leaf. `holder` is the storage it is for; null where it outlives the storage's first barrier.

@@ -12,17 +12,12 @@ namespace {
 std::atomic<int64_t> living{0};
 
 struct Placeholder final : Source {
-  Placeholder() { ++living; }
+  Placeholder() : Source(Kind::Placeholder) { ++living; }
   ~Placeholder() override { --living; }
-  bool is_placeholder() const override { return true; }
   void fetch(const NodePtr& /*leaf*/) override {
     TORCH_CHECK(false,
                 "[tensor] got a placeholder, expected a tensor with values; it can be traced, not computed with");
   }
-};
-
-struct Uncomputed final : Source {
-  void fetch(const NodePtr& leaf) override { TORCH_CHECK(false, *leaf->error); }
 };
 
 }  // namespace
@@ -35,23 +30,13 @@ at::Tensor make_placeholder(const MetaRef& meta, c10::DeviceIndex device) {
 
 bool is_placeholder(const at::Tensor& tensor) {
   const RecorderLock lock;
-  return is_xla(tensor) && is_placeholder(*impl_of(tensor)->alias.storage->value.node);
-}
-
-bool is_placeholder(const Node& leaf) { return leaf.source.defined() && leaf.source->is_placeholder(); }
-
-Value make_uncomputed(const MetaRef& meta) {
-  auto leaf = make_lost(meta,
-                        "[graph] got a tensor that was made while a graph was captured, expected a replay before its "
-                        "value is used; call replay()");
-  leaf.node->source = c10::make_intrusive<Uncomputed>();
-  return leaf;
+  return is_xla(tensor) && impl_of(tensor)->alias.storage->value.node->is(Source::Kind::Placeholder);
 }
 
 void check_value(const Node& leaf, c10::DeviceIndex device) {
-  if (leaf.error != nullptr) {
-    const bool uncomputed = leaf.source.defined();  // what lost its value has none
-    TORCH_CHECK(uncomputed && is_captured(device), *leaf.error);
+  if (leaf.is(Source::Kind::Lost)) {
+    const auto& lost = static_cast<const Lost&>(*leaf.source);
+    TORCH_CHECK(lost.uncomputed && is_captured(device), lost.why);
   }
 }
 

@@ -31,7 +31,7 @@ Value with_placement(Value value, uint32_t placement) {
 
 // Whether a leaf is on no device yet, so that a placement costs nothing.
 bool has_no_buffer_yet(const Node& leaf) {
-  return find_values(leaf).values != nullptr || leaf.unfilled() || is_placeholder(leaf);
+  return find_values(leaf).values != nullptr || leaf.is(Source::Kind::NumberFill) || leaf.is(Source::Kind::Placeholder);
 }
 
 std::atomic<bool> eager_uploads{false};
@@ -76,7 +76,7 @@ at::Tensor uploaded(const at::Tensor& cpu, const std::vector<int64_t>& strides, 
 
 Value with_storage_placement(Storage& storage, Value value) {
   const auto& node = *value.node;
-  if (!spans_mesh() || !node.leaf() || node.unfilled() || node.error != nullptr) {
+  if (!spans_mesh() || !node.leaf() || node.is(Source::Kind::NumberFill) || node.is(Source::Kind::Lost)) {
     return value;
   }
   if (is_replicated(storage.placement) || storage.placement == kUnspecified) {

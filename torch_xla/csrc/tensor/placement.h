@@ -10,7 +10,8 @@ namespace torch_xla {
 // Values still on the host, which go to the device when a program takes them: it may never do, and by then it is known
 // how they are split.
 struct HostValues final : Source {
-  HostValues(at::Tensor v, c10::DeviceIndex d, bool k = false) : values(std::move(v)), device(d), immutable(k) {}
+  HostValues(at::Tensor v, c10::DeviceIndex d, bool k = false)
+      : Source(Kind::HostValues), values(std::move(v)), device(d), immutable(k) {}
   void fetch(const NodePtr& leaf) override;
   Location find(const Node& /*leaf*/) const override { return {nullptr, -1, &values}; }
   const at::Tensor values;

@@ -1,5 +1,6 @@
 // Where the values of a leaf are, if it has no buffer of its own yet.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -15,13 +16,13 @@ struct Pack final : Source {
     std::vector<int64_t> starts;               // their first elements
     bool stacked = false;                      // the buffer is an array of members of one shape
   };
-  Pack(PyObject* stolen_buffer, std::shared_ptr<const Layout> l) : buffer(stolen_buffer), layout(std::move(l)) {}
+  Pack(PyObject* stolen_buffer, std::shared_ptr<const Layout> l)
+      : Source(Kind::Pack), buffer(stolen_buffer), layout(std::move(l)) {}
   ~Pack() override { release(); }
   void release_resources() override { release(); }
   void release();
   void fetch(const NodePtr& leaf) override;
   Location find(const Node& leaf) const override { return {buffer, layout->starts.at(leaf.source_index)}; }
-  Pack* pack() override { return this; }
   // Whether these leaves, in this order, are all it holds.
   bool holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const;
 
@@ -31,6 +32,30 @@ struct Pack final : Source {
  private:
   std::vector<PyObject*> parts_;  // once one was wanted: those that no leaf has taken yet
 };
+// The pack that a leaf is of, with a buffer of its own or without; null for none.
+inline const Pack* pack_of(const Node& leaf) {
+  const bool packed = leaf.source.defined() && leaf.source->kind == Source::Kind::Pack;
+  return packed ? static_cast<const Pack*>(leaf.source.get()) : nullptr;
+}
+
+// One number everywhere: what `torch.zeros` made, until a program reads it. Leaves may share it. One for which there is
+// no room loses its value.
+struct NumberFill final : Source {
+  NumberFill(c10::IValue n, c10::DeviceIndex d) : Source(Kind::NumberFill), number(std::move(n)), device(d) {
+    ++living;
+  }
+  ~NumberFill() override { --living; }
+  void fetch(const NodePtr& leaf) override;
+
+  static std::atomic<int64_t> living;
+  const c10::IValue number;
+  const c10::DeviceIndex device;
+};
+// Gives all leaves buffers that are still to be filled, then raises the first error. Wants the GIL, not the recorder's
+// lock.
+void fetch_fills(const Vector<NodePtr>& leaves);
+// The same for the tensors of a device: a barrier says which of them have no room.
+void fetch_fills(c10::DeviceIndex device);
 
 // Gives a leaf a buffer of its own, unless another thread did meanwhile. Wants the recorder's lock.
 inline void install_buffer(Node& leaf, PyObject* stolen_buffer) {
@@ -42,10 +67,6 @@ void fetch_buffer(const NodePtr& leaf);
 // Where a leaf's values are, if they are somewhere.
 inline Location find_values(const Node& leaf) {
   return leaf.buffer != nullptr || !leaf.source.defined() ? Location{leaf.buffer} : leaf.source->find(leaf);
-}
-// The leaf whose values a clone has that has no buffer of its own; null for others.
-inline const NodePtr* original_of(const Node& leaf) {
-  return leaf.buffer == nullptr && leaf.source.defined() ? leaf.source->original() : nullptr;
 }
 // Where a leaf's values are on the device, which they are brought to. Wants the GIL, not the recorder's lock.
 Location locate(const NodePtr& leaf);

@@ -12,6 +12,7 @@
 #include "ir/op_info.h"
 #include "tensor/placeholder.h"
 #include "tensor/placement.h"
+#include "tensor/source.h"
 #include "tensor/view_path.h"
 #include "tensor/write_log.h"
 
@@ -90,8 +91,9 @@ Storage::Storage(uintptr_t address, Value&& v, MetaRef&& m, c10::DeviceIndex d)
       meta(std::move(m)),
       index(d),
       committed(value.node->leaf() ? value : Value()),  // so that the first step gives away what later ones do
-      placement(spans_mesh() && (!value.node->leaf() || value.node->unfilled()) ? kUnspecified
-                                                                                : value.node->placement) {
+      placement(spans_mesh() && (!value.node->leaf() || value.node->is(Source::Kind::NumberFill))
+                    ? kUnspecified
+                    : value.node->placement) {
   TORCH_CHECK(static_cast<size_t>(d) < kMaxDevices, "[device] xla:", static_cast<int>(d), " is out of range");
   auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -149,7 +151,7 @@ void Storage::commit_fill() {
   if (!call.leaf()) {
     Vector<Value> none;  // it has no inputs
     auto& leaf = call.replace(0, none);
-    leaf.args = call.args;  // until it gets its buffer
+    leaf.source = c10::make_intrusive<NumberFill>(call.args[1].value, index);
     leaf.placement = placement;
     resolve(committed);
   }
@@ -168,7 +170,7 @@ void Storage::resize(size_t bytes, const MetaRef& like, Vector<Value>& garbage) 
   TORCH_CHECK(!is_captured(index) || id >= first_captured_storage(index),
               "[graph] got a tensor that is resized while a ",
               "graph is captured, expected those that were there before to keep their memory; resize it before");
-  const bool holds = value.node->error == nullptr && meta->numel() != 0;
+  const bool holds = !value.node->is(Source::Kind::Lost) && meta->numel() != 0;
   auto resized = value;
   if (bytes == 0) {
     resized = make_lost(
