@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hot_programs
 import pytest
@@ -62,19 +62,9 @@ def test_draws_are_those_of_programs() -> None:
 
 
 def test_in_threads() -> None:
-    failed: list[BaseException] = []
-
     def work(first: int) -> None:
-        try:
-            for seed in range(first, first + 20 + SEEDS // 3):
-                compare(hot_programs.run("xla", seed, turns=1), hot_programs.run("cpu", seed, turns=1), seed)
-        except BaseException as error:
-            failed.append(error)
+        for seed in range(first, first + 20 + SEEDS // 3):
+            compare(hot_programs.run("xla", seed, turns=1), hot_programs.run("cpu", seed, turns=1), seed)
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (10_000, 20_000, 30_000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (10_000, 20_000, 30_000)))  # which raises what failed

@@ -9,7 +9,8 @@ import torch
 
 import torch_xla
 from torch_xla import _bindings, _metrics
-from torch_xla._core.execute import pipeline
+from torch_xla._core.device import transfer
+from torch_xla._core.execute import pipeline, plan
 from torch_xla._core.graph import graph
 
 
@@ -35,6 +36,20 @@ def test_only_what_was_recorded_before(x: torch.Tensor) -> None:
     run_until(until)
     assert pending_ops() == ["aten.cos.default"]
     assert torch.equal(z.cpu(), y.cpu().cos())
+
+
+def test_a_question_changes_nothing(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "fill", lambda *_: pytest.fail("a question gave a fill its buffer"))
+    state, row = torch.zeros(3, device="xla"), x[0]
+    y = row + state
+    cut, before = _bindings.Cut.of_device(0), _bindings.node_sequence()
+    assert len({cut.graph().key for _ in range(3)}) == 1
+    assert plan.has_run_before(cut) is False and _bindings.has_pending(0)
+    z = row * 2
+    assert _bindings.node_sequence() == before + 1  # the view is known as before
+    monkeypatch.undo()
+    torch_xla.sync()
+    assert y.tolist() == [0, 1, 2] and z.tolist() == [0, 2, 4]
 
 
 def test_a_value_that_only_later_calls_need(x: torch.Tensor) -> None:

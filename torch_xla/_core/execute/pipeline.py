@@ -160,6 +160,7 @@ def _advance(step: Step, request: Request) -> list[Step]:
     graph = step.graph
     outputs = graph.num_outputs
     if not outputs:
+        graph.settle()
         return []
     if step.way is Way.UNDECIDED:
         if observed:  # a region does not see its graph's parts
@@ -229,11 +230,9 @@ def inspected() -> bool:
 def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> None:
     """Runs a graph; with `background` the host may record on while it runs op by op."""
     checks_values = _config.XLA_CHECK_VALUES.get()  # which no program does
+    is_new = not cache.knows(graph)
     with _events.span("look up"):
-        executable = None if checks_values else cache.find(graph)
-    is_new = executable is None
-    if is_new:
-        executable = _find_alike(graph)
+        executable = None if checks_values else _program_in_memory(graph)
     if checks_values or (executable is None and _runs_op_by_op(graph, request)):
         if not checks_values:
             hotness.note(graph)
@@ -256,9 +255,9 @@ def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -
     executor.run(executable, graph)
 
 
-def _find_alike(graph: _bindings.Graph) -> compiler.Executable | None:
-    """The program of a graph that has none under its key, but perhaps one that differs in constants only."""
-    executable = None
+def _program_in_memory(graph: _bindings.Graph) -> compiler.Executable | None:
+    """The program of a graph, or of one that differs in constants only."""
+    executable = cache.find(graph)
     while executable is None and graph.constants_vary():  # and so has another key
         executable = cache.find(graph)
     return executable or cache.find(graph)
@@ -272,7 +271,7 @@ def program_of(graph: _bindings.Graph) -> compiler.Executable:
     request = Request(_bindings.Cut.of_device(graph.device), debug_level.CAPTURE, reading=False, name=region.name())
 
     def attempt() -> compiler.Executable:
-        outcome = cache.find(graph) or _find_alike(graph) or _first_use(graph, request)
+        outcome = _program_in_memory(graph) or _first_use(graph, request)
         if isinstance(outcome, fallback.NeedsHost):
             problem = f"got {outcome.op}, which runs on the host ({outcome.reason}),"
             raise RuntimeError(

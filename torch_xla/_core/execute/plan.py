@@ -76,7 +76,7 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
         return [other]
     parts = [] if client.spmd() else op_by_op.partition_for_host(graph, pending_cut)
     if not parts:
-        return [Step(pending_cut, Way.PROGRAM)]  # cut again: that of all may have made this graph stale
+        return [Step(pending_cut, Way.PROGRAM, graph)]
     return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]
 
 

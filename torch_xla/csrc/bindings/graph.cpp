@@ -230,6 +230,11 @@ void bind_acts(py::class_<Graph>& graph) {
              }
              return cuts;
            })
+      .def("settle",
+           [](Graph& g) {
+             g.begin();
+             g.attach({});
+           })
       .def("constants_vary", &Graph::constants_vary)
       .def("bind", &Graph::bind)
       .def("cut_of", &Graph::cut_of)

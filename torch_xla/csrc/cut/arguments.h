@@ -30,8 +30,8 @@ class Arguments {
   Vector<NodePtr> leaves;      // per input of the program
   Vector<NumberSlot> numbers;  // scalars and seeds
 
-  // Throws if the program cannot be run with them any more.
-  virtual void check() {}
+  // To be called before the program is started. Throws if it cannot be run with them any more.
+  virtual void begin() {}
   // Gives the results of the run, one per output of the program, to the tensors that wait for them.
   virtual void attach(Vector<Result> results) = 0;
 

@@ -34,7 +34,7 @@ void leave_traced(Vector<Value>& roots) {
 // Adds as outputs other values that are alive (saved activations, parameters) or that pending nodes need: else the next
 // graph computes them again, and where each turn of a loop reads, graphs would grow with each turn. A graph that the
 // host may compute is too small for the latter to matter, and what is pending keeps its key.
-void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
+void add_live(c10::DeviceIndex device, Vector<Value>& roots) {
   const auto needed = reach(roots);
   const auto reached = latest_epoch();
   Vector<Value> rest;
@@ -46,9 +46,8 @@ void add_live(c10::DeviceIndex device, bool runs, Vector<Value>& roots) {
   });
   // A fill that lives on must be a leaf here as it will be at the barrier.
   for_each_storage(device, [&](Storage& s) {
-    if (runs && s.initial_fill && s.initial_fill.node->epoch == reached) {
+    if (s.initial_fill && s.initial_fill.node->epoch == reached) {
       s.commit_fill();
-      note_change(device);
     }
   });
   if (needed.size() > kHostGraph.operators) {
@@ -78,20 +77,17 @@ void go_back(uint64_t until, Vector<Value>& roots) {
   next_epoch();
 }
 
-void add_pending(const Cut& cut, bool runs, Vector<Value>& roots) {
+void add_pending(const Cut& cut, Vector<Value>& roots) {
   for_each_storage(cut.device, [&](Storage& s) {
-    if (runs && !cut.captured && s.initial_fill && s.initial_fill.node->sequence < cut.until) {
+    if (!cut.captured && s.initial_fill && s.initial_fill.node->sequence < cut.until) {
       s.commit_fill();
-      note_change(cut.device);
     }
     resolve(s.value);
     if (!s.value.node->leaf()) {
       roots.push_back(s.value);
     }
   });
-  if (runs) {
-    leave_traced(roots);
-  }
+  leave_traced(roots);
   if (cut.until != Cut::kNow) {
     go_back(cut.until, roots);
   }
@@ -128,18 +124,14 @@ Graph Cut::graph() const { return {*this, true}; }
 
 Graph Cut::preview() const { return {*this, false}; }
 
-Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
+Graph::Graph(const Cut& cut, bool compares)
+    : scope_(cut.scope), until_(cut.until), captured_(cut.captured), compares_(compares) {
   device = cut.device;
-  captured_ = cut.captured;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
-  Vector<Value> garbage;  // destroyed after the lock is gone
   const RecorderLock lock;
-  if (runs && cut.scope != Cut::Scope::kNeeded) {
-    forget_views(device, cut.until, dropped_values_);
-  }
-  if (runs && pending && !cut.captured) {
+  if (pending && !cut.captured) {
     barrier_sequence_ = std::min(cut.until, node_sequence());
   }
   next_epoch();
@@ -148,11 +140,10 @@ Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
     roots.push_back(impl_of(t)->alias.current());
   }
   if (pending) {
-    add_pending(cut, runs, roots);
+    add_pending(cut, roots);
   } else if (cut.scope == Cut::Scope::kLive) {
-    add_live(device, runs, roots);
+    add_live(device, roots);
   }
-  read_ = runs && cut.scope == Cut::Scope::kLive;
   collect(std::move(roots));
   if (barrier_sequence_ != 0) {
     save_values(cut.until);
@@ -175,12 +166,6 @@ Graph::Graph(const Cut& cut, bool runs) : runs_(runs) {
   change_ = changes_of(device);
   if (captured_) {  // each replay needs what it holds
     count_references(-1);
-  }
-  if (outputs.empty()) {
-    end_barrier();
-    if (barrier_sequence_ != 0) {
-      for_each_storage(device, [&](Storage& s) { s.settle(garbage); });
-    }
   }
 }
 

@@ -43,9 +43,9 @@ struct Cut {
   // A cut that computes these tensors alone and donates nothing, if each tensor has one element; else none.
   std::optional<Cut> roots_only() const;
 
-  // The graph, to be run.
+  // The graph, which may be run: no value, and nothing that later graphs depend on, is changed by it.
   Graph graph() const;
-  // The graph as it stands, to be looked at: nothing is changed by it.
+  // The graph as it stands, to be looked at: its numbers are not compared with those of earlier graphs.
   Graph preview() const;
 };
 

@@ -77,6 +77,12 @@ Graph::Holders Graph::find_holders(const Cut& cut) {
       holders.kept[slot] = true;
     }
   });
+  for_each_remembered(device, until_, [&](ViewStep& step) {  // until it runs
+    resolve(step.value);
+    if (scope_ != Cut::Scope::kNeeded && step.value.node->epoch == epoch) {
+      ++step.value.node->references;
+    }
+  });
   return holders;
 }
 

@@ -35,11 +35,30 @@ std::array<uint64_t, kMaxDevices> changes{};
 void note_change(c10::DeviceIndex device) { ++changes[device]; }
 uint64_t changes_of(c10::DeviceIndex device) { return changes[device]; }
 
-void Graph::check() {
+void Graph::check() const {
   const RecorderLock lock;
   if (!captured_ && change_ != changes_of(device)) {
     throw StaleGraph();
   }
+}
+
+void Graph::begin() {
+  check();
+  const RecorderLock lock;
+  if (std::exchange(begun_, true)) {
+    return;
+  }
+  remember_numbers();
+  // What was read is a view's value from now on.
+  const auto is_read = [&](const Value& v) {
+    return scope_ == Cut::Scope::kLive && std::find(outputs.begin(), outputs.end(), v) != outputs.end();
+  };
+  for_each_remembered(device, scope_ == Cut::Scope::kNeeded ? 0 : until_, [&](ViewStep& step) {
+    if (!is_read(step.value)) {
+      ++step.value.node->cuts;
+      dropped_values_.push_back(step.forget());
+    }
+  });
 }
 
 const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {
@@ -96,7 +115,9 @@ int64_t Graph::unreferenced_bytes() const {
 
 void Graph::attach(Vector<Result> values) {
   static auto& sizes = metric("TensorsGraphSize");
-  sizes.add(static_cast<double>(nodes.size()), "count");
+  if (!nodes.empty()) {
+    sizes.add(static_cast<double>(nodes.size()), "count");
+  }
   TORCH_CHECK(values.size() == outputs.size(), "[attach] got ", values.size(), " results, expected ", outputs.size());
   Vector<Value> garbage;
   Vector<Value> replaced;
@@ -104,7 +125,7 @@ void Graph::attach(Vector<Result> values) {
     const RecorderLock lock;
     note_change(device);
     end_barrier();
-    if (read_) {
+    if (scope_ == Cut::Scope::kLive && !nodes.empty()) {
       call_trace_of(device).read(nodes.size());
     }
     release_donors();
@@ -183,25 +204,24 @@ void Graph::save_values(uint64_t until) {
 }
 
 std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {
-  std::vector<std::vector<uint32_t>> stacks_of_leaves;
-  std::unordered_map<const Pack*, size_t> stack_of_pack;
+  std::vector<std::pair<const Pack*, std::vector<uint32_t>>> found;
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     const auto* const pack = pack_of(*leaves[i]);
-    if (pack == nullptr || !pack->layout->stacked) {
-      continue;
+    if (pack != nullptr && pack->layout->stacked) {
+      auto entry = std::find_if(found.begin(), found.end(), [&](const auto& e) { return e.first == pack; });
+      if (entry == found.end()) {
+        entry = found.insert(entry, {pack, std::vector<uint32_t>(pack->layout->shapes.size(), i)});
+      }
+      entry->second.at(leaves[i]->source_index) = i;
     }
-    const auto [entry, is_new] = stack_of_pack.emplace(pack, stacks_of_leaves.size());
-    if (is_new) {
-      stacks_of_leaves.emplace_back(pack->layout->shapes.size(), i);
-    }
-    stacks_of_leaves[entry->second].at(leaves[i]->source_index) = i;
   }
-  const auto lacks = [&](const std::vector<uint32_t>& slots) {
-    return !pack_of(*leaves[slots[0]])->holds(leaves, slots);
-  };
-  stacks_of_leaves.erase(std::remove_if(stacks_of_leaves.begin(), stacks_of_leaves.end(), lacks),
-                         stacks_of_leaves.end());
-  return stacks_of_leaves;
+  std::vector<std::vector<uint32_t>> whole;
+  for (auto& [pack, slots] : found) {
+    if (pack->holds(leaves, slots)) {
+      whole.push_back(std::move(slots));
+    }
+  }
+  return whole;
 }
 
 // Adds to the `cuts` of all nodes that the graph itself holds, once per reference.

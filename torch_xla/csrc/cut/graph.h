@@ -68,7 +68,10 @@ class Graph final : public Structure, public Arguments {
   Vector<uint32_t> references;  // per node: how often this graph reads it, and tensors had it at the cut
 
   // Throws StaleGraph if the graph cannot be run any more, as something else has run meanwhile.
-  void check() override;
+  void check() const;
+  // The same before it is run. What a failure gives back, and later graphs are compared with, is that of this cut from
+  // now on; views forget what they remember.
+  void begin() override;
   // Finds the numbers and the key: what is a constant, by what is known of operators and earlier graphs now. To be
   // called again where a rule needs another constant (`OpInfo::specialize`); nodes stay as they were recorded.
   void bind();
@@ -122,15 +125,23 @@ class Graph final : public Structure, public Arguments {
 
  private:
   friend struct Cut;
-  Graph(const Cut& cut, bool runs);
+  Graph(const Cut& cut, bool compares);
   void collect(Vector<Value> roots);
   void connect();
   void number_inputs(const Node& node);
-  struct Adaptive;
+  // Numbers that may be constants, in the order of the graph's.
+  struct Adaptive {
+    Hash rest;               // the key without them
+    Vector<size_t> indices;  // which numbers they are
+    Vector<uint64_t> positions;
+    Vector<uint64_t> values;
+    Vector<bool> vary;    // those that were seen to
+    Vector<bool> inputs;  // those that are inputs whether they vary or not
+  };
   void find_numbers();
-  void add_numbers(uint32_t node, Hash& constants, Adaptive& adaptive);
+  void add_numbers(uint32_t node, Hash& constants);
   void add_number(uint32_t node, uint32_t position);
-  void fold_constants(Adaptive& adaptive);
+  void fold_constants();
   void find_donations(const Cut& cut);
   void count_references(int32_t by) const;
   struct Holders;
@@ -141,14 +152,17 @@ class Graph final : public Structure, public Arguments {
   void find_output_placements();
   void release_donors();
   void end_barrier();
-
   void save_values(uint64_t until);
+  void remember_numbers() const;
 
   Hash structure_;                                // operators, result types and edges alone
   Vector<std::pair<uint32_t, uint32_t>> varied_;  // node and argument: constants that were seen to vary since the cut
-  bool runs_ = false;                             // it is remembered what numbers it has
-  bool captured_ = false;
-  bool read_ = false;              // it was cut for values that are read, with what else lives of it
+  const Cut::Scope scope_;
+  const uint64_t until_;
+  const bool captured_;
+  const bool compares_;  // numbers that differ from those of earlier graphs are inputs
+  bool begun_ = false;
+  Adaptive adaptive_;
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
   uint64_t change_ = 0;            // the latest of its device's nodes, at the cut
   std::shared_ptr<const ScalarLayout> scalar_layout_;

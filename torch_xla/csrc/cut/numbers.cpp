@@ -85,38 +85,6 @@ Memory& memory() {
   return *all;
 }
 
-// Sets `vary` for each number that had another value in an earlier graph with this `rest`; entries that are set stay
-// set. The graph is remembered where it `runs`.
-void find_varying(const Hash& rest, const Vector<uint64_t>& positions, const Vector<uint64_t>& values,
-                  Vector<bool>& vary, bool runs) {
-  auto& histories = memory().histories;
-  auto known = histories.find(rest);
-  if (known == histories.end()) {
-    if (!runs) {
-      return;
-    }
-    if (histories.size() >= kGraphs) {
-      histories.clear();
-    }
-    known = histories.emplace(rest, History{positions, values, vary}).first;
-  }
-  History moved;
-  const bool same = known->second.positions == positions;
-  if (!same) {
-    moved = known->second.moved(positions, values);
-  }
-  auto& current = same ? known->second : moved;
-  for (size_t i = 0; i < values.size(); ++i) {
-    vary[i] = vary[i] || current.vary[i] || (runs && values[i] != current.first[i]);
-  }
-  if (runs) {
-    current.vary = vary;
-    if (!same) {
-      known->second = std::move(moved);
-    }
-  }
-}
-
 // A constant of a graph: an argument of a node, or an element of one.
 struct Position {
   uint32_t node;
@@ -188,14 +156,7 @@ Hash argument_hash(const Node& node) {
   return attrs;
 }
 
-// Numbers that may be constants, in the order of the graph's.
-struct Graph::Adaptive {
-  Vector<size_t> indices;  // which numbers they are
-  Vector<bool> vary;       // those that were seen to
-  Vector<bool> inputs;     // those that are inputs whether they vary or not
-};
-
-void Graph::add_numbers(uint32_t n, Hash& constants, Adaptive& adaptive) {
+void Graph::add_numbers(uint32_t n, Hash& constants) {
   const auto& node = *nodes[n];
   for (uint32_t i = 0; i < node.args.size(); ++i) {
     const auto& arg = node.args[i];
@@ -217,9 +178,11 @@ void Graph::add_numbers(uint32_t n, Hash& constants, Adaptive& adaptive) {
       const bool input =
           kind == Arg::Kind::Integer && policy != NumberPolicy::SpecializedTracked && !is_special_number(arg.value);
       for (auto index = first; index < numbers.size(); ++index) {
-        adaptive.indices.push_back(index);
-        adaptive.vary.push_back(varies);
-        adaptive.inputs.push_back(input);
+        adaptive_.indices.push_back(index);
+        adaptive_.positions.push_back(numbers[index].where());
+        adaptive_.values.push_back(numbers[index].bits());
+        adaptive_.vary.push_back(varies);
+        adaptive_.inputs.push_back(input);
       }
     }
   }
@@ -244,27 +207,39 @@ void Graph::add_number(uint32_t node, uint32_t position) {
 }
 
 // Those that do not vary are constants, and no numbers.
-void Graph::fold_constants(Adaptive& adaptive) {
-  auto& [indices, vary, inputs] = adaptive;
-  Vector<uint64_t> where;
-  Vector<uint64_t> values;
-  where.reserve(indices.size());
-  values.reserve(indices.size());
-  for (const auto index : indices) {
-    where.push_back(numbers[index].where());
-    values.push_back(numbers[index].bits());
+void Graph::fold_constants() {
+  auto& [rest, indices, positions, values, vary, inputs] = adaptive_;
+  rest = key;
+  if (const auto known = memory().histories.find(rest); known != memory().histories.end()) {
+    const auto earlier = known->second.moved(positions, values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      vary[i] = vary[i] || earlier.vary[i] || (compares_ && values[i] != earlier.first[i]);
+    }
   }
-  find_varying(key, where, values, vary, runs_);
   Vector<bool> constant(numbers.size(), false);
   for (size_t i = 0; i < indices.size(); ++i) {
-    vary[i] = vary[i] || inputs[i];
-    constant[indices[i]] = !vary[i];
-    key.mix(static_cast<uint64_t>(vary[i]));
-    key.mix(vary[i] ? uint64_t{0} : values[i]);
+    const bool input = vary[i] || inputs[i];
+    constant[indices[i]] = !input;
+    key.mix(static_cast<uint64_t>(input));
+    key.mix(input ? uint64_t{0} : values[i]);
   }
   size_t next = 0;
   const auto is_constant = [&](const NumberSlot&) { return constant[next++]; };
   numbers.erase(std::remove_if(numbers.begin(), numbers.end(), is_constant), numbers.end());
+}
+
+void Graph::remember_numbers() const {
+  auto& histories = memory().histories;
+  const auto& [rest, indices, positions, values, vary, inputs] = adaptive_;
+  if (positions.empty()) {
+    return;
+  }
+  if (histories.size() >= kGraphs && histories.count(rest) == 0) {
+    histories.clear();
+  }
+  auto& history = histories.try_emplace(rest, History{positions, values, vary}).first->second;
+  history = history.moved(positions, values);
+  history.vary = vary;
 }
 
 void Graph::bind() {
@@ -273,17 +248,17 @@ void Graph::bind() {
 }
 
 void Graph::find_numbers() {
-  Adaptive adaptive;
   Hash constants;
   numbers.clear();
   stacks.clear();
   scalar_layout_ = nullptr;
   equal_key = Hash();
+  adaptive_ = {};
   for (uint32_t n = 0; n < nodes.size(); ++n) {
     const auto& node = *nodes[n];
     constants.mix(argument_hash(node));
     if (node.numbered || node.op->learned) {
-      add_numbers(n, constants, adaptive);
+      add_numbers(n, constants);
     }
     if (node.seeded) {
       for (const auto word : node.seed) {
@@ -293,8 +268,8 @@ void Graph::find_numbers() {
   }
   topology = key = structure_;
   key.mix(constants);
-  if (!adaptive.indices.empty()) {
-    fold_constants(adaptive);
+  if (!adaptive_.indices.empty()) {
+    fold_constants();
   }
   hash_donations();
   hash_placements();

@@ -38,21 +38,39 @@ PyObject* buffer_of_leaf(const NodePtr& leaf, uint32_t slot) {
   return leaf->buffer;
 }
 
+// What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
+// that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
+// barriers' lock, so none is between here and the results.
+void copy_shared(std::vector<py::object>& buffers, const std::vector<size_t>& donors) {
+  constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
+  std::vector<PyObject*> shared;
+  std::vector<size_t> places;
+  for (const auto place : donors) {
+    if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
+      shared.push_back(buffers[place].ptr());
+      places.push_back(place);
+    }
+  }
+  if (shared.empty()) {
+    return;
+  }
+  static auto& copied = metric("HeldBufferCopies");
+  copied.add(static_cast<double>(shared.size()), "count");
+  const auto copies = copy(shared);
+  for (size_t i = 0; i < places.size(); ++i) {
+    buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
+  }
+}
+
 }  // namespace
 
 Packing::Packing(const Graph& graph)
     : leaves(graph.leaves.size()), results(graph.outputs.size()), donated(graph.donated) {
   form(graph);
-  uint32_t single = 0;
-  for (auto& place : leaves) {
-    if (place.pack < 0) {
-      place.index = single++;
-    }
-  }
-  single = 0;
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].pack < 0) {
-      results[i].index = single++;
+  for (auto* const slots : {&leaves, &results}) {
+    uint32_t single = 0;
+    for (auto& slot : *slots) {
+      slot.index = slot.pack < 0 ? single++ : slot.index;
     }
   }
 }
@@ -170,49 +188,6 @@ void Packing::close_pack(const Graph& graph, Members& pack, size_t least, bool s
   packs.push_back(std::exchange(pack, {}));
 }
 
-// What someone else has too, as a read that is not over does, is not written over: the program gets a copy. Deciding
-// that at the cut instead would give each set of such buffers a program of its own. Buffers are handed out under the
-// barriers' lock, so none is between here and the results.
-void Packing::copy_shared_donors(std::vector<py::object>& buffers) const {
-  constexpr Py_ssize_t kOurs = 2;  // the leaf or the pack, and `buffers`
-  std::vector<PyObject*> shared;
-  std::vector<size_t> places;
-  const auto look_at = [&](size_t place) {
-    if (Py_REFCNT(buffers[place].ptr()) > kOurs) {
-      shared.push_back(buffers[place].ptr());
-      places.push_back(place);
-    }
-  };
-  size_t place = 0;
-  for (uint32_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i].pack >= 0) {
-      continue;
-    }
-    if (donated[i]) {
-      look_at(place);
-    }
-    ++place;
-  }
-  for (const auto& pack : packs) {
-    if (pack.leaves.empty()) {
-      continue;
-    }
-    if (!pack.outputs.empty()) {
-      look_at(place);  // its members are all donated
-    }
-    ++place;
-  }
-  if (shared.empty()) {
-    return;
-  }
-  static auto& copied = metric("HeldBufferCopies");
-  copied.add(static_cast<double>(shared.size()), "count");
-  const auto copies = copy(shared);
-  for (size_t i = 0; i < places.size(); ++i) {
-    buffers[places[i]] = py::reinterpret_steal<py::object>(copies[i]);
-  }
-}
-
 py::object Packing::assemble(size_t number, const Arguments& arguments) const {
   const auto& [members, outputs] = packs[number];
   std::vector<PyObject*> parts;
@@ -237,9 +212,13 @@ py::object Packing::assemble(size_t number, const Arguments& arguments) const {
 std::vector<py::object> Packing::gather(const Arguments& arguments) const {
   fetch_clones(clones_to_fetch(arguments.leaves, donated));
   std::vector<py::object> buffers;
+  std::vector<size_t> donors;  // among them
   buffers.reserve(leaves.size());
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     if (leaves[i].pack < 0) {
+      if (donated[i]) {
+        donors.push_back(buffers.size());
+      }
       buffers.push_back(py::reinterpret_borrow<py::object>(buffer_of_leaf(arguments.leaves[i], i)));
     }
   }
@@ -248,6 +227,9 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
     if (members.empty()) {
       continue;
     }
+    if (!packs[k].outputs.empty()) {  // its members are all donated
+      donors.push_back(buffers.size());
+    }
     const auto* const pack = pack_of(*arguments.leaves[members[0]]);
     if (pack != nullptr && pack->holds(arguments.leaves, members)) {
       buffers.push_back(py::reinterpret_borrow<py::object>(pack->buffer));
@@ -255,7 +237,7 @@ std::vector<py::object> Packing::gather(const Arguments& arguments) const {
       buffers.push_back(assemble(k, arguments));
     }
   }
-  copy_shared_donors(buffers);
+  copy_shared(buffers, donors);
   return buffers;
 }
 

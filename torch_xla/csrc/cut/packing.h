@@ -39,7 +39,6 @@ class Packing {
   void pack_gradients(const Graph& graph, const std::vector<int64_t>& predecessors, const std::vector<Members>& groups);
   // Makes a pack of what was collected, if that is `least` buffers or more.
   void close_pack(const Graph& graph, Members& pack, size_t least, bool stacked = false);
-  void copy_shared_donors(std::vector<py::object>& buffers) const;
   py::object assemble(size_t pack, const Arguments& arguments) const;
 };
 

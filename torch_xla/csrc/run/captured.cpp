@@ -81,7 +81,7 @@ void Capture::end() {
         ++s.generation;
       }
     });
-    forget_views(device, Cut::kNow, garbage);
+    for_each_remembered(device, Cut::kNow, [&](ViewStep& step) { garbage.push_back(step.forget()); });
     forget_writes(device, node_sequence());
     call_trace_of(device).drop_ends(node_sequence());
     call_trace_of(device).barrier();
@@ -207,7 +207,7 @@ class CapturedGraph::Replay final : public Arguments {
     }
   }
 
-  void check() override {
+  void begin() override {
     const bool drawn = graph_.drawn_ != 0 && random_ != random_state(device);
     const RecorderLock lock;
     if (drawn || generations() != generations_) {

@@ -397,7 +397,7 @@ void OpByOpRun::let_go() {
 
 void OpByOpRun::check() try {
   if (!done()) {
-    graph_.check();
+    graph_.begin();
   }
 } catch (const StaleGraph&) {
   let_go();

@@ -18,7 +18,7 @@ thread_local bool eager_operation = false;
 // it how (dispatch.py): in Python code an interrupt may be raised, which must not happen once donated inputs are gone.
 py::tuple start(const py::object& run, const py::tuple& inputs, Arguments& arguments) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    arguments.check();
+    arguments.begin();
     auto results = py::reinterpret_steal<py::object>(PyObject_CallObject(run.ptr(), inputs.ptr()));
     if (!results) {
       throw py::error_already_set();

@@ -241,23 +241,27 @@ void ViewStep::remember(Value v, const Storage& storage) {
   }
 }
 
-void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbage) {
+void for_each_remembered(c10::DeviceIndex device, uint64_t until, const std::function<void(ViewStep&)>& visit) {
   auto& r = storage_lists();
   const std::lock_guard<std::mutex> lock(r.mutex);
   for (auto* step = r.views[device]; step != nullptr;) {
     auto* const following = step->next;
     if (step->value.node->sequence < until) {
-      garbage.push_back(std::move(step->value));
-      step->value = {};
-      (step->previous != nullptr ? step->previous->next : r.views[device]) = following;
-      if (following != nullptr) {
-        following->previous = step->previous;
-      }
-      step->previous = step->next = nullptr;
-      step->device.store(-1, std::memory_order_release);
+      visit(*step);
     }
     step = following;
   }
+}
+
+Value ViewStep::forget() {
+  (previous != nullptr ? previous->next : storage_lists().views[device]) = next;
+  if (next != nullptr) {
+    next->previous = previous;
+  }
+  previous = next = nullptr;
+  auto remembered = std::exchange(value, {});
+  device.store(-1, std::memory_order_release);
+  return remembered;
 }
 
 Alias new_alias(Value value, MetaRef meta, c10::DeviceIndex device) {

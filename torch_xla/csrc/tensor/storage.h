@@ -4,6 +4,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -92,6 +93,8 @@ bool any_storage(c10::DeviceIndex device, Test test);
 struct ViewStep final : c10::intrusive_ptr_target {
   ~ViewStep() override;
   void remember(Value v, const Storage& storage);
+  // Gives what it remembered, to be destroyed after the lock is gone; within `for_each_remembered`.
+  Value forget();
 
   Value value;  // valid at `generation`
   uint64_t generation = 0;
@@ -110,9 +113,8 @@ struct ViewStep final : c10::intrusive_ptr_target {
 };
 using ViewPath = c10::intrusive_ptr<ViewStep>;
 
-// Takes back what views of a device remember of before a node sequence; `garbage` is to be destroyed after the lock is
-// gone.
-void forget_views(c10::DeviceIndex device, uint64_t until, Vector<Value>& garbage);
+// Calls `visit` for each view of a device that remembers a value of before a node sequence.
+void for_each_remembered(c10::DeviceIndex device, uint64_t until, const std::function<void(ViewStep&)>& visit);
 
 // What a tensor is: a storage and a path to it. All functions want the recorder's lock.
 struct Alias {
