@@ -104,7 +104,7 @@ def differ(rank: int, how: str) -> None:
         y = x + 1 if how != "values" else x @ weight
         torch_xla.sync()
     except torch_xla._errors.JobError as error:
-        assert words in str(error) and session.session().stopped is not None, error
+        assert words in str(error) and session.connection().stopped is not None, error
     else:
         raise AssertionError(f"nothing was said of {how}: {y.shape}")
 
@@ -132,7 +132,7 @@ def read(rank: int, how: str) -> None:
         try:
             assert right(*((0, 1) if rank == 0 else (1, 0)))
         except torch_xla._errors.JobError as error:
-            assert session.session().stopped == str(error)
+            assert session.connection().stopped == str(error)
             raise
         raise AssertionError("nothing was said")
     elif how == "by one alone":

@@ -353,7 +353,7 @@ def xla_rendezvous(payload: bytes = b"", ordinals: list[int] | None = None, tag:
     Returns:
         The payloads, by ordinal.
     """
-    connection = session.session()
+    connection = session.connection()
     world = runtime.world_size()
     members = tuple(sorted(ordinals)) if ordinals else tuple(range(world))
     if not set(members) <= set(range(world)) or runtime.global_ordinal() not in members:

@@ -14,7 +14,7 @@ from torch.distributed import Work
 from torch_xla._core.device import background
 from torch_xla._core.execute.untraced import untraced
 from torch_xla._core.job import failed_collective, session
-from torch_xla._core.job.connection import Session
+from torch_xla._core.job.connection import Connection
 from torch_xla._core.job.waits import Wait
 from torch_xla._errors import JobError
 
@@ -88,7 +88,7 @@ class HostWork(Done):
                 raise
             raise self._explained(connection, error) from None
 
-    def _explained(self, connection: Session, error: RuntimeError) -> JobError:
+    def _explained(self, connection: Connection, error: RuntimeError) -> JobError:
         return JobError(failed_collective.explain(connection, f"[collective] {self._what}: {error}"))
 
     def then(self, after: Callable[[], object] | None, result: Any) -> HostWork:
@@ -115,7 +115,7 @@ class HostWork(Done):
             self._after()
         return True
 
-    def _poll(self, connection: Session, timeout: timedelta) -> None:
+    def _poll(self, connection: Connection, timeout: timedelta) -> None:
         turn = self._in_thread() if self._place is None else self._turn
         start = looked = time.monotonic()
         while True:
@@ -164,7 +164,7 @@ class HostWork(Done):
 
         return turn
 
-    def _look(self, connection: Session) -> None:
+    def _look(self, connection: Connection) -> None:
         """Looks whether whoever sends or receives can come."""
         for rank in self._ranks:
             if (end := connection.end_of(rank)) is not None:

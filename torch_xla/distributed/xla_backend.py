@@ -112,7 +112,7 @@ class ProcessGroupXla(ProcessGroup):
                 )
             )
         self._ranks = list(ranks)
-        if (connection := session.session()) is not None:
+        if (connection := session.connection()) is not None:
             # All are here now, which a message between two of them does not say; and PyTorch has them wait after this.
             connection.meet("process group", session.as_ranks(ranks), "the start of a process group")
             self._host()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_xla._core.job import session
-from torch_xla._core.job.connection import Session
+from torch_xla._core.job.connection import Connection
 from torch_xla._core.job.waits import until
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def once(what: bytes, compile: Callable[[], T], serialized: Callable[[T], bytes]
                 store.set(f"{_published.popleft()}/made", b"")  # who comes now compiles it
 
 
-def _fetch_compiled(connection: Session, store: Any, key: str, who: int) -> bytes:
+def _fetch_compiled(connection: Connection, store: Any, key: str, who: int) -> bytes:
     """The executable that another process compiled; empty if it failed."""
 
     def made() -> bytes | None:

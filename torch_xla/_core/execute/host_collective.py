@@ -16,7 +16,7 @@ from torch_xla._core.device import client, failures
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
 from torch_xla._core.graph.library import XLA_LIB
-from torch_xla._core.job.session import rank_info, session
+from torch_xla._core.job import session
 from torch_xla._errors import JobError
 from torch_xla.ops import collective, collective_call
 
@@ -26,7 +26,7 @@ Parts = list[tuple[list[int], _bindings.Collective]]
 @functools.cache
 def is_used() -> bool:
     """Whether collectives run so here: a plugin's client that was told of the job's processes knows its own only."""
-    if rank_info().world == 1 or client.is_own_cpu() or client.spans_job():
+    if session.rank_info().world == 1 or client.is_own_cpu() or client.spans_job():
         return False
     # Not where programs have collectives in them: PyTorch's kernels may compute what has a kernel.
     XLA_LIB.impl("collective", _compute, "CPU")
@@ -52,7 +52,7 @@ def _parts(call: collective_call.Call, dtypes: Sequence[torch.dtype], ahead: Seq
 
 
 def _compute(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
-    connection = session()
+    connection = session.connection()
     assert connection is not None
     connection.check()
     call, rank = collective_call.parse(text), connection.rank_info.rank

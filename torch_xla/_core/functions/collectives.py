@@ -65,7 +65,7 @@ def _call(
     """The argument of the operator."""
     from torch_xla.ops.collective_call import Call
 
-    connection = session.session()
+    connection = session.connection()
     if connection is not None:
         connection.check()
     return Call(kind, partition(groups), reduction, root, tuple(pairs)).text()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch_xla._core.device import client
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph
-from torch_xla._core.job.session import session
+from torch_xla._core.job import session
 from torch_xla._errors import GraphFailure, JobError
 from torch_xla.ops import collective
 
@@ -20,7 +20,7 @@ def prepare(graph: Graph) -> None:
 
     GraphFailure where somebody cannot come.
     """
-    connection = session() if any(map(sequence.is_collective, graph.nodes)) else None
+    connection = session.connection() if any(map(sequence.is_collective, graph.nodes)) else None
     if connection is None:
         return
     collective.register()  # the program may come from another process

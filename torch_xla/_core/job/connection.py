@@ -26,7 +26,7 @@ from torch_xla._errors import JobError
 _PAUSES = (0.0002, 0.02)  # seconds between two looks at a meeting, at first and at most
 
 
-class Session:
+class Connection:
     """The connection of this process to its job.
 
     `stopped` says why nothing can be done together any more, if so; `orphaned` whether that is since nobody waits for

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch_xla import _bindings
-from torch_xla._core.job.connection import Session
+from torch_xla._core.job.connection import Connection
 from torch_xla._core.job.waits import Ranks
 
 
-class ImaginedSession(Session):
+class ImaginedConnection(Connection):
     """A connection on devices that are described: a store in memory, meetings without waits, no port."""
 
     imagined = True

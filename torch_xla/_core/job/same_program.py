@@ -40,7 +40,7 @@ def compare(cut: _bindings.Graph) -> None:
 
     Raises JobError in all of them where they differ.
     """
-    connection = session.session() if cut.key not in _compared else None
+    connection = session.connection() if cut.key not in _compared else None
     if connection is None or connection.imagined:
         return
     graph = describe(cut)
@@ -65,7 +65,7 @@ def gather(buffer: Any) -> Callable[[Any], None]:
 
     Gives what takes the result; raises JobError in all of them where they differ.
     """
-    connection = session.session()
+    connection = session.connection()
     assert connection is not None
     parts = buffer.sharding.shard_shape(buffer.shape)
     text = f"a read of {buffer.dtype}{list(buffer.shape)} in parts of {list(parts)}"

@@ -1,4 +1,4 @@
-"""Holds the one `connection.Session` of this process, made where it is first needed."""
+"""Holds the one `connection.Connection` of this process, made where it is first needed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from contextlib import suppress
 from torch_xla import _bindings
 from torch_xla._core.device import client, described, environment, failures
 from torch_xla._core.job import failed_collective, orphans, pending_collectives, watch
-from torch_xla._core.job.connection import Session
-from torch_xla._core.job.imagined import ImaginedSession
+from torch_xla._core.job.connection import Connection
+from torch_xla._core.job.imagined import ImaginedConnection
 from torch_xla._core.job.store import own_address
 from torch_xla._core.job.waits import Ranks
 
@@ -26,10 +26,10 @@ _WATCH_ENDS = 5.0  # seconds
 
 def exchange_ints(number: int, ranks: Sequence[int], what: str) -> list[int]:
     """Exchanges an integer between these processes, for what `what` says; returns all, in the order of `ranks`."""
-    connection = session()
-    if connection is None:
+    job = connection()
+    if job is None:
         return [number]
-    return [int(text) for text in connection.meet("numbers", as_ranks(ranks), what, str(number).encode())]
+    return [int(text) for text in job.meet("numbers", as_ranks(ranks), what, str(number).encode())]
 
 
 def wait_for_all(ranks: Sequence[int], what: str) -> None:
@@ -37,13 +37,13 @@ def wait_for_all(ranks: Sequence[int], what: str) -> None:
     exchange_ints(0, ranks, what)
 
 
-_session: Session | None = None
+_connection: Connection | None = None
 _lock = threading.RLock()
 
 
 def rank_info() -> environment.RankInfo:
     """The place of this process in its job; connects nothing."""
-    return _session.rank_info if _session is not None else environment.rank_info()
+    return _connection.rank_info if _connection is not None else environment.rank_info()
 
 
 def own_file(path: str) -> str:
@@ -52,44 +52,44 @@ def own_file(path: str) -> str:
     return path if info.world == 1 else f"{path}.{info.rank}"
 
 
-def session() -> Session | None:
+def connection() -> Connection | None:
     """The connection to the other processes, made at the first call; None for a process alone.
 
     Raises JobError where the others cannot be reached.
     """
-    global _session
-    if _session is not None:
-        return _session
+    global _connection
+    if _connection is not None:
+        return _connection
     with _lock:
-        if _session is None:
+        if _connection is None:
             info = environment.rank_info()
             if info.world == 1:
                 return None
             if described.topology() is not None:
-                _session = ImaginedSession(info)
-                _session.join()
-                return _session
+                _connection = ImaginedConnection(info)
+                _connection.join()
+                return _connection
             _show_where_ended(info.rank)
             if "TORCHELASTIC_RUN_ID" in os.environ:  # by torchrun
                 orphans.follow_launcher(end_orphan)
-            connection = Session(info)
-            watching = watch.start(connection)
-            failures.add_explanation(functools.partial(failed_collective.explain, connection))
+            job = Connection(info)
+            watching = watch.start(job)
+            failures.add_explanation(functools.partial(failed_collective.explain, job))
             atexit.register(_leave_at_exit, watching)
             try:
-                connection.join()
+                job.join()
             except BaseException as error:
-                connection.stop(str(error))  # it is not tried again: the others have been told
+                job.stop(str(error))  # it is not tried again: the others have been told
                 raise
             finally:
-                _session = connection
-        return _session
+                _connection = job
+        return _connection
 
 
 def end_orphan() -> None:
     """Stops the job in this process, whose launcher has ended, and ends it."""
-    if _session is not None and _session.is_own():
-        orphans.end(str(_session.lost()), _session.over)
+    if _connection is not None and _connection.is_own():
+        orphans.end(str(_connection.lost()), _connection.over)
     orphans.end(f"[job] rank {rank_info().rank} ends, as whoever started it has ended", threading.Event())
 
 
@@ -110,29 +110,29 @@ def _end_silently() -> None:
 
 def _meeting_of_clients() -> client.Meeting | None:
     """The address where the clients of all processes meet: at rank 0."""
-    connection = session()
-    if connection is None:
+    job = connection()
+    if job is None:
         return None
     endpoint = b""
-    if connection.rank_info.rank == 0:
-        address = own_address(connection.rank_info)
+    if job.rank_info.rank == 0:
+        address = own_address(job.rank_info)
         with socket.create_server((address, 0)) as free:
             endpoint = f"{address}:{free.getsockname()[1]}".encode()
-    endpoints = connection.meet("devices", connection.everyone, "the first use of the devices", endpoint)
-    return endpoints[0].decode(), connection.rank_info.world, connection.rank_info.rank
+    endpoints = job.meet("devices", job.everyone, "the first use of the devices", endpoint)
+    return endpoints[0].decode(), job.rank_info.world, job.rank_info.rank
 
 
 client.set_meeting(_meeting_of_clients)
 
 
-def connected() -> Session | None:
+def connected() -> Connection | None:
     """The connection, if it was made."""
-    return _session
+    return _connection
 
 
 def finish() -> None:
     """Computes what others may still wait for, at the end of a program that did not fail."""
-    if _session is not None and _session.stopped is None:
+    if _connection is not None and _connection.stopped is None:
         pending_collectives.run(wait=True)
         # Programs that were started may be in a collective, in which nobody is pending any more.
         for device in range(_bindings.device_count() if client.client_started() else 0):
@@ -141,19 +141,19 @@ def finish() -> None:
 
 def leave(failure: BaseException | None = None) -> None:
     """Tells the others, if there are some, that this process has ended, and why if it failed."""
-    if _session is not None:
-        _session.leave(failure)
+    if _connection is not None:
+        _connection.leave(failure)
 
 
 def _leave_at_exit(watching: threading.Thread) -> None:
-    if _session is None or not _session.is_own():
+    if _connection is None or not _connection.is_own():
         return
     failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     try:
         if failure is None:
             finish()
     finally:
-        _session.leave(failure)
+        _connection.leave(failure)
         watching.join(_WATCH_ENDS)  # it must not come back from the store to an interpreter that is taken down
 
 

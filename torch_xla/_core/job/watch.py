@@ -16,7 +16,7 @@ from contextlib import suppress
 from torch_xla import _config, _notices
 from torch_xla._core.device import background, client
 from torch_xla._core.job import orphans, pending_collectives, program_starts
-from torch_xla._core.job.connection import Session
+from torch_xla._core.job.connection import Connection
 from torch_xla._core.job.waits import Ranks, Wait, line, parse, soon
 from torch_xla._errors import JobError
 
@@ -27,18 +27,18 @@ _COMPARED_EVERY = 1.0  # seconds
 _LEAVES_WITHIN = 5.0  # seconds from the end of the job to that of a process that is stuck in a program with others
 
 
-def start(session: Session) -> threading.Thread:
+def start(connection: Connection) -> threading.Thread:
     """Starts the watch of this process, which ends soon after the process has left the job."""
-    thread = threading.Thread(target=_Watch(session).run, name="torch_xla-job", daemon=True)
+    thread = threading.Thread(target=_Watch(connection).run, name="torch_xla-job", daemon=True)
     thread.start()
     return thread
 
 
 class _Watch:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._store = session.store
-        self._rank = session.rank_info.rank
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._store = connection.store
+        self._rank = connection.rank_info.rank
         self._news = 0
         self._suspected: object = None
         self._pending: tuple[int | None, float] = (None, 0.0)
@@ -46,19 +46,19 @@ class _Watch:
         self._asked = 0.0
 
     def run(self) -> None:
-        while self._session.stopped is None and not self._session.over.wait(
+        while self._connection.stopped is None and not self._connection.over.wait(
             _ASKED_TICK if time.monotonic() - self._asked < _ASKED_FOR else _TICK
         ):
             try:
                 self._look()
             except RuntimeError as error:
-                if self._session.stopped is None:
-                    self._session.lost(error)
+                if self._connection.stopped is None:
+                    self._connection.lost(error)
                 break
-        if self._session.stopped is not None:
-            if self._session.orphaned:
-                orphans.end(self._session.stopped, self._session.over)
-            self._end_where_stuck(self._session.stopped)
+        if self._connection.stopped is not None:
+            if self._connection.orphaned:
+                orphans.end(self._connection.stopped, self._connection.over)
+            self._end_where_stuck(self._connection.stopped)
 
     def _end_where_stuck(self, reason: str) -> None:
         """Ends this process where nothing else can, once the job has stopped.
@@ -69,7 +69,7 @@ class _Watch:
         main = threading.main_thread().ident or 0
         state: object = None
         since = time.monotonic()
-        while client.is_connected() and not self._session.over.wait(_TICK):
+        while client.is_connected() and not self._connection.over.wait(_TICK):
             frame = sys._current_frames().get(main)
             stuck = (frame, frame.f_lasti) if frame is not None and program_starts.under_way() is not None else None
             before, state = state, "orphaned" if self._is_orphaned() else stuck
@@ -79,24 +79,24 @@ class _Watch:
                 print("Traceback (most recent call last):", file=sys.stderr)
                 traceback.print_stack(frame)
                 print(f"{JobError.__module__}.{JobError.__name__}: {reason}", file=sys.stderr, flush=True)
-                self._session.leave(JobError(reason))
+                self._connection.leave(JobError(reason))
                 os._exit(1)
 
     def _is_orphaned(self) -> bool:
         try:
-            return self._rank != 0 and self._session.has_left(0) is not None
+            return self._rank != 0 and self._connection.has_left(0) is not None
         except RuntimeError:  # the store has ended with it
             return True
 
     def _look(self) -> None:
-        self._session.check_launcher()
+        self._connection.check_launcher()
         self._answer()
-        if self._session.stopped is not None:
+        if self._connection.stopped is not None:
             return
         self._compare()
-        wait = self._session.wait_now()
+        wait = self._connection.wait_now()
         waits = wait is not None and wait.seconds > _PUBLISHED_AFTER
-        self._session.publish("wait", lambda: wait.text() if wait is not None and waits else "")
+        self._connection.publish("wait", lambda: wait.text() if wait is not None and waits else "")
         if wait is not None and waits:
             self._inspect(wait)
         elif wait is None:
@@ -109,10 +109,10 @@ class _Watch:
             return
         self._news = news
         self._asked = time.monotonic()
-        if (reason := self._session.read("broken")) is not None:
-            self._session.stop(reason)
+        if (reason := self._connection.read("broken")) is not None:
+            self._connection.stop(reason)
         else:
-            self._session.publish("ran", program_starts.report)
+            self._connection.publish("ran", program_starts.report)
             self._store.set(f"at/{self._rank}", json.dumps([news, line()]))
 
     def _compare(self) -> None:
@@ -120,11 +120,11 @@ class _Watch:
         if time.monotonic() - self._compared < _COMPARED_EVERY:
             return
         self._compared = time.monotonic()
-        self._session.publish("ran", program_starts.report)
+        self._connection.publish("ran", program_starts.report)
         for rank in program_starts.first_of_groups(self._rank):
-            difference = program_starts.difference(self._session.read(f"ran/{rank}"), rank, self._rank)
+            difference = program_starts.difference(self._connection.read(f"ran/{rank}"), rank, self._rank)
             if difference is not None:
-                self._session.break_off(difference)
+                self._connection.break_off(difference)
 
     def _help(self) -> None:
         """Runs pending collectives, if another process waits for this one and this one has recorded none for a second.
@@ -136,7 +136,7 @@ class _Watch:
             self._pending = (newest, now)
         elif now - self._pending[1] > _PUBLISHED_AFTER:
             self._pending = (newest, now)
-            others = [rank for rank in self._session.everyone if rank != self._rank]
+            others = [rank for rank in self._connection.everyone if rank != self._rank]
             if any((other := self._wait_of(rank)) is not None and self._rank in other.ranks for rank in others):
                 background.start("pending", _run_pending)
 
@@ -145,9 +145,9 @@ class _Watch:
         waits: dict[int, Wait | None] = {self._rank: wait}
         missing = self._missing(wait, waits)
         for rank in missing:
-            end = self._session.end_of(rank)
+            end = self._connection.end_of(rank)
             if end is not None and not self._has_started(rank, wait):
-                self._session.break_off(
+                self._connection.break_off(
                     f"{end}, and rank {self._rank} waits for it in {wait.what}, at {self._line(self._rank)}"
                 )
                 return
@@ -164,7 +164,7 @@ class _Watch:
         if limit is None:
             limit, option = _config.XLA_COLLECTIVE_TIMEOUT.get(), "XLA_COLLECTIVE_TIMEOUT"
         if wait.seconds > limit:
-            self._session.break_off(
+            self._connection.break_off(
                 f"[job] rank {self._rank} waited {wait.seconds:.0f} s in {wait.what}, at {self._line(self._rank)}, for "
                 f"{self._places(absent)}; {option} sets how long"
             )
@@ -173,7 +173,7 @@ class _Watch:
             _notices.notify("job", (wait.ranks, wait.count), text)
 
     def _wait_of(self, rank: int) -> Wait | None:
-        return parse(self._session.read(f"wait/{rank}"))
+        return parse(self._connection.read(f"wait/{rank}"))
 
     def _missing(self, wait: Wait | None, waits: dict[int, Wait | None]) -> list[int]:
         """The ranks that have not come to what a process waits for; fills in what they wait for instead."""
@@ -193,14 +193,14 @@ class _Watch:
 
     def _has_started(self, rank: int, wait: Wait) -> bool:
         """Whether a process that waits for nothing has been where this one is: their programs take their time."""
-        report = self._session.read(f"ran/{rank}") if wait.place == program_starts.PLACE else None
+        report = self._connection.read(f"ran/{rank}") if wait.place == program_starts.PLACE else None
         return program_starts.started_by(report, wait.ranks) >= wait.count
 
     def _confirm(self, wait: Wait, waiting: dict[int, Wait]) -> None:
         """Stops the job if all still wait for each other once they have answered: what they told may be old."""
         lines = {rank: self._line(rank) for rank in sorted(waiting)}
         time.sleep(2 * _TICK)
-        now = self._session.wait_now()
+        now = self._connection.wait_now()
         if None in lines.values() or now != wait:
             return
         if any(self._wait_of(rank) != w for rank, w in waiting.items()):
@@ -209,7 +209,7 @@ class _Watch:
             f"rank {rank} waits in {w.what} with ranks {_listed(w.ranks)}, at {lines[rank]}"
             for rank, w in sorted(waiting.items())
         )
-        self._session.break_off(
+        self._connection.break_off(
             f"[job] the processes wait for each other: rank {self._rank} waits in {wait.what} with ranks "
             f"{_listed(wait.ranks)}, at {line()}; {others}"
         )
@@ -230,9 +230,9 @@ class _Watch:
 
         def look() -> str | None:
             self._answer()  # all may ask all, and none would be told
-            if self._session.stopped is not None:
+            if self._connection.stopped is not None:
                 return ""  # the others have stopped too, and their watches with them
-            answer_number, where = json.loads(self._session.read(f"at/{rank}") or "[0, 0]")
+            answer_number, where = json.loads(self._connection.read(f"at/{rank}") or "[0, 0]")
             return str(where) if answer_number >= request_number else None
 
         return soon(look) or None
