@@ -19,6 +19,7 @@ import warm
 import torch_xla
 from torch_xla import _bindings, _config, _metrics
 from torch_xla._core.compile import cache
+from torch_xla._core.device import client
 from torch_xla._core.execute import pipeline
 from torch_xla._core.graph import graph
 
@@ -154,3 +155,19 @@ def spy_on_barriers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(cache, "find", spy)
     return keys
+
+
+def failed(text: str, device: int = 0) -> Any:
+    """A token or buffer of a run that failed."""
+
+    class Failed:
+        def devices(self) -> set[Any]:
+            return {client.jax_device(device)}
+
+        def is_deleted(self) -> bool:
+            return False
+
+        def block_until_ready(self) -> None:
+            raise ValueError(text)
+
+    return Failed()

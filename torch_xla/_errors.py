@@ -39,7 +39,7 @@ class GraphFailure(Exception):
 
     Attributes:
         cause: What was raised.
-        nodes: Positions of the graph's nodes that cannot run. Without any, and no lost leaf, it is not known which.
+        nodes: Positions of the graph's nodes that cannot run. With no unfilled leaf either it is unknown which.
         final: Whether the cause is told as it is: PyTorch's own exception.
     """
 

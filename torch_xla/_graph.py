@@ -73,8 +73,8 @@ class Graph:
             raise RuntimeError(message("graph", "got reset() within the capture", do="end the capture first"))
         self._device = -1
         self._pool = self.graph_pool or (0, next(_pools))
-        self._run: Any = None
-        self._cut: Any = None  # until it is compiled
+        self._captured: Any = None
+        self._recorded: Any = None  # until it is compiled
         self._executable: Any = None
         self._text: str | None = None
 
@@ -84,7 +84,7 @@ class Graph:
         Raises:
             RuntimeError: This graph has a capture, or this thread is within one.
         """
-        if self._run is not None or self._scope is not None:
+        if self._captured is not None or self._scope is not None:
             raise RuntimeError(message("graph", "got a second capture", do="make another graph, or reset() this one"))
         region.refuse_captured("a capture")
         device = _bindings.current_device()
@@ -109,18 +109,18 @@ class Graph:
         with barrier.exclusive():
             with scope:
                 marks = pending_collectives.take(self._device)
-                cut = _bindings.Cut.of_capture(self._device).graph()
+                recorded = _bindings.Cut.of_capture(self._device).graph()
                 del marks
                 if self._debug:
                     from torch_xla._core.report import render
 
-                    self._text = render.render(graph.describe(cut), "dot")
-                run = _bindings.CapturedGraph(cut)
+                    self._text = render.render(graph.describe(recorded), "dot")
+                captured = _bindings.CapturedGraph(recorded)
             # The capture is over: what other threads record while this compiles is no part of it.
-            empty = not cut.num_outputs
+            empty = not recorded.num_outputs
             if not (self._keeps or empty):
-                self._compile(cut, run)
-            self._cut, self._run = cut if self._executable is None else None, run
+                self._compile(recorded, captured)
+            self._recorded, self._captured = recorded if self._executable is None else None, captured
         if empty:
             warnings.warn(
                 "[graph] got a capture in which nothing was recorded on the device, so that a replay does nothing; "
@@ -131,11 +131,11 @@ class Graph:
     def instantiate(self) -> None:
         """Compiles the graph, if that has not been done."""
         self._check_captured("instantiate()")
-        cut = self._cut
-        if self._executable is None and cut.num_outputs:
+        recorded = self._recorded
+        if self._executable is None and recorded.num_outputs:
             with barrier.exclusive():
-                self._compile(cut, self._run)
-            self._cut = None
+                self._compile(recorded, self._captured)
+            self._recorded = None
 
     def replay(self) -> None:
         """Runs the program, without waiting for it, on what the memory holds that was captured.
@@ -148,7 +148,7 @@ class Graph:
         region.refuse_captured("a replay", self._device)
         if self._executable is None:
             self.instantiate()
-        device, run = self._device, self._run
+        device, captured = self._device, self._captured
         with _events.span("barrier", lambda: (debug_level.REPLAY, _bindings.user_frame())), barrier.exclusive():
             token = None
             while token is None:
@@ -159,7 +159,7 @@ class Graph:
                     return
                 start = time.perf_counter()
                 try:
-                    token = run.replay()
+                    token = captured.replay()
                 except _bindings.StaleGraph:  # a signal handler has written what it reads
                     continue
                 except RuntimeError as error:
@@ -207,13 +207,13 @@ class Graph:
         if scope is not None:
             scope.close()
 
-    def _compile(self, cut: Any, run: Any) -> None:
-        executable = barrier.stages().program_of(cut)
-        run.set_program(cut, executable.program)
-        self._key, self._executable = cut.key, executable
+    def _compile(self, recorded: Any, captured: Any) -> None:
+        executable = barrier.stages().program_of(recorded)
+        captured.set_program(recorded, executable.program)
+        self._key, self._executable = recorded.key, executable
 
     def _check_captured(self, what: str) -> None:
-        if self._run is None:
+        if self._captured is None:
             raise RuntimeError(message("graph", f"got {what}", expected="a capture before it", do="capture first"))
 
 

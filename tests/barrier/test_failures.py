@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import pytest
 import torch
-from probes import python
+from probes import failed, python
 
 import torch_xla
 from torch_xla import _bindings
 from torch_xla._core.compile import cache, compiler
-from torch_xla._core.device import client
-from torch_xla._core.execute import barrier, executor, hooks
+from torch_xla._core.device import transfer
+from torch_xla._core.execute import barrier, executor, hooks, plan
 from torch_xla._core.graph import graph
 from torch_xla._core.lower import lowering
 from torch_xla.core import xla_model as xm
@@ -78,6 +78,16 @@ def fine() -> None:
 
 
 class TestAnOperatorThatCannotBeLowered:
+    def test_a_question_before_does_not_change_what_is_given_back(self) -> None:
+        x = torch.ones(3, device="xla") + 1
+        torch_xla.sync()
+        x.add_(1)
+        assert plan.has_run_before(_bindings.Cut.of_device(0)) is False
+        x.add_(torch.ops.failing.probe(x))
+        with pytest.raises(RuntimeError, match="lower failing.probe"):
+            (x + 3).sum().item()
+        assert x.tolist() == [2, 2, 2]
+
     def test_only_what_depends_on_it_is_lost(self) -> None:
         x = torch.arange(3.0).to("xla")
         torch_xla.sync()
@@ -293,6 +303,22 @@ except torch.OutOfMemoryError:
                 tensor.cpu()
         fine()
 
+    def test_a_fill_without_room_is_told_by_one_barrier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fill(shape: tuple[int, ...], *rest: Any) -> Any:
+            if shape == (300, 300):
+                raise torch.OutOfMemoryError("no room")
+            return filled(shape, *rest)
+
+        filled = transfer.fill
+        monkeypatch.setattr(transfer, "fill", fill)
+        x = torch.zeros(300, 300, device="xla")
+        lost, kept = x + 1, torch.ones(2, device="xla") * 3
+        for ask in (x.cpu, torch_xla.sync):
+            with pytest.raises(torch.OutOfMemoryError):
+                ask()
+        torch_xla.sync()
+        assert kept.tolist() == [3, 3] and _bindings.is_lost(lost)
+
     @pytest.mark.compiled("it fails where a program is started")
     def test_another_late_failure_takes_no_graph_with_it(self) -> None:
         y = torch.ones(3).to("xla") * 3
@@ -302,22 +328,6 @@ except torch.OutOfMemoryError:
             torch_xla.sync()
         assert not _bindings.has_pending(0) and y.tolist() == [3, 3, 3]
         fine()
-
-
-def failed(text: str) -> Any:
-    """A token or buffer of a run that failed."""
-
-    class Failed:
-        def devices(self) -> set[Any]:
-            return {client.jax_device(0)}
-
-        def is_deleted(self) -> bool:
-            return False
-
-        def block_until_ready(self) -> None:
-            raise ValueError(text)
-
-    return Failed()
 
 
 class TestTypesThatXlaLacks:

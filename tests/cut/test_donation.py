@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 import torch_xla
 from torch_xla import _XLAC, _bindings
-from torch_xla._core.execute import barrier
+from torch_xla._core.execute import barrier, pipeline
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 SIZE = 50_000  # too large for the host to compute
@@ -35,6 +37,22 @@ pytestmark = pytest.mark.usefixtures("idle")
 
 
 class TestDonated:
+    @pytest.mark.compiled("a thread records while it compiles")
+    def test_a_thread_that_records_with_a_view_before_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def first_use(*arguments: Any) -> Any:
+            with ThreadPoolExecutor(1) as pool:
+                made[:] = made or [pool.submit(lambda: row + 1).result()]
+            return compile_graph(*arguments)
+
+        compile_graph, made = pipeline._first_use, list[torch.Tensor]()
+        x = torch.arange(8.0, device="xla").reshape(2, 4) + 1
+        torch_xla.sync()
+        row = x[0]
+        row.copy_(x[1] * 2)
+        monkeypatch.setattr(pipeline, "_first_use", first_use)
+        torch_xla.sync()
+        assert x[0].tolist() == [10, 12, 14, 16] and made[-1].tolist() == [11, 13, 15, 17]
+
     def test_a_tensor_written_in_place(self) -> None:
         x = computed()
         x.mul_(1.0)

@@ -11,11 +11,11 @@ from contextlib import nullcontext
 import jax
 import pytest
 import torch
-from probes import setting
+from probes import failed, setting
 
 import torch_xla
 from torch_xla import _bindings, _config
-from torch_xla._core.device import client, memory_stats, transfer
+from torch_xla._core.device import memory_stats, transfer
 from torch_xla._core.execute import executor
 from torch_xla.debug import memory as public
 
@@ -107,22 +107,14 @@ def test_a_device_that_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_runs_out_after_its_start() -> None:
     kept = torch.ones(29, 7).to("xla:1")
 
-    class Failed:
-        def devices(self) -> set[object]:
-            return {client.jax_device(1)}
-
-        def is_deleted(self) -> bool:
-            return False
-
-        def block_until_ready(self) -> None:
-            raise ValueError("INTERNAL: Error dispatching computation: Out of memory allocating 1024 bytes.")
+    run = failed("INTERNAL: Error dispatching computation: Out of memory allocating 1024 bytes.", 1)
 
     def wait() -> None:
         torch_xla.sync(wait=True)
-        _bindings.in_flight(1).add_program(Failed())
+        _bindings.in_flight(1).add_program(run)
         executor.wait(1)
 
-    for find_out in (lambda: transfer.download((Failed(), -1), (2,), torch.float32), wait):
+    for find_out in (lambda: transfer.download((run, -1), (2,), torch.float32), wait):
         with pytest.raises(torch.OutOfMemoryError, match=r"\[memory\] a graph that was started did not fit") as info:
             find_out()
         assert "allocating 1024 bytes, on xla:1\n" in str(info.value) and "float32[29, 7], made at" in str(info.value)

@@ -38,7 +38,7 @@ def recover(
         pass
     elif (reason := explained(cause)) is not None:
         told = JobError(reason)
-    elif not (failure.nodes or graph.has_lost_leaf) and (halves := _independent_halves(graph)):
+    elif not (failure.nodes or graph.unfilled) and (halves := _independent_halves(graph)):
         return None, halves
     elif not isinstance(cause, (JobError, OutOfMemoryError)):
         if memory_stats.ran_out(cause):

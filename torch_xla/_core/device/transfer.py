@@ -27,8 +27,6 @@ _settle: Callable[[], None] | None = None
 _puts = itertools.count(1)
 _views = threading.RLock()  # on a buffer's memory, which a plugin of a CPU counts without a lock of its own
 
-finish = failures.finish
-
 
 def upload(tensor: torch.Tensor, index: int, number: int = 0, immutable: bool = False) -> jax.Array:
     """Copies a CPU tensor to a device, with a placement number; returns the buffer.
@@ -56,10 +54,7 @@ def own_values(tensor: torch.Tensor) -> Any:
 
 
 def put(array: Any, index: int, number: int = 0, origin: str | None = None) -> jax.Array:
-    """Moves a NumPy array, which must not be changed afterwards, to a place on a device, by its placement number.
-
-    `origin` says what it is, alike in all processes that have parts of it; else it is one of those they put in order.
-    """
+    """Moves a NumPy array, which nobody changes any more, to a placement number of a device; `origin` names it."""
     import jax
 
     place = placement.of(index)
@@ -180,7 +175,7 @@ def set_agreement(gather: Callable[[Any], Callable[[Any], None]], settle: Callab
 
 def finish_to_read(buffer: Any) -> None:
     """Waits for a buffer whose values go to the host, which the others may have had a part in."""
-    finish(buffer)
+    failures.finish(buffer)
     if _settle is not None and client.devices_of_job():
         _settle()
 
@@ -195,7 +190,7 @@ def _gathered(buffer: Any) -> Any:
         results = (_replicate(buffer.sharding)(buffer),)
     finally:
         report_results(results)
-    finish(results[0])  # on all devices: the others need what this process has of it
+    failures.finish(results[0])  # on all devices: the others need what this process has of it
     return results[0]
 
 

@@ -82,7 +82,7 @@ def sync(index: int | None = None, wait: bool = False, cause: str = debug_level.
                     _barrier(device, _bindings.Cut.of_device(device), cause)
                     ran = True
                     with _lock:
-                        _bindings.fetch_fills(device)  # which no program has read
+                        _bindings.fill_tensors(device)
                 _bindings.end_call_trace(device)
                 if wait or _bindings.in_flight(device).failures:
                     _wait(device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_xla import _bindings, _config, _fallbacks, _metrics
-from torch_xla._core.device import client, transfer
+from torch_xla._core.device import client, failures, transfer
 from torch_xla._core.device.buffers import kind
 from torch_xla._core.execute import auto_barrier, barrier
 from torch_xla._core.execute.untraced import untraced
@@ -29,11 +29,9 @@ class Hooks:
         return transfer.upload(tensor, index, number, immutable)
 
     @untraced
-    def fill(
-        self, shape: Sequence[int], dtype: torch.dtype, number: Any, index: int, line: str | None, where: int
-    ) -> Any:
-        """A buffer of a device that holds one number everywhere."""
-        return transfer.fill(tuple(shape), dtype, number, index, line, where)
+    def fill(self, shape: Sequence[int], dtype: torch.dtype, *rest: Any) -> Any:
+        """A buffer of a device that holds one number everywhere, as `transfer.fill` has it."""
+        return transfer.fill(tuple(shape), dtype, *rest)
 
     def put(self, numbers: Any, index: int) -> Any:
         """Copies the numbers of a graph to a device."""
@@ -42,7 +40,7 @@ class Hooks:
 
     def explain(self, token: Any, index: int) -> None:
         """Raises what a run that failed has to say."""
-        transfer.finish(token, index)
+        failures.finish(token, index)
 
     @untraced
     def copy(self, buffers: list[Any]) -> list[Any]:

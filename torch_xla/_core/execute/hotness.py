@@ -62,7 +62,7 @@ def counts(device: int) -> bool:
     device that is not this host.
     """
     return (
-        _config.XLA_COMPILE_WHEN_HOT.get()
+        _config.XLA_HOST_COMPUTE.get() == "new"
         and op_by_op.on()
         and not (region.stack() or _bindings.is_eager() or options.custom())
         and not (_config.XLA_VERIFY_GRAPHS.get() or _config.XLA_SAVE_TENSORS_FILE.get())

@@ -41,11 +41,12 @@ def on() -> bool:
 
     CPU kernels compute 64-bit integers, and where algorithms are to be deterministic a graph has one way of running.
     """
-    return _config.XLA_HOST_COMPUTE.get() and not (dtypes.shortens() or torch.are_deterministic_algorithms_enabled())
+    allowed = _config.XLA_HOST_COMPUTE.get() != "never"
+    return allowed and not (dtypes.shortens() or torch.are_deterministic_algorithms_enabled())
 
 
 def partition_for_host(graph: _bindings.Graph, cut: _bindings.Cut) -> list[_bindings.Cut]:
-    """The cuts to run before a new graph is cut again, so that no part of it is compiled; none if it is to be compiled.
+    """The cuts to run before a new graph is cut again, so that no growing part is compiled; none if it is.
 
     `cut` is the one that the graph was made by.
     """
@@ -77,12 +78,17 @@ def begin(graph: _bindings.Graph, request: Any) -> _bindings.OpByOpRun | None:
 def prepare(graph: _bindings.Graph) -> _bindings.OpByOpRun:
     """An op-by-op run of a graph, not started. Raises GraphFailure where there is no room for what it is to fill."""
     leaves = None
-    if not placement.of(graph.device).on_host:
-        leaves = [
-            transfer.download(location, shape, dtype)
-            for location, (shape, dtype) in zip(graph.leaf_locations(), graph.leaf_metas, strict=True)
-        ]
-    return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves, _collectives(graph))
+    try:
+        if not placement.of(graph.device).on_host:
+            leaves = [
+                transfer.download(location, shape, dtype)
+                for location, (shape, dtype) in zip(graph.leaf_locations(), graph.leaf_metas, strict=True)
+            ]
+        return _bindings.OpByOpRun(graph, functools.partial(_by_rule, graph), leaves, _collectives(graph))
+    except torch.OutOfMemoryError as error:
+        if graph.unfilled:
+            raise GraphFailure(error) from None
+        raise
 
 
 def _collectives(graph: _bindings.Graph) -> dict[int, host_collective.Parts]:
@@ -119,7 +125,7 @@ def finish(running: _bindings.OpByOpRun) -> bool:
         graph = running.graph
         if graph.has_collectives and any(map(sequence.is_collective, describe(graph).nodes[: running.position])):
             problem = f"node {running.position} of a graph has no kernel, behind a collective that has run ({obstacle})"
-            failure = RuntimeError(message("run", problem, do="set XLA_COMPILE_WHEN_HOT=0, in all processes"))
+            failure = RuntimeError(message("run", problem, do="set XLA_HOST_COMPUTE=reads, in all processes"))
             raise GraphFailure(failure, (running.position,)) from None
         if isinstance(obstacle, StaticNumbers):
             raise

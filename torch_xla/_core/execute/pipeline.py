@@ -151,6 +151,7 @@ def _remaining(failure: GraphFailure, graph: _bindings.Graph, request: Request) 
 
 
 def _advance(step: Step, request: Request) -> list[Step]:
+    # As `_attempt`; no more steps where it ran, or runs in the background, or there was nothing to run.
     if step.running is not None:
         return [] if op_by_op.finish(step.running) else [step.again()]
     observed = _is_observed()
@@ -160,7 +161,7 @@ def _advance(step: Step, request: Request) -> list[Step]:
     graph = step.graph
     outputs = graph.num_outputs
     if not outputs:
-        graph.settle()
+        graph.end_empty()
         return []
     if step.way is Way.UNDECIDED:
         if observed:  # a region does not see its graph's parts
@@ -260,7 +261,7 @@ def _program_in_memory(graph: _bindings.Graph) -> compiler.Executable | None:
     executable = cache.find(graph)
     while executable is None and graph.constants_vary():  # and so has another key
         executable = cache.find(graph)
-    return executable or cache.find(graph)
+    return executable or cache.find(graph)  # `constants_vary` may have found another key
 
 
 def program_of(graph: _bindings.Graph) -> compiler.Executable:

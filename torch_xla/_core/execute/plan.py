@@ -77,7 +77,7 @@ def steps(request: Request, graph: _bindings.Graph) -> list[Step]:
     parts = [] if client.spmd() else op_by_op.partition_for_host(graph, pending_cut)
     if not parts:
         return [Step(pending_cut, Way.PROGRAM, graph)]
-    return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]
+    return [Step(part, Way.HOST, background=False) for part in (*parts, pending_cut)]  # the device's part is too large
 
 
 def _known_graph_instead(cut: _bindings.Cut) -> Step | None:
@@ -108,7 +108,7 @@ def has_run_before(cut: _bindings.Cut) -> bool | None:
     To be called while nothing else runs on its device.
     """
     try:
-        graph = cut.graph()
+        graph = cut.question()
         return has_run(graph) if graph.num_outputs else None
     except _bindings.StaleGraph:  # a signal handler has run it
         return False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_xla import _bindings
-from torch_xla._core.device import client, shardings, transfer
+from torch_xla._core.device import client, failures, shardings, transfer
 from torch_xla._core.graph import sequence
 from torch_xla._core.graph.graph import Graph, Node, describe
 from torch_xla._core.job import program_starts, session
@@ -152,7 +152,7 @@ def _copies(cut: _bindings.Graph) -> Iterator[tuple[str, str]]:
     """A digest of each part of an input that other processes have too."""
     metas = cut.leaf_metas
     for leaf, (buffer, start) in enumerate(cut.leaf_locations()):
-        transfer.finish(buffer)
+        failures.finish(buffer)
         shape = buffer.shape
         holders: dict[str, set[int]] = {}
         for device, where in buffer.sharding.devices_indices_map(shape).items():

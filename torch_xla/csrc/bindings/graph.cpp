@@ -130,9 +130,9 @@ py::tuple describe_node(const Graph& graph, size_t position, const py::tuple& cl
   return py::make_tuple(NodeDescription(graph, position, classes).node(), seed);
 }
 
-py::list leaf_locations(const Graph& graph) {
+py::list leaf_locations(Graph& graph) {
   py::list locations;
-  fetch_fills(graph.leaves);
+  fetch_fills(graph.leaves, graph.unfilled);
   for (const auto& leaf : graph.leaves) {
     auto location = locate(leaf);
     TORCH_CHECK(location.buffer != nullptr, "[run] input ", locations.size(), " has no buffer");
@@ -210,7 +210,7 @@ void bind_parts(py::class_<Graph>& graph) {
       .def_property_readonly("number_indices", [](Graph& g) { return py::tuple(py::cast(g.scalar_layout()->indices)); })
       .def("packed_numbers", &packed_numbers)
       .def_property_readonly("has_collectives", &Graph::has_collectives)
-      .def_property_readonly("has_lost_leaf", &Graph::has_lost_leaf)
+      .def_readonly("unfilled", &Graph::unfilled)
       .def_property_readonly("unreferenced_bytes", &Graph::unreferenced_bytes);
 }
 
@@ -230,7 +230,7 @@ void bind_acts(py::class_<Graph>& graph) {
              }
              return cuts;
            })
-      .def("settle",
+      .def("end_empty",
            [](Graph& g) {
              g.begin();
              g.attach({});
@@ -257,6 +257,14 @@ void bind_operator_runs(py::module_& m) {
       .def_property_readonly("position", &OpByOpRun::position);
 }
 
+// A signal handler may have begun a run since the caller finished the one before.
+Graph cut_beside_nothing(const Cut& what, Cut::Purpose purpose) {
+  if (!InFlight::of(what.device).operator_run().is_none()) {
+    throw StaleGraph();
+  }
+  return what.graph(purpose);
+}
+
 void bind_cuts(py::module_& m) {
   py::class_<Cut> cut(m, "Cut");
   py::enum_<Cut::Scope>(cut, "Scope")
@@ -271,15 +279,9 @@ void bind_cuts(py::module_& m) {
       .def_static("of_tensors", &Cut::of_tensors, py::arg("tensors"), py::arg("scope") = Cut::Scope::kNeeded,
                   py::arg("donate") = Cut::Donate::kNothing)
       .def_static("of_capture", &Cut::of_capture)
-      .def("graph",
-           [](const Cut& what) {
-             // A signal handler may have begun a run since its caller finished the one before.
-             if (!InFlight::of(what.device).operator_run().is_none()) {
-               throw StaleGraph();
-             }
-             return what.graph();
-           })
-      .def("preview", &Cut::preview)
+      .def("graph", [](const Cut& what) { return cut_beside_nothing(what, Cut::Purpose::kRun); })
+      .def("question", [](const Cut& what) { return cut_beside_nothing(what, Cut::Purpose::kAsk); })
+      .def("preview", [](const Cut& what) { return what.graph(Cut::Purpose::kShow); })
       .def("roots_only", &Cut::roots_only)
       .def_readonly("device", &Cut::device)
       .def_property_readonly(

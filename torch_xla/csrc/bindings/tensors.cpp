@@ -71,7 +71,7 @@ void bind_tensors(py::module_& m) {
   });
   m.def("location_of", [](const at::Tensor& t) { return describe_location(location_of(t)); });
   m.def("copy_on_host", &copy_on_host);
-  m.def("fetch_fills", [](c10::DeviceIndex device) { fetch_fills(device); });
+  m.def("fill_tensors", &fill_tensors);
   m.def("upload_eagerly", &upload_eagerly);
   m.def(
       "tensor_of",

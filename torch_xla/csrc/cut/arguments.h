@@ -27,8 +27,9 @@ class Arguments {
   virtual ~Arguments() = default;
 
   c10::DeviceIndex device = 0;
-  Vector<NodePtr> leaves;      // per input of the program
-  Vector<NumberSlot> numbers;  // scalars and seeds
+  Vector<NodePtr> leaves;        // per input of the program
+  std::vector<size_t> unfilled;  // those that there was no room to fill
+  Vector<NumberSlot> numbers;    // scalars and seeds
 
   // To be called before the program is started. Throws if it cannot be run with them any more.
   virtual void begin() {}

@@ -120,19 +120,17 @@ std::optional<Cut> Cut::roots_only() const {
   return of_tensors(tensors, Scope::kNeeded, Donate::kNothing);
 }
 
-Graph Cut::graph() const { return {*this, true}; }
+Graph Cut::graph(Purpose purpose) const { return {*this, purpose}; }
 
-Graph Cut::preview() const { return {*this, false}; }
-
-Graph::Graph(const Cut& cut, bool compares)
-    : scope_(cut.scope), until_(cut.until), captured_(cut.captured), compares_(compares) {
+Graph::Graph(const Cut& cut, Cut::Purpose purpose)
+    : scope_(cut.scope), until_(std::min(cut.until, node_sequence())), captured_(cut.captured), purpose_(purpose) {
   device = cut.device;
   const bool pending = cut.scope == Cut::Scope::kPending;
   TORCH_CHECK(pending || cut.until == Cut::kNow,
               "[graph] a cut of chosen tensors with an end, expected one of all that is pending");
   const RecorderLock lock;
   if (pending && !cut.captured) {
-    barrier_sequence_ = std::min(cut.until, node_sequence());
+    barrier_sequence_ = until_;
   }
   next_epoch();
   auto roots = cut.values;
@@ -145,13 +143,8 @@ Graph::Graph(const Cut& cut, bool compares)
     add_live(device, roots);
   }
   collect(std::move(roots));
-  if (barrier_sequence_ != 0) {
-    save_values(cut.until);
-  }
-  for (auto& value : dropped_values_) {
-    resolve(value);
-  }
   count_references(1);
+  forget_views(purpose == Cut::Purpose::kRun);
   if (cut.donate != Cut::Donate::kNothing) {
     find_donations(cut);
   }

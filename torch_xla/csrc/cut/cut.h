@@ -43,10 +43,12 @@ struct Cut {
   // A cut that computes these tensors alone and donates nothing, if each tensor has one element; else none.
   std::optional<Cut> roots_only() const;
 
-  // The graph, which may be run: no value, and nothing that later graphs depend on, is changed by it.
-  Graph graph() const;
-  // The graph as it stands, to be looked at: its numbers are not compared with those of earlier graphs.
-  Graph preview() const;
+  // Why a graph is cut: to be run; to ask about it alone; or to be looked at as it stands, its
+  // numbers not compared with those of earlier graphs.
+  enum class Purpose : uint8_t { kRun, kAsk, kShow };
+  // No value, and nothing that later graphs depend on, is changed before it is run; but fills become leaves, and views
+  // forget what they know where it is to be run.
+  Graph graph(Purpose purpose = Purpose::kRun) const;
 };
 
 }  // namespace torch_xla

@@ -35,6 +35,7 @@ Graph::Holders Graph::find_holders(const Cut& cut) {
   Holders holders(*this);
   const auto epoch = latest_epoch();
   Vector<bool> held_once(leaves.size(), false);
+  Written written;
   const auto slot_of = [&](const Value& value) -> int64_t {
     const auto& node = *value.node;
     return node.epoch == epoch && node.leaf() && node.slot < leaves.size() && leaves[node.slot].get() == &node
@@ -47,8 +48,9 @@ Graph::Holders Graph::find_holders(const Cut& cut) {
         ++holder->node->references;
       }
     }
-    if (s.pending_commit && !(s.pending_commit == s.value)) {
-      if (const auto slot = slot_of(s.pending_commit); slot >= 0) {
+    const auto saved = cut.until == Cut::kNow ? std::nullopt : value_at_cut(s, written);
+    if (saved && *saved && !(*saved == s.value)) {
+      if (const auto slot = slot_of(*saved); slot >= 0) {
         holders.kept[slot] = true;
       }
     }
@@ -66,21 +68,15 @@ Graph::Holders Graph::find_holders(const Cut& cut) {
       return;
     }
     const bool here = s.value.node->sequence < cut.until;
-    const auto& value = here ? s.value : s.pending_commit;
-    const auto output = value && value.node->epoch == epoch && !value.node->leaf()
-                            ? holders.output_at[holders.base[value.node->slot] + value.index]
+    const auto* const value = here ? &s.value : saved && *saved ? &*saved : nullptr;
+    const auto output = value != nullptr && value->node->epoch == epoch && !value->node->leaf()
+                            ? holders.output_at[holders.base[value->node->slot] + value->index]
                             : -1;
     if (here || output >= 0) {
       holders.overwritten[slot] = true;
       aliased_outputs[slot] = output;
     } else {
       holders.kept[slot] = true;
-    }
-  });
-  for_each_remembered(device, until_, [&](ViewStep& step) {  // until it runs
-    resolve(step.value);
-    if (scope_ != Cut::Scope::kNeeded && step.value.node->epoch == epoch) {
-      ++step.value.node->references;
     }
   });
   return holders;

@@ -27,7 +27,7 @@ namespace {
 // not fit into memory, is still to come.
 std::array<uint64_t, kMaxDevices> last_barrier{};
 
-// How often something else than a device's graphs began to run, or ended: what was cut before is stale.
+// How often results came or were taken back, or a background run began: what was cut before is stale.
 std::array<uint64_t, kMaxDevices> changes{};
 
 }  // namespace
@@ -35,30 +35,66 @@ std::array<uint64_t, kMaxDevices> changes{};
 void note_change(c10::DeviceIndex device) { ++changes[device]; }
 uint64_t changes_of(c10::DeviceIndex device) { return changes[device]; }
 
+bool Graph::is_stale() const { return !captured_ && change_ != changes_of(device); }
+
 void Graph::check() const {
   const RecorderLock lock;
-  if (!captured_ && change_ != changes_of(device)) {
+  if (is_stale()) {
     throw StaleGraph();
   }
 }
 
 void Graph::begin() {
-  check();
   const RecorderLock lock;
-  if (std::exchange(begun_, true)) {
-    return;
+  if (is_stale() || purpose_ == Cut::Purpose::kAsk) {
+    throw StaleGraph();
   }
-  remember_numbers();
-  // What was read is a view's value from now on.
+  remember();
+}
+
+// To be destroyed after the lock is gone.
+void Graph::drop(Value value) {
+  if (value) {
+    resolve(value);
+    ++value.node->cuts;
+    dropped_values_.push_back(std::move(value));
+  }
+}
+
+// Views that know a value keep the graph behind it, and other threads record with it while it runs. What is read is the
+// view's own result. Where the graph is not to be run, what they hold is counted as if they had forgotten it.
+void Graph::forget_views(bool at_once) {
   const auto is_read = [&](const Value& v) {
     return scope_ == Cut::Scope::kLive && std::find(outputs.begin(), outputs.end(), v) != outputs.end();
   };
   for_each_remembered(device, scope_ == Cut::Scope::kNeeded ? 0 : until_, [&](ViewStep& step) {
-    if (!is_read(step.value)) {
-      ++step.value.node->cuts;
-      dropped_values_.push_back(step.forget());
+    resolve(step.value);
+    if (is_read(step.value)) {
+      return;
+    }
+    if (at_once) {
+      drop(step.forget());
+    } else {
+      step.value.node->references += step.value.node->epoch == latest_epoch() ? 1 : 0;
     }
   });
+}
+
+void Graph::remember() {
+  if (std::exchange(begun_, true)) {
+    return;
+  }
+  remember_numbers();
+  if (barrier_sequence_ != 0) {
+    Written written;
+    for_each_storage(device, [&](Storage& s) {
+      auto value = value_at_cut(s, written);
+      if (!value) {
+        drop(std::exchange(s.committed, {}));
+      }
+      drop(std::exchange(s.pending_commit, value ? std::move(*value) : Value()));
+    });
+  }
 }
 
 const std::shared_ptr<const ScalarLayout>& Graph::scalar_layout() {
@@ -78,10 +114,6 @@ bool Graph::adopt_scalar_layout(const std::shared_ptr<const ScalarLayout>& other
 bool Graph::has_collectives() const {
   return std::any_of(nodes.begin(), nodes.end(),
                      [](const NodePtr& n) { return n->op->name == "xla.collective.default"; });
-}
-
-bool Graph::has_lost_leaf() const {
-  return std::any_of(leaves.begin(), leaves.end(), [](const NodePtr& n) { return n->is(Source::Kind::Lost); });
 }
 
 bool Graph::fits_host() const {
@@ -165,42 +197,35 @@ void Graph::end_barrier() {
   }
 }
 
-// Each storage keeps the value it has at this barrier, which a failure of a later graph gives it back.
-void Graph::save_values(uint64_t until) {
-  std::unordered_map<uint64_t, ValueId> written;  // by storage, before a cut that lies further back
-  for (const auto& write : writes(device)) {
-    if (until == Cut::kNow || write.when > until) {
-      break;
-    }
-    written[write.storage] = write.value;
+std::optional<Value> Graph::value_at_cut(const Storage& s, Written& written) const {
+  if (s.value.node->sequence < until_) {
+    return s.value == s.committed ? Value() : s.value;
   }
-  const auto find = [&](const ValueId& id) -> Value {
-    const auto same = [&](const NodePtr& node) { return node->sequence == id.node; };
-    const auto node =
-        std::partition_point(nodes.begin(), nodes.end(), [&](const NodePtr& n) { return n->sequence < id.node; });
-    if (node != nodes.end() && same(*node)) {
-      return {*node, id.index};
-    }
-    const auto leaf = std::find_if(leaves.begin(), leaves.end(), same);
-    return leaf != leaves.end() ? Value{*leaf, 0} : Value{};
-  };
-  for_each_storage(device, [&](Storage& s) {
-    Value value;
-    if (s.value.node->sequence < until) {
-      value = s.value == s.committed ? Value() : s.value;
-    } else if (const auto write = written.find(s.id); write != written.end()) {
-      value = find(write->second);
-      if (!value && s.committed) {  // a leaf that is gone: it has none to go back to
-        dropped_values_.push_back(std::exchange(s.committed, {}));
+  if (!written) {
+    written.emplace();
+    for (const auto& write : writes(device)) {
+      if (write.when > until_) {
+        break;
       }
-    } else if (s.first_value.node < until) {
-      value = find(s.first_value);  // else it is `committed`
+      (*written)[write.storage] = write.value;
     }
-    if (s.pending_commit) {
-      dropped_values_.push_back(std::move(s.pending_commit));
-    }
-    s.pending_commit = std::move(value);
-  });
+  }
+  const auto write = written->find(s.id);
+  if (write == written->end() && s.first_value.node >= until_) {
+    return Value();
+  }
+  const auto& id = write != written->end() ? write->second : s.first_value;
+  const auto same = [&](const NodePtr& node) { return node->sequence == id.node; };
+  const auto node =
+      std::partition_point(nodes.begin(), nodes.end(), [&](const NodePtr& n) { return n->sequence < id.node; });
+  if (node != nodes.end() && same(*node)) {
+    return Value{*node, id.index};
+  }
+  const auto leaf = std::find_if(leaves.begin(), leaves.end(), same);
+  if (leaf != leaves.end()) {
+    return Value{*leaf, 0};
+  }
+  return write != written->end() ? std::nullopt : std::optional(Value());
 }
 
 std::vector<std::vector<uint32_t>> Graph::resident_stacks() const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cut/arguments.h"
@@ -65,12 +66,12 @@ struct StaleGraph final : std::exception {
 
 class Graph final : public Structure, public Arguments {
  public:
-  Vector<uint32_t> references;  // per node: how often this graph reads it, and tensors had it at the cut
+  Vector<uint32_t> references;  // per node: how often this graph reads it, views know it, and, if it donates, tensors
 
   // Throws StaleGraph if the graph cannot be run any more, as something else has run meanwhile.
   void check() const;
   // The same before it is run. What a failure gives back, and later graphs are compared with, is that of this cut from
-  // now on; views forget what they remember.
+  // now on.
   void begin() override;
   // Finds the numbers and the key: what is a constant, by what is known of operators and earlier graphs now. To be
   // called again where a rule needs another constant (`OpInfo::specialize`); nodes stay as they were recorded.
@@ -98,8 +99,6 @@ class Graph final : public Structure, public Arguments {
   bool constants_vary();
 
   bool has_collectives() const;
-  // Whether a leaf lost its value after the cut: there was no room to fill it.
-  bool has_lost_leaf() const;
 
   // Whether the host computes this graph sooner than it is compiled: a few operators on a few values, none random.
   bool fits_host() const;
@@ -118,14 +117,14 @@ class Graph final : public Structure, public Arguments {
   void clear();
   // A cut of some of its outputs.
   Cut cut_of(const std::vector<size_t>& which) const;
-  // After a failure of these nodes (by their positions) and of lost leaves, or of the whole graph where there are none:
-  // tensors that depend on them get back the values they had at the last barrier; those that had none say why. Gives
-  // what is left, if anything, and leaves the graph empty.
+  // After a failure of these nodes (by their positions) and unfilled leaves, or of the whole graph where there are
+  // none: tensors that depend on them get back the values they had at the last barrier; those that had none say why.
+  // Gives what is left, if anything, and leaves the graph empty.
   std::vector<Cut> roll_back(const std::string& error, const std::vector<size_t>& failed_nodes = {});
 
  private:
   friend struct Cut;
-  Graph(const Cut& cut, bool compares);
+  Graph(const Cut& cut, Cut::Purpose purpose);
   void collect(Vector<Value> roots);
   void connect();
   void number_inputs(const Node& node);
@@ -152,7 +151,14 @@ class Graph final : public Structure, public Arguments {
   void find_output_placements();
   void release_donors();
   void end_barrier();
-  void save_values(uint64_t until);
+  // What a storage has at the cut: null if that is what it had at the last barrier, nothing if it is gone. All wants
+  // the recorder's lock.
+  using Written = std::optional<std::unordered_map<uint64_t, ValueId>>;  // by storage, the last of before the cut
+  std::optional<Value> value_at_cut(const Storage& storage, Written& written) const;
+  bool is_stale() const;
+  void remember();
+  void drop(Value value);
+  void forget_views(bool at_once);
   void remember_numbers() const;
 
   Hash structure_;                                // operators, result types and edges alone
@@ -160,7 +166,7 @@ class Graph final : public Structure, public Arguments {
   const Cut::Scope scope_;
   const uint64_t until_;
   const bool captured_;
-  const bool compares_;  // numbers that differ from those of earlier graphs are inputs
+  const Cut::Purpose purpose_;
   bool begun_ = false;
   Adaptive adaptive_;
   uint64_t barrier_sequence_ = 0;  // the node sequence, where a barrier cut it
@@ -187,6 +193,9 @@ bool is_lost(const at::Tensor& tensor);
 
 // The buffers that a device's tensors, and what is pending there, have their values in; new references.
 std::vector<PyObject*> buffers_on(c10::DeviceIndex device);
+// Gives buffers to a device's tensors that are to be filled with a number, which no program has read. Those without
+// room lose their value, and the first error is raised.
+void fill_tensors(c10::DeviceIndex device);
 // As `Graph::roll_back`, for all that depends on some of them, because what computed these failed.
 void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error);
 

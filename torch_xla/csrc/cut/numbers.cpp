@@ -213,7 +213,7 @@ void Graph::fold_constants() {
   if (const auto known = memory().histories.find(rest); known != memory().histories.end()) {
     const auto earlier = known->second.moved(positions, values);
     for (size_t i = 0; i < values.size(); ++i) {
-      vary[i] = vary[i] || earlier.vary[i] || (compares_ && values[i] != earlier.first[i]);
+      vary[i] = vary[i] || earlier.vary[i] || (purpose_ != Cut::Purpose::kShow && values[i] != earlier.first[i]);
     }
   }
   Vector<bool> constant(numbers.size(), false);
@@ -245,6 +245,9 @@ void Graph::remember_numbers() const {
 void Graph::bind() {
   const RecorderLock lock;
   find_numbers();
+  if (begun_) {
+    remember_numbers();
+  }
 }
 
 void Graph::find_numbers() {

@@ -60,10 +60,8 @@ std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<si
   for (const auto i : failed_nodes) {
     bad.insert(nodes.at(i).get());
   }
-  for (const auto& leaf : leaves) {
-    if (leaf->is(Source::Kind::Lost)) {
-      bad.insert(leaf.get());
-    }
+  for (const auto i : unfilled) {
+    bad.insert(leaves.at(i).get());
   }
   const bool named = !bad.empty();
   if (!named) {
@@ -73,6 +71,7 @@ std::vector<Cut> Graph::roll_back(const std::string& error, const std::vector<si
   Vector<Value> old;
   {
     const RecorderLock lock;
+    remember();
     roll_back_storages(device, rest.values, [&](const Node& n) { return bad.count(&n) != 0; }, error, old);
   }
   clear();
@@ -87,6 +86,34 @@ Cut Graph::cut_of(const std::vector<size_t>& which) const {
     cut.values.push_back(outputs.at(i));
   }
   return cut;
+}
+
+void fill_tensors(c10::DeviceIndex device) {
+  Vector<NodePtr> leaves;
+  if (NumberFill::living.load(std::memory_order_relaxed) > 0) {
+    const RecorderLock lock;
+    for_each_storage(device, [&](Storage& s) {
+      resolve(s.value);
+      if (s.value.node->is(Source::Kind::NumberFill)) {
+        leaves.push_back(s.value.node);
+      }
+    });
+  }
+  std::vector<size_t> failed;
+  try {
+    fetch_fills(leaves, failed);
+  } catch (const std::exception&) {
+    std::unordered_set<const Node*> bad;
+    for (const auto i : failed) {
+      bad.insert(leaves[i].get());
+    }
+    Vector<Value> none, old;
+    const RecorderLock lock;
+    roll_back_storages(
+        device, none, [&](const Node& n) { return bad.count(&n) != 0; },
+        "[memory] got a tensor for whose values there was no room; make it again, smaller", old);
+    throw;
+  }
 }
 
 std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
@@ -117,8 +144,7 @@ std::vector<PyObject*> buffers_on(c10::DeviceIndex device) {
 
 void lose_buffers(c10::DeviceIndex device, const std::vector<PyObject*>& buffers, const std::string& error) {
   const std::unordered_set<PyObject*> failed(buffers.begin(), buffers.end());
-  Vector<Value> none;
-  Vector<Value> old;
+  Vector<Value> none, old;
   const RecorderLock lock;
   roll_back_storages(
       device, none, [&](const Node& n) { return n.leaf() && failed.count(find_values(n).buffer) != 0; }, error, old);

@@ -147,7 +147,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   uint32_t references = 0;
   bool marked = false;
 
-  uint32_t cuts = 0;  // references of cut graphs, which keep no buffer: nothing else runs beside one that has begun
+  uint32_t cuts = 0;  // references of cut graphs, which keep no buffer: one that has begun runs alone
   bool seeded = false;
   bool numbered = false;  // some argument is an input of the program, or may become one
   bool fill = false;      // a call that gives one number everywhere

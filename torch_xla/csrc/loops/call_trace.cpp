@@ -8,7 +8,6 @@
 
 #include "base/python_hooks.h"
 #include "tensor/placeholder.h"
-#include "tensor/write_log.h"
 
 namespace torch_xla {
 
@@ -224,7 +223,6 @@ void trace_calls(bool follow, const TraceLimits& chosen) {
   const RecorderLock lock;
   tracing = follow;
   limits = chosen;
-  log_writes(follow);
   for (c10::DeviceIndex device = 0; static_cast<size_t>(device) < kMaxDevices; ++device) {
     call_trace_of(device) = {};
   }

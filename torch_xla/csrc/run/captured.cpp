@@ -263,7 +263,7 @@ class CapturedGraph::Replay final : public Arguments {
         leaf = NodePtr(*original);  // of a copy that is only read
       }
       leaves.push_back(std::move(leaf));
-      TORCH_CHECK((leaves[i]->is(Source::Kind::NumberFill) ||
+      TORCH_CHECK(((leaves[i]->is(Source::Kind::NumberFill) && leaves[i]->placement == kUnspecified) ||
                    graph_.program_->inputs[i] == Program::Type{leaves[i]->meta(0).value, leaves[i]->placement}),
                   "[graph] got a tensor that was moved to other devices since the capture, expected it where it was; ",
                   "capture again");

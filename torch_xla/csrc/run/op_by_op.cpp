@@ -373,7 +373,7 @@ OpByOpRun::OpByOpRun(Graph& graph, py::object rule, const std::optional<std::vec
                      Collectives collectives)
     : graph_(graph), rule_(std::move(rule)), collectives_(std::move(collectives)) {
   graph.keep_clones_of_donors();
-  fetch_fills(graph.leaves);
+  fetch_fills(graph.leaves, graph.unfilled);
   graph.check();  // Python code may have run
   run_ = std::make_shared<Run>(graph, rule_, leaves, collectives_);
 }

@@ -129,7 +129,7 @@ py::object execute(Arguments& arguments, Program& program) {
     {
       const Timed timed(gathering_time());
       program.place_fills(arguments);
-      fetch_fills(arguments.leaves);
+      fetch_fills(arguments.leaves, arguments.unfilled);
       buffers = program.packing.gather(arguments);
     }
     buffers.insert(buffers.end(), numbers.begin(), numbers.end());

@@ -51,7 +51,8 @@ bool is_cloneable(const Node& node) {
 Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
   if (leaf.node->is(Source::Kind::NumberFill) || find_values(*leaf.node).values != nullptr) {
     auto other = make_leaf({leaf.node->outs, leaf.index}, nullptr);  // from the host too
-    other.node->placement = leaf.node->placement;
+    const bool filled = leaf.node->is(Source::Kind::NumberFill) && holder.defined();
+    other.node->placement = filled ? holder->placement : leaf.node->placement;
     other.node->source = leaf.node->source;
     return other;
   }

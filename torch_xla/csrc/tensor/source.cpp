@@ -45,19 +45,7 @@ std::atomic<int64_t> NumberFill::living{0};
 
 void NumberFill::fetch(const NodePtr& leaf) {
   const auto where = leaf->placement == kUnspecified ? kReplicated : leaf->placement;
-  PyObject* buffer = nullptr;
-  try {
-    buffer = fill(leaf->meta(0).sizes, leaf->meta(0).dtype, number, device, leaf->frame, where);
-  } catch (python_error& raised) {
-    raised.restore();
-    const py::error_already_set no_room;
-    if (no_room.matches(py::module_::import("torch").attr("OutOfMemoryError"))) {
-      const auto text = py::cast<std::string>(py::str(no_room.value()));
-      const RecorderLock lock;
-      leaf->source = c10::make_intrusive<Lost>(text + "\n  This tensor had no value before; make it again.");
-    }
-    throw no_room;
-  }
+  auto* const buffer = fill(leaf->meta(0).sizes, leaf->meta(0).dtype, number, device, leaf->frame, where);
   c10::intrusive_ptr<Source> old_source;  // destroyed after the lock is gone
   const RecorderLock lock;
   install_buffer(*leaf, buffer);
@@ -68,16 +56,15 @@ void NumberFill::fetch(const NodePtr& leaf) {
   }
 }
 
-void fetch_fills(const Vector<NodePtr>& leaves) {
+void fetch_fills(const Vector<NodePtr>& leaves, std::vector<size_t>& failed) {
   std::exception_ptr first;
-  for (const auto& leaf : leaves) {
-    if (leaf->is(Source::Kind::NumberFill)) {
+  failed.clear();
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i]->is(Source::Kind::NumberFill)) {
       try {
-        fetch_buffer(leaf);
-      } catch (const py::error_already_set&) {
-        if (!leaf->is(Source::Kind::Lost)) {
-          throw;
-        }
+        fetch_buffer(leaves[i]);
+      } catch (python_error& error) {
+        failed.push_back(i);
         first = first ? first : std::current_exception();
       }
     }
@@ -85,20 +72,6 @@ void fetch_fills(const Vector<NodePtr>& leaves) {
   if (first) {
     std::rethrow_exception(first);
   }
-}
-
-void fetch_fills(c10::DeviceIndex device) {
-  Vector<NodePtr> leaves;
-  if (NumberFill::living.load(std::memory_order_relaxed) > 0) {
-    const RecorderLock lock;
-    for_each_storage(device, [&](Storage& s) {
-      resolve(s.value);
-      if (s.value.node->is(Source::Kind::NumberFill)) {
-        leaves.push_back(s.value.node);
-      }
-    });
-  }
-  fetch_fills(leaves);
 }
 
 bool Pack::holds(const Vector<NodePtr>& all, const std::vector<uint32_t>& slots) const {

@@ -38,8 +38,7 @@ inline const Pack* pack_of(const Node& leaf) {
   return packed ? static_cast<const Pack*>(leaf.source.get()) : nullptr;
 }
 
-// One number everywhere: what `torch.zeros` made, until a program reads it. Leaves may share it. One for which there is
-// no room loses its value.
+// One number everywhere: what `torch.zeros` made, until a program reads it. Leaves may share it.
 struct NumberFill final : Source {
   NumberFill(c10::IValue n, c10::DeviceIndex d) : Source(Kind::NumberFill), number(std::move(n)), device(d) {
     ++living;
@@ -51,11 +50,9 @@ struct NumberFill final : Source {
   const c10::IValue number;
   const c10::DeviceIndex device;
 };
-// Gives all leaves buffers that are still to be filled, then raises the first error. Wants the GIL, not the recorder's
-// lock.
-void fetch_fills(const Vector<NodePtr>& leaves);
-// The same for the tensors of a device: a barrier says which of them have no room.
-void fetch_fills(c10::DeviceIndex device);
+// Gives all leaves buffers that are still to be filled, then raises the first error; `failed` are those without room.
+// Wants the GIL, not the recorder's lock.
+void fetch_fills(const Vector<NodePtr>& leaves, std::vector<size_t>& failed);
 
 // Gives a leaf a buffer of its own, unless another thread did meanwhile. Wants the recorder's lock.
 inline void install_buffer(Node& leaf, PyObject* stolen_buffer) {

@@ -50,9 +50,9 @@ struct Storage final : c10::StorageImpl, Pooled<Storage> {
   c10::DeviceIndex index;
   uint64_t generation = 0;  // counts writes; a view made at an older one replays its path
   uint64_t layouts = 0;     // counts changes of `meta`; an alias made at an older one finds another path
-  Value committed;          // the leaf it had after the last barrier: its value after a failure
-  Value pending_commit;     // the value it had at the latest barrier, while that runs; then it is committed
-  Value initial_fill;       // the fill it was created with, until the first barrier
+  Value committed;          // the leaf it had when results last came: its value after a failure
+  Value pending_commit;     // the value it had at the barrier that runs; then it is committed
+  Value initial_fill;       // the fill it was created with, until a cut makes it a leaf
   uint32_t placement;       // where its values are to be: as the first one, or as was asked for since
 
   // What writes values that nobody records. Wants the recorder's lock; old values go to `garbage`.

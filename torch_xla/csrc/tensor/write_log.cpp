@@ -10,8 +10,6 @@ namespace {
 // More are of no use: what is so far behind is never cut.
 constexpr size_t kMost = size_t{1} << 20;
 
-bool enabled = true;
-
 Vector<Write>& log_of(c10::DeviceIndex device) {
   static auto* const logs = new std::array<Vector<Write>, kMaxDevices>;
   return (*logs)[device];
@@ -20,9 +18,6 @@ Vector<Write>& log_of(c10::DeviceIndex device) {
 }  // namespace
 
 void note_write(const Storage& storage) {
-  if (!enabled) {
-    return;
-  }
   auto& log = log_of(storage.index);
   if (log.size() == kMost) {
     log.erase(log.begin(), log.begin() + kMost / 2);
@@ -35,15 +30,6 @@ const Vector<Write>& writes(c10::DeviceIndex device) { return log_of(device); }
 void forget_writes(c10::DeviceIndex device, uint64_t until) {
   auto& log = log_of(device);
   log.erase(log.begin(), std::partition_point(log.begin(), log.end(), [&](const Write& w) { return w.when <= until; }));
-}
-
-void log_writes(bool on) {
-  enabled = on;
-  if (!on) {
-    for (c10::DeviceIndex device = 0; static_cast<size_t>(device) < kMaxDevices; ++device) {
-      log_of(device) = {};
-    }
-  }
 }
 
 }  // namespace torch_xla

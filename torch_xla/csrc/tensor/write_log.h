@@ -17,7 +17,5 @@ void note_write(const Storage& storage);
 const Vector<Write>& writes(c10::DeviceIndex device);
 // Forgets those that were done before a node sequence.
 void forget_writes(c10::DeviceIndex device, uint64_t until);
-// Whether they are noted at all.
-void log_writes(bool on);
 
 }  // namespace torch_xla
