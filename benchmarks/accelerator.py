@@ -292,7 +292,7 @@ def main() -> int:
         parser.error(f"unknown stages {sorted(unknown)}; there are {', '.join(STAGES)}")
     environment = dict(os.environ)
     if options.dry_run:
-        environment |= {"PJRT_DEVICE": "CPU", "XLA_COMPILE_WHEN_HOT": "0"}
+        environment |= {"PJRT_DEVICE": "CPU", "XLA_HOST_COMPUTE": "reads"}
     start = perf_counter()
     failed = 0
     for stage in stages:

@@ -1,6 +1,6 @@
 """Programs whose graphs are new: first steps, ragged batches and `generate`, as ratios to torch eager.
 
-Graphs run operator by operator until they repeat (`XLA_COMPILE_WHEN_HOT=1`). Each side has a process of its own, in
+Graphs run operator by operator until they repeat (`XLA_HOST_COMPUTE=new`). Each side has a process of its own, in
 turns, and one thread for operators: with more, torch eager waits at each of OpenMP's barriers for whoever else uses the
 machine. torch.compile finds on the disk, from its second turn on, what it compiled in the first.
 """
@@ -42,7 +42,8 @@ def _sides(case: tuple[str, str, str]) -> tuple[str, ...]:
 
 def _run(*arguments: str, hot: bool = True, folder: str = "") -> dict[str, Any]:
     """What a fresh process measures; torch.compile keeps in the folder what it compiled."""
-    settings = {"XLA_COMPILE_WHEN_HOT": str(int(hot)), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": folder}
+    computed = "new" if hot else "reads"
+    settings = {"XLA_HOST_COMPUTE": computed, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": folder}
     result: dict[str, Any] = measured("changing_runs", *arguments, settings=settings)
     return result
 

@@ -115,7 +115,7 @@ def here(name: str, layers: int) -> dict[str, float]:
 
 def measured(name: str, layers: int, rolled: bool, cpu: bool) -> dict[str, float]:
     """The figures of one model, in a process of its own."""
-    settings = {"XLA_ROLL_LAYERS": "4" if rolled and layers < 8 else str(int(rolled)), "XLA_COMPILE_WHEN_HOT": "0"}
+    settings = {"XLA_ROLL_LAYERS": "4" if rolled and layers < 8 else str(int(rolled)), "XLA_HOST_COMPUTE": "reads"}
     where = ["--cpu"] if cpu else []
     figures: dict[str, float] = processes.measured("depth", *where, "--one", name, str(layers), settings=settings)
     return figures

@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 def _run(script: str, *arguments: str) -> tuple[float, float]:
     """CPU-seconds that a process prints first and last: after its imports, where it prints them, and at its end."""
-    env = os.environ | {"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "XLA_HOST_COMPUTE": "0"}
+    env = os.environ | {"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "XLA_HOST_COMPUTE": "never"}
     command = [sys.executable, "-c", script, *arguments]
     lines = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.split()
     return float(lines[0]), float(lines[-1])
@@ -115,7 +115,7 @@ def _wait_for_orphans() -> None:
 
 def job(processes: int) -> tuple[float, float]:
     """CPU-seconds and seconds of a job until each process has its first all-reduced value, its launcher included."""
-    env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(processes), "XLA_HOST_COMPUTE": "0"}
+    env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(processes), "XLA_HOST_COMPUTE": "never"}
     with open(f"/tmp/start_up_{os.getpid()}.py", "w") as script:  # a file: the processes import it anew
         script.write(_JOB)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

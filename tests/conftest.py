@@ -43,7 +43,7 @@ IN_USE = {"xla_backend_optimization_level": 3, **_EMITTERS}
 if os.environ["PJRT_DEVICE"] == "CPU":
     os.environ.setdefault("XLA_FLAGS", " ".join(f"--{name}=0" for name in IN_USE))
 # What compiles every graph; without these variables a new one runs operator by operator, as users have it.
-COMPILED = {"XLA_COMPILE_WHEN_HOT": "0", "XLA_HOST_COMPUTE": "0", "XLA_VERIFY_GRAPHS": "1"}
+COMPILED = {"XLA_HOST_COMPUTE": "never", "XLA_VERIFY_GRAPHS": "1"}
 # Of lowering and compiling: operator by operator they would compare PyTorch's CPU kernels with themselves.
 OF_COMPILING = ("ops", "opdb", "lower", "compile", "cut")
 # Of processes that start, compile each for itself, and wait for each other.
@@ -104,7 +104,7 @@ def _variables(item: pytest.Item) -> dict[str, str]:
             assert [type(reason) for reason in marker.args] == [str]
             if marker.name == "by_default":
                 return {}
-            return COMPILED | ({} if marker.kwargs.get("reads", True) else {"XLA_HOST_COMPUTE": "1"})
+            return COMPILED | ({} if marker.kwargs.get("reads", True) else {"XLA_HOST_COMPUTE": "reads"})
     file = os.path.relpath(item.path, os.path.dirname(__file__))
     if "compiles" in getattr(item, "fixturenames", ()) or file.split(os.sep)[0] in OF_COMPILING:
         return COMPILED

@@ -23,7 +23,7 @@ import types
 from contextlib import suppress
 from pathlib import Path
 
-_CHANGING = ("PYTEST_CURRENT_TEST", "XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE", "XLA_VERIFY_GRAPHS")
+_CHANGING = ("PYTEST_CURRENT_TEST", "XLA_HOST_COMPUTE", "XLA_VERIFY_GRAPHS")
 _AT_IMPORT = ("XLA_AUTO_BARRIER", "XLA_HLO_DEBUG", "XLA_USE_32BIT_LONG")
 _MOST = 3  # that wait at one time
 _Server = tuple[subprocess.Popen[bytes], socket.socket]

@@ -228,17 +228,12 @@ XLA_SAVE_TENSORS_FMT = _choice(
 XLA_USE_EAGER_DEBUG_MODE = _bool(
     "XLA_USE_EAGER_DEBUG_MODE", False, "Starts in eager mode: each operation runs at once."
 )
-XLA_HOST_COMPUTE = _bool(
+XLA_HOST_COMPUTE = _choice(
     "XLA_HOST_COMPUTE",
-    True,
-    "Computes a very small graph behind a value that is read with PyTorch's CPU kernels instead of compiling it.",
-)
-
-XLA_COMPILE_WHEN_HOT = _bool(
-    "XLA_COMPILE_WHEN_HOT",
-    True,
-    "Runs a new graph operator by operator with PyTorch's CPU kernels where its device is the host, and compiles it "
-    "once it repeats.",
+    ("new", "reads", "never"),
+    "new",
+    "What PyTorch's CPU kernels compute instead of a program. new: each new graph, operator by operator until it "
+    "repeats, where its device is the host; reads: only very small ones behind a value that is read; never: none.",
 )
 
 XLA_AUTO_BARRIER = _bool(

@@ -71,8 +71,7 @@ class Mixed:
                 self._set(how)
             return
         if kind == "way":
-            for option in (_config.XLA_COMPILE_WHEN_HOT, _config.XLA_HOST_COMPUTE):
-                option.set(None if how < 0.4 else False)
+            _config.XLA_HOST_COMPUTE.set(None if how < 0.4 else "never")
         elif kind == "fork":
             self._fork()
         elif kind == "failure":
@@ -139,15 +138,13 @@ def around(work: Callable[[], list[Tensor]]) -> list[Tensor]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
     )
-    variables = {name: os.environ.get(name) for name in ("XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE")}
     try:
-        return work()
+        with _config.variables_kept("XLA_HOST_COMPUTE"):
+            return work()
     finally:
         torch.set_default_dtype(before[0])
         torch.set_float32_matmul_precision(before[1])
         torch.use_deterministic_algorithms(before[2])
-        for name, value in variables.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def run(device: str, seed: int, kinds: tuple[str, ...], turns: int) -> tuple[list[Tensor], dict[str, int]]:

@@ -36,7 +36,7 @@ def when_hot() -> Iterator[None]:
     recompiles.clear()
     auto_barrier.forget()
     with ExitStack() as scope:
-        scope.enter_context(setting(_config.XLA_COMPILE_WHEN_HOT, True))
+        scope.enter_context(setting(_config.XLA_HOST_COMPUTE, "new"))
         scope.enter_context(setting(_config.XLA_VERIFY_GRAPHS, False))
         scope.enter_context(following(True, first_look=100, least_segment=24))
         yield
@@ -164,8 +164,7 @@ def test_it_is_cut_in_each_turn(program: Program, compiles: Counting, counted: C
         ours, waiting = run(program, "xla", turns)
     assert ran.value <= turns + 6 and cuts() - before > turns // 2
     assert max(waiting[turns // 2 :]) <= max(waiting[: turns // 2]) < 700
-    for got, expected in zip(ours, run(program, "cpu", turns)[0], strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(ours, run(program, "cpu", turns)[0], rtol=0, atol=0)
 
 
 @pytest.mark.own_client("on a plugin new graphs are compiled")
@@ -187,10 +186,10 @@ def test_it_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(told) == 1 and "operators repeat in other sizes" in told[0]
 
 
-@pytest.mark.parametrize("option", ["XLA_COMPILE_WHEN_HOT", "XLA_HOST_COMPUTE"])
-def test_where_graphs_are_compiled_it_stays_whole(option: str, compiles: Counting) -> None:
+@pytest.mark.parametrize("computed", ["reads", "never"])
+def test_where_graphs_are_compiled_it_stays_whole(computed: str, compiles: Counting) -> None:
     before = cuts()
-    with setting(getattr(_config, option), False), compiles(1):
+    with setting(_config.XLA_HOST_COMPUTE, computed), compiles(1):
         run(listed, "xla", 30)
     assert cuts() == before
 
@@ -209,10 +208,10 @@ def steady(device: str, turns: int) -> Iterator[Tensor | None]:
 
 
 def test_one_that_does_not_grow_is_cut_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    places: dict[bool, list[int]] = {}
+    places: dict[str, list[int]] = {}
     cut = auto_barrier._cut
-    for hot in (False, True):
-        sizes = places[hot] = []
+    for computed in ("reads", "new"):
+        sizes = places[computed] = []
         begin = _bindings.node_sequence()
 
         def noted(device: int, end: int, run: auto_barrier.Run, sizes: list[int] = sizes, begin: int = begin) -> None:
@@ -220,10 +219,10 @@ def test_one_that_does_not_grow_is_cut_where_it_was(monkeypatch: pytest.MonkeyPa
             cut(device, end, run)
 
         monkeypatch.setattr(auto_barrier, "_cut", noted)
-        with setting(_config.XLA_COMPILE_WHEN_HOT, hot), following(True, first_look=100, least_segment=24):
+        with setting(_config.XLA_HOST_COMPUTE, computed), following(True, first_look=100, least_segment=24):
             for result in steady("xla", 40):
                 assert result is None or result.cpu().isfinite().all()
-    assert len(places[False]) >= 20 and places[False] == places[True]
+    assert len(places["reads"]) >= 20 and places["reads"] == places["new"]
 
 
 # What a body may do in a turn with its state, tensors of ever more rows of three, and two of their numbers.
@@ -267,5 +266,4 @@ def chosen(body: list[tuple[str, int, int, int]], read: int) -> Program:
 def test_values_are_those_of_the_cpu(body: list[tuple[str, int, int, int]], read: int, turns: int) -> None:
     with following(True, first_look=20, least_segment=4):
         ours, expected = (run(chosen(body, read), device, turns)[0] for device in ("xla", "cpu"))
-    for got, reference in zip(ours, expected, strict=True):
-        torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

@@ -57,7 +57,7 @@ def test_draws_are_the_same_in_each_run() -> None:
 def test_draws_are_those_of_programs() -> None:
     for seed in range(2 + SEEDS // 100):
         result = anew(seed, turns=1, drawing=True)
-        with setting(_config.XLA_COMPILE_WHEN_HOT, False), setting(_config.XLA_HOST_COMPUTE, False):
+        with setting(_config.XLA_HOST_COMPUTE, "never"):
             compare(result, anew(seed, turns=1, drawing=True), seed)
 
 

@@ -109,8 +109,7 @@ class TestInterrupts:
         interrupts: list[float] = []
         before = signal.signal(signal.SIGALRM, now)
         try:
-            for actual, reference in zip(program("xla"), program("cpu"), strict=True):
-                torch.testing.assert_close(actual, reference)
+            torch.testing.assert_close(program("xla"), program("cpu"))
         finally:
             signal.signal(signal.SIGALRM, before)
         assert interrupts
@@ -206,7 +205,7 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-        done = python("-c", program, check=False, imported=True, XLA_COMPILE_WHEN_HOT="1", XLA_HOST_COMPUTE="1")
+        done = python("-c", program, check=False, imported=True, XLA_HOST_COMPUTE="new")
         assert done.returncode == (0 if waits else 1)
         assert ("told" in done.stdout) == bool(waits) and ("out of memory" in done.stderr) != bool(waits)
 
@@ -315,5 +314,5 @@ try:
 except torch.OutOfMemoryError:
     print("told")
 """
-    env = {"XLA_COMPILE_WHEN_HOT": "1", "XLA_HOST_COMPUTE": "1", "XLA_CPU_KEEP_MEMORY": "0"}
+    env = {"XLA_HOST_COMPUTE": "new", "XLA_CPU_KEEP_MEMORY": "0"}
     assert python("-c", program, imported=True, **env).stdout.strip() == "told"

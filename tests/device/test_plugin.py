@@ -190,7 +190,7 @@ assert met.counter_value("aten::special_airy_ai") == 3 and met.counter_value("Un
 
 def _environment(library: str) -> dict[str, str]:
     named = {"PJRT_DEVICE": plugin.NAME, "PJRT_NAMES_AND_LIBRARY_PATHS": f"{plugin.NAME}:{library}"}
-    return {**named, "XLA_HOST_COMPUTE": "0", "XLA_NOTICES": "all"}
+    return {**named, "XLA_HOST_COMPUTE": "never", "XLA_NOTICES": "all"}
 
 
 def test_a_library_that_is_not_there() -> None:

@@ -36,7 +36,7 @@ def train(device, rank=0, world=1, prepare=lambda model, batch: None):
 
 
 def run(program: str, folder: Path, devices: int) -> str:
-    environment = plugin.environment(folder, cpu_device_count=devices) | {"XLA_HOST_COMPUTE": "0"}
+    environment = plugin.environment(folder, cpu_device_count=devices) | {"XLA_HOST_COMPUTE": "never"}
     return python("-c", TRAINING + program, imported=True, **environment).stdout
 
 

@@ -92,7 +92,7 @@ class TestOneThatRuns:
             plugins.NAMED: "",
             "PJRT_DEVICE": "Maker",
             "MAKER_LIBRARY": str(plugin.library()),
-            "XLA_HOST_COMPUTE": "0",
+            "XLA_HOST_COMPUTE": "never",
         } | env
         return python("-c", begin + program, imported=True, **env).stdout
 

@@ -50,7 +50,7 @@ def compare(when, before):
 """
 
 _ALONE = """
-os.environ.pop("XLA_COMPILE_WHEN_HOT", None)
+os.environ.pop("XLA_HOST_COMPUTE", None)
 np.random.seed(0), random.seed(0), torch.manual_seed(0)
 before = state()
 import torch_xla
@@ -61,7 +61,7 @@ before = compare("first tensor", before)
 before = compare("first read", before)
 model = torch.nn.Linear(3, 4)
 before = state()  # its weights were drawn
-os.environ["XLA_COMPILE_WHEN_HOT"] = "0"
+os.environ["XLA_HOST_COMPUTE"] = "reads"
 before = state()
 model.to("xla")(x).sum().backward()
 torch_xla.sync(wait=True)

@@ -115,7 +115,7 @@ def reads(index: int) -> None:
     x = torch.ones(2, device="xla")
     torch_xla.sync()
     before = met.counter_value("UncachedCompile") or 0
-    with setting(_config.XLA_HOST_COMPUTE, True):
+    with setting(_config.XLA_HOST_COMPUTE, "reads"):
         total = xm.all_reduce(xm.REDUCE_SUM, x)
         assert (torch.arange(8, device="xla").diff() == 1).all()
         assert pending_collectives.newest() is not None
@@ -128,7 +128,7 @@ def mixed(index: int) -> None:
     """Rank 0 compiles each graph at once, the others run theirs op by op, until they repeat: with the same values."""
     world = xr.world_size()
     before = {name: met.counter_value(name) or 0 for name in ("UncachedCompile", "UncompiledRun")}
-    with setting(_config.XLA_COMPILE_WHEN_HOT, index > 0):
+    with setting(_config.XLA_HOST_COMPUTE, "new" if index else "reads"):
         for step in range(3):
             x = torch.arange(6.0 * world).view(2 * world, 3).to("xla") + index + step
             total, count = xm.all_reduce(xm.REDUCE_SUM, [x.t() * 2, torch.full((2,), index, device="xla")])

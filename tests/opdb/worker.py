@@ -9,10 +9,9 @@ import sys
 
 def main() -> None:
     """Answers jobs until the input ends."""
-    # With XLA_COMPILE_WHEN_HOT=1 graphs run operator by operator, and are neither verified nor compiled.
-    hot = os.environ.setdefault("XLA_COMPILE_WHEN_HOT", "0")
-    os.environ.update(PJRT_DEVICE=os.environ.get("PJRT_DEVICE", "CPU"), XLA_HOST_COMPUTE=hot)
-    os.environ["XLA_VERIFY_GRAPHS"] = str(1 - int(hot))
+    # With XLA_HOST_COMPUTE=new graphs run operator by operator, and are neither verified nor compiled.
+    compiled = os.environ.setdefault("XLA_HOST_COMPUTE", "never") == "never"
+    os.environ.update(PJRT_DEVICE=os.environ.get("PJRT_DEVICE", "CPU"), XLA_VERIFY_GRAPHS=str(int(compiled)))
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # operators that print must not disturb the replies
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -251,11 +252,8 @@ def test_threads_record_and_read_at_once() -> None:
             (gradient,) = torch.autograd.grad(loss, x)
             results[index] = gradient.sum().item()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert results == {i: 2.0 * 8 * 64 * i for i in range(4)}
 
 

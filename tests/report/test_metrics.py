@@ -1,7 +1,7 @@
 """Reports of counters and metrics."""
 
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -138,11 +138,8 @@ def test_counting_from_many_threads():
         for _ in range(1000):
             _metrics.count("CachedCompile")
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        [pool.submit(work) for _ in range(8)]
     assert met.counter_value("CachedCompile") == 8000
 
 

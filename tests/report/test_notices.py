@@ -128,13 +128,13 @@ for step in range(48):
 """
 
 
-@pytest.mark.parametrize("hot", ["0", "1"])
+@pytest.mark.parametrize("computed", ["reads", "new"])
 @pytest.mark.parametrize("notices", ["few", "all"])
 @pytest.mark.costs("programs with every bad habit")
-def test_a_program_of_bad_habits_is_told_of_them_in_two_lines(hot: str, notices: str, tmp_path: Path) -> None:
+def test_a_program_of_bad_habits_is_told_of_them_in_two_lines(computed: str, notices: str, tmp_path: Path) -> None:
     script = tmp_path / "a program with a long name that works.py"
     script.write_text(NOISY)
-    lines = python(script, devices=1, imported=True, XLA_COMPILE_WHEN_HOT=hot, XLA_NOTICES=notices).stderr.splitlines()
+    lines = python(script, devices=1, imported=True, XLA_HOST_COMPUTE=computed, XLA_NOTICES=notices).stderr.splitlines()
     if notices == "all":
         assert len(lines) > 2
     else:

@@ -64,7 +64,7 @@ def test_tokens_that_are_appended(compiles: Counting, counted: Counting) -> None
 
 
 def test_a_graph_that_is_known_is_not_divided(counted: Counting, compiles: Counting) -> None:
-    with setting(_config.XLA_HOST_COMPUTE, False), compiles(8 + 2):  # and two for what is read at the end
+    with setting(_config.XLA_HOST_COMPUTE, "never"), compiles(8 + 2):  # and two for what is read at the end
         generate("xla")
     with counted("HostParts", 0), compiles(0):
         generate("xla")
@@ -96,7 +96,7 @@ def test_what_is_drawn_stays_on_the_device(compiles: Counting) -> None:
             results.append(model(ids, ids).tolist())
         return [results, ids.tolist()]
 
-    with setting(_config.XLA_HOST_COMPUTE, False):
+    with setting(_config.XLA_HOST_COMPUTE, "never"):
         expected = draw()
     cache.clear()
     assert draw() == expected

@@ -101,7 +101,7 @@ def test_deterministic_algorithms_give_the_same_bits_each_time(hot: bool, counte
         return [*result, weight.cpu()]
 
     nothing = counted("UncompiledRun", 0), counted("HostCompute", 0)
-    with setting(_config.XLA_COMPILE_WHEN_HOT, hot), deterministic(), nothing[0], nothing[1]:
+    with setting(_config.XLA_HOST_COMPUTE, "new" if hot else "reads"), deterministic(), nothing[0], nothing[1]:
         runs = [program() for _ in range(4)]
     for run in runs[1:]:
         assert all(torch.equal(*pair) for pair in zip(run, runs[0], strict=True))

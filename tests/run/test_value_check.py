@@ -49,7 +49,7 @@ NUMBERS: dict[str, tuple[Callable[[str], torch.Tensor], list[Any]]] = {
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.compiled("it is what the graph's size must not decide", reads=False)
 def test_a_number_whatever_the_size_of_the_graph(compute, number, on_host):
-    with setting(_config.XLA_HOST_COMPUTE, on_host):
+    with setting(_config.XLA_HOST_COMPUTE, "reads" if on_host else "never"):
         assert compute("xla").tolist() == number
 
 
@@ -71,7 +71,7 @@ def test_the_error_of_the_cpu_where_values_are_checked(compute):
 @pytest.mark.own_client("programs of other devices have no kernel that refuses values")
 def test_masked_scatter_of_too_few_values_is_refused(checked, hot):
     x, mask = torch.zeros(3).to("xla"), _some("xla", True, True, True)
-    with setting(_config.XLA_CHECK_VALUES, checked), setting(_config.XLA_COMPILE_WHEN_HOT, hot):
+    with setting(_config.XLA_CHECK_VALUES, checked), setting(_config.XLA_HOST_COMPUTE, "new" if hot else "reads"):
         assert x.masked_scatter(_some("xla", True, False, True), torch.ones(2).to("xla")).tolist() == [1.0, 0.0, 1.0]
         kept = x + 2
         lost = x.masked_scatter_(mask, torch.tensor([1.0, 2.0]).to("xla")) + 1

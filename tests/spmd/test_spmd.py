@@ -151,4 +151,4 @@ view = x[1:]
 xr.use_spmd()
 assert view.sum().item() == sum(range(4, 32)), view
 """
-    python("-c", script, devices=4, imported=True, XLA_COMPILE_WHEN_HOT="0", XLA_HOST_COMPUTE="0")
+    python("-c", script, devices=4, imported=True, XLA_HOST_COMPUTE="never")

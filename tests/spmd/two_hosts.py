@@ -21,7 +21,7 @@ STEPS, ROWS = 3, 16
 def start() -> None:
     """As torchrun starts a process on each host; our launcher gives each one device."""
     os.environ["CPU_NUM_DEVICES"] = "4"
-    os.environ["XLA_HOST_COMPUTE"] = "0"  # what is read alike and computed on the host is no program that may differ
+    os.environ["XLA_HOST_COMPUTE"] = "never"  # what the host computes for a read is no program that may differ
     xr.use_spmd()
     assert os.environ["XLA_USE_SPMD"] == "1"  # of what this process starts
 
