@@ -161,11 +161,8 @@ def failed(text: str, device: int = 0) -> Any:
     """A token or buffer of a run that failed."""
 
     class Failed:
-        def devices(self) -> set[Any]:
-            return {client.jax_device(device)}
-
-        def is_deleted(self) -> bool:
-            return False
+        devices = staticmethod(lambda: {client.jax_device(device)})
+        is_deleted = staticmethod(lambda: False)
 
         def block_until_ready(self) -> None:
             raise ValueError(text)

@@ -62,8 +62,7 @@ def test_fused_backward_is_the_gradient_of_the_fused_forward(heads):
     reference = list(torch.autograd.grad(expected, inputs, grad))
     if heads != 3:
         grads[1], grads[2] = (g.sum(1, keepdim=True) for g in grads[1:3])
-    for ours, theirs in zip(grads, reference, strict=True):
-        torch.testing.assert_close(ours, theirs, **TOL)
+    torch.testing.assert_close(grads, reference, **TOL)
 
 
 def test_fused_dropout_keeps_the_mean_and_repeats_in_the_backward():
@@ -108,8 +107,7 @@ def test_any_number_of_dimensions_is_one_operator(case):
     mask = None if masked is None else torch.rand(masked) > 0.4
     if mask is not None:
         mask[..., 1, :] = False
-    for ours, theirs in zip(attend("xla", shapes, mask, **kwargs), attend("cpu", shapes, mask, **kwargs), strict=True):
-        torch.testing.assert_close(ours, theirs, **TOL)
+    torch.testing.assert_close(attend("xla", shapes, mask, **kwargs), attend("cpu", shapes, mask, **kwargs), **TOL)
     q, k, v = (torch.randn(s, device="xla") for s in shapes)
     text = torch_xla._XLAC._get_xla_tensors_text(
         [F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to("xla"), **kwargs)]
@@ -135,8 +133,7 @@ def test_masks_are_taken_or_refused_as_on_the_cpu(shape, is_causal, batch):
             with pytest.raises(type(error), match="^" + re.escape(str(error))):
                 attend("xla", shapes, mask, is_causal=is_causal)
         else:
-            for ours, theirs in zip(attend("xla", shapes, mask, is_causal=is_causal), expected, strict=True):
-                torch.testing.assert_close(ours, theirs, **TOL)
+            torch.testing.assert_close(attend("xla", shapes, mask, is_causal=is_causal), expected, **TOL)
 
 
 @pytest.mark.parametrize("mask", [None, "rows", "columns", "causal"])
@@ -147,8 +144,7 @@ def test_long_sequences_are_taken_in_parts(mask, monkeypatch):
     shapes = [(2, 3, 37, 8), (2, 3, 29, 8), (2, 3, 29, 8)]
     keep = {"rows": torch.rand(37, 29) > 0.3, "columns": torch.rand(2, 1, 1, 29) > 0.3}.get(mask)
     kwargs = {"is_causal": mask == "causal"}
-    for ours, theirs in zip(attend("xla", shapes, keep, **kwargs), attend("cpu", shapes, keep, **kwargs), strict=True):
-        torch.testing.assert_close(ours, theirs, **TOL)
+    torch.testing.assert_close(attend("xla", shapes, keep, **kwargs), attend("cpu", shapes, keep, **kwargs), **TOL)
 
 
 def test_no_array_of_all_scores_for_long_sequences():
@@ -162,5 +158,4 @@ def test_no_array_of_all_scores_for_long_sequences():
 def test_doubles_keep_their_precision_in_the_gradient(is_causal):
     shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)]
     ours, theirs = (attend(d, shapes, dtype=torch.float64, is_causal=is_causal) for d in ("xla", "cpu"))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

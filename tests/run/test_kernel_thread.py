@@ -70,3 +70,15 @@ for use in (step, work):  # a child may use the device where this process has no
 
 def test_a_fork_of_a_thread_that_had_a_team_divides_its_kernels() -> None:
     python("-c", FORK, timeout=60)
+
+
+def test_the_smallest_numbers_where_a_program_starts_the_thread() -> None:
+    program = """
+import os, torch, torch_xla
+a = torch.full((300, 300), 1e-30).to("xla")
+y = torch.nn.functional.conv2d(torch.ones(8, 64, 64, 64).to("xla"), torch.ones(64, 64, 3, 3).to("xla")) * 2
+torch_xla.sync(wait=True)
+os.environ["XLA_HOST_COMPUTE"] = "new"
+assert ((a * 1e-12) + a.sum(0) * 0).cpu().all()
+"""
+    python("-c", program, imported=True, XLA_HOST_COMPUTE="never")

@@ -35,20 +35,16 @@ std::array<uint64_t, kMaxDevices> changes{};
 void note_change(c10::DeviceIndex device) { ++changes[device]; }
 uint64_t changes_of(c10::DeviceIndex device) { return changes[device]; }
 
-bool Graph::is_stale() const { return !captured_ && change_ != changes_of(device); }
-
 void Graph::check() const {
   const RecorderLock lock;
-  if (is_stale()) {
+  if ((!captured_ && change_ != changes_of(device)) || purpose_ == Cut::Purpose::kAsk) {
     throw StaleGraph();
   }
 }
 
 void Graph::begin() {
+  check();
   const RecorderLock lock;
-  if (is_stale() || purpose_ == Cut::Purpose::kAsk) {
-    throw StaleGraph();
-  }
   remember();
 }
 

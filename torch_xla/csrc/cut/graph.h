@@ -155,7 +155,6 @@ class Graph final : public Structure, public Arguments {
   // the recorder's lock.
   using Written = std::optional<std::unordered_map<uint64_t, ValueId>>;  // by storage, the last of before the cut
   std::optional<Value> value_at_cut(const Storage& storage, Written& written) const;
-  bool is_stale() const;
   void remember();
   void drop(Value value);
   void forget_views(bool at_once);

@@ -1,5 +1,6 @@
 #include "run/kernel_thread.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/thread_pool.h>
 #include <pthread.h>
@@ -46,7 +47,8 @@ std::shared_future<void> start_in_kernel_thread(std::function<void()> work) {
   const auto task = std::make_shared<std::packaged_task<void()>>(std::move(work));
   const std::lock_guard<std::mutex> lock(*mutex);
   if (thread->process != getpid()) {
-    *thread = {getpid(), new c10::ThreadPool(1)};
+    // One of XLA's threads may start it, which take the smallest numbers for zero, and so would what they start.
+    *thread = {getpid(), new c10::ThreadPool(1, -1, [] { at::globalContext().setFlushDenormal(false); })};
   }
   thread->pool->run([task] { (*task)(); });
   return task->get_future().share();
