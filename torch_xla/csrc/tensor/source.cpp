@@ -58,12 +58,15 @@ void NumberFill::fetch(const NodePtr& leaf) {
 
 void fetch_fills(const Vector<NodePtr>& leaves, std::vector<size_t>& failed) {
   std::exception_ptr first;
-  failed.clear();
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (leaves[i]->is(Source::Kind::NumberFill)) {
       try {
         fetch_buffer(leaves[i]);
-      } catch (python_error& error) {
+      } catch (const python_error& error) {
+        if (PyErr_GivenExceptionMatches(error.type, py::module_::import("torch").attr("OutOfMemoryError").ptr()) == 0) {
+          failed.clear();
+          throw;
+        }
         failed.push_back(i);
         first = first ? first : std::current_exception();
       }
