@@ -81,4 +81,4 @@ torch_xla.sync(wait=True)
 os.environ["XLA_HOST_COMPUTE"] = "new"
 assert ((a * 1e-12) + a.sum(0) * 0).cpu().all()
 """
-    python("-c", program, imported=True, XLA_HOST_COMPUTE="never")
+    python("-c", program, imported=True, XLA_HOST_COMPUTE="never", XLA_VERIFY_GRAPHS="0")
