@@ -68,6 +68,7 @@ def test_the_error_of_the_cpu_where_values_are_checked(compute):
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.by_default("it says itself how graphs run")
 @pytest.mark.own_client("programs of other devices have no kernel that refuses values")
 def test_masked_scatter_of_too_few_values_is_refused(checked, hot):
     x, mask = torch.zeros(3).to("xla"), _some("xla", True, True, True)
