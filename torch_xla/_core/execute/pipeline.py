@@ -231,7 +231,7 @@ def inspected() -> bool:
 def _run_by_stages(graph: _bindings.Graph, request: Request, background: bool) -> None:
     """Runs a graph; with `background` the host may record on while it runs op by op."""
     checks_values = _config.XLA_CHECK_VALUES.get()  # which no program does
-    is_new = not cache.knows(graph)
+    is_new = client.spmd() and not cache.knows(graph)
     with _events.span("look up"):
         executable = None if checks_values else _program_in_memory(graph)
     if checks_values or (executable is None and _runs_op_by_op(graph, request)):

@@ -237,7 +237,7 @@ void Graph::remember_numbers() const {
   if (histories.size() >= kGraphs && histories.count(rest) == 0) {
     histories.clear();
   }
-  auto& history = histories.try_emplace(rest, History{positions, values, vary}).first->second;
+  auto& history = histories[rest];
   history = history.moved(positions, values);
   history.vary = vary;
 }

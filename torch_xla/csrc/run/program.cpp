@@ -72,7 +72,7 @@ void Program::set_placements(const std::vector<uint32_t>& in, const std::vector<
 }
 
 void Program::place_fills(const Arguments& arguments) const {
-  for (size_t i = 0; i < inputs.size(); ++i) {
+  for (size_t i = 0; spans_mesh() && i < inputs.size(); ++i) {  // elsewhere there is one place
     auto& leaf = *arguments.leaves[i];
     if (leaf.is(Source::Kind::NumberFill) && leaf.placement == kUnspecified) {
       leaf.placement = inputs[i].placement;
