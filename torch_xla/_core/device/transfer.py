@@ -54,7 +54,7 @@ def own_values(tensor: torch.Tensor) -> Any:
 
 
 def put(array: Any, index: int, number: int = 0, origin: str | None = None) -> jax.Array:
-    """Moves a NumPy array, which nobody changes any more, to a placement number of a device; `origin` names it."""
+    """Moves a NumPy array, which nobody changes any more, to a device, by its placement number; `origin` names it."""
     import jax
 
     place = placement.of(index)

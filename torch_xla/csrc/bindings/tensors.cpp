@@ -31,7 +31,7 @@ py::list live_tensors(c10::DeviceIndex device) {
     const RecorderLock lock;
     for_each_storage(device, [&](Storage& s) {
       const auto& node = *s.value.node;
-      if (!node.is(Source::Kind::Lost) && !node.is(Source::Kind::Placeholder)) {
+      if (node.has_value()) {
         live.emplace_back(s.meta, !node.leaf(), node.frame);
       }
     });
@@ -50,7 +50,7 @@ std::vector<at::Tensor> bases_on(c10::DeviceIndex device) {
     const RecorderLock lock;
     for_each_storage(device, [&](Storage& storage) {
       const auto& s = living.emplace_back(alive(storage));
-      if (s && !s->value.node->is(Source::Kind::Lost) && !s->value.node->is(Source::Kind::Placeholder)) {
+      if (s && s->value.node->has_value()) {
         bases.push_back(memory_alias(s, s->meta));
       }
     });

@@ -178,6 +178,7 @@ struct alignas(64) Node final : c10::intrusive_ptr_target, Pooled<Node> {
   bool leaf() const { return op == nullptr; }
   // What a leaf is that has no buffer of its own.
   bool is(Source::Kind kind) const { return buffer == nullptr && source.defined() && source->kind == kind; }
+  bool has_value() const { return !is(Source::Kind::Lost) && !is(Source::Kind::Placeholder); }
   const Meta& meta(uint32_t index) const { return outs->metas[index]; }
   // Makes the leaf that has a result from now on. With the last one the node lets its inputs go, to `garbage`.
   Node& replace(uint32_t index, Vector<Value>& garbage);

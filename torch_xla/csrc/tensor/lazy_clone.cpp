@@ -44,9 +44,7 @@ const NodePtr* original_of(const Node& leaf) {
   return leaf.is(Source::Kind::Clone) ? &static_cast<const LazyClone&>(*leaf.source).original : nullptr;
 }
 
-bool is_cloneable(const Node& node) {
-  return node.leaf() && !node.donated && !node.is(Source::Kind::Lost) && !node.is(Source::Kind::Placeholder);
-}
+bool is_cloneable(const Node& node) { return node.leaf() && !node.donated && node.has_value(); }
 
 Value clone_leaf(const Value& leaf, const StoragePtr& holder) {
   if (leaf.node->is(Source::Kind::NumberFill) || find_values(*leaf.node).values != nullptr) {
